@@ -1,0 +1,1 @@
+"""Which formulas turn rewards and log-probabilities into a loss? Pure functions of tensors."""

@@ -1,0 +1,134 @@
+"""The nouns of a rollout as tensors: rewards of groups, and the rows that one optimizer update trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What the groups of one step earned, P prompts by G completions."""
+
+    values: Float[Tensor, "P G"]
+    """The reward; 0 where ``graded`` is False, which no formula may read."""
+    graded: Bool[Tensor, "P G"]
+    """False where the grader failed: such a completion has no reward, which is not a reward of 0."""
+    num_tokens: Int[Tensor, "P G"]
+    """Length of each completion in tokens."""
+    is_truncated: Bool[Tensor, "P G"]
+    """The completion never ended by itself."""
+    parts: Mapping[str, Float[Tensor, "P G"]] = field(default_factory=dict)
+    """Named components before weighting, 0 where not graded."""
+
+    @classmethod
+    def of(cls, values: Sequence[Sequence[float | None]]) -> Rewards:
+        """Rewards from plain numbers, None where ungraded; every completion one token long. For tests and tours."""
+        graded = torch.tensor([[value is not None for value in row] for row in values])
+        filled = torch.tensor([[0.0 if value is None else value for value in row] for row in values])
+        ones = torch.ones(filled.shape, dtype=torch.long)
+        return cls(filled, graded, ones, torch.zeros_like(graded))
+
+
+@dataclass(frozen=True)
+class Size:
+    """The denominators of one optimizer update, counted over all its rows, microbatches and ranks.
+
+    They are handed to every normalizer, so that no mean is ever taken over a microbatch.
+    """
+
+    num_rows: int
+    """Completions in the update."""
+    num_tokens: int
+    """Completion tokens that are trained on."""
+    num_prompts: int
+    """Different prompts among the rows."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of completions, right-padded: B rows of at most T completion tokens after at most S prompt tokens."""
+
+    prompt_ids: Int[Tensor, "B S"]
+    prompt_lengths: Int[Tensor, " B"]
+    completion_ids: Int[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]
+    """True on the completion tokens that are trained on: up to and including the end token, never padding."""
+    completion_lengths: Int[Tensor, " B"]
+    """Tokens of each completion; more than the mask counts when a truncated completion is masked out."""
+    group_ids: Int[Tensor, " B"]
+    """Which prompt of the step a row belongs to."""
+    advantages: Float[Tensor, " B"]
+    sampler_logprobs: Float[Tensor, "B T"]
+    """As reported by the sampler; 0 on padding."""
+    size: Size
+    """Denominators of the update that these rows belong to."""
+    old_logprobs: Float[Tensor, "B T"] | None = None
+    """Log-probabilities under the weights that sampled, recomputed by the trainer; None if not asked for."""
+    ref_logprobs: Float[Tensor, "B T"] | None = None
+    """Log-probabilities under the frozen reference; None without a KL term."""
+
+    def __len__(self) -> int:
+        return len(self.advantages)
+
+    @property
+    def row_lengths(self) -> Int[Tensor, " B"]:
+        """Prompt and completion tokens of each row."""
+        return self.prompt_lengths + self.completion_lengths
+
+    def select(self, rows: Int[Tensor, " b"]) -> Batch:
+        """Some of the rows, with the padding that they no longer need cut off. The denominators stay."""
+        picked = {f.name: value[rows] for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        longest_prompt = int(picked["prompt_lengths"].max()) if len(rows) else 0
+        longest = int(picked["completion_lengths"].max()) if len(rows) else 0
+        picked["prompt_ids"] = picked["prompt_ids"][:, :longest_prompt]
+        for name in ("completion_ids", "mask", "sampler_logprobs", "old_logprobs", "ref_logprobs"):
+            if name in picked:
+                picked[name] = picked[name][:, :longest]
+        return replace(self, **picked)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same rows on another device."""
+        moved = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **moved)
+
+    def split(self, rows_per_update: int) -> Iterator[Batch]:
+        """Consecutive optimizer updates of ``rows_per_update`` rows, each with denominators of its own.
+
+        Raises ValueError if the rows do not divide: an update of another size would weigh its rows differently.
+        """
+        if rows_per_update < 1 or len(self) % rows_per_update:
+            raise ValueError(
+                f"{len(self)} completions do not divide into updates of {rows_per_update}; "
+                f"choose a divisor of {len(self)}"
+            )
+        for start in range(0, len(self), rows_per_update):
+            part = self.select(torch.arange(start, start + rows_per_update))
+            yield replace(part, size=part.measure())
+
+    def split_tokens(self, max_tokens: int) -> Iterator[Batch]:
+        """Microbatches of at most ``max_tokens`` padded tokens, rows of similar length together.
+
+        A row longer than the budget gets a microbatch of its own. The denominators stay those of the update.
+        """
+        order = torch.argsort(self.row_lengths, stable=True).tolist()
+        lengths = self.row_lengths.tolist()
+        start = 0
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= max_tokens:
+                stop += 1
+            yield self.select(torch.tensor(order[start:stop]))
+            start = stop
+
+    def measure(self) -> Size:
+        """The denominators of these rows alone."""
+        return Size(
+            num_rows=len(self),
+            num_tokens=int(self.mask.sum()),
+            num_prompts=len(torch.unique(self.group_ids)),
+        )

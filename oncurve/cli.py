@@ -1,0 +1,225 @@
+"""Which commands are there? Each reads its arguments, calls one function, and turns a user's mistake into a message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oncurve.errors import OncurveError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="oncurve",
+    help="Train reasoning models with GRPO: sample groups, grade each on its own curve, learn from the better ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+recipes = typer.Typer(name="recipe", help="The recipes in this package, and the keys that a recipe may have.")
+app.add_typer(recipes)
+
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")]
+
+
+def console() -> Console:
+    """Where people read."""
+    from rich.console import Console
+
+    return Console(soft_wrap=not sys.stdout.isatty())
+
+
+@app.command()
+def train(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Train as a recipe says, with a measurement before and after.
+
+    Example: `oncurve train word_problems run.steps=20 run.seed=1`
+    """
+    from oncurve.config.load import load_config, read_text
+    from oncurve.recipes.find import find_recipe
+
+    path = find_recipe(recipe)
+    config = load_config(path, overrides or ())
+    quiet_libraries()
+    from oncurve.session import run_recipe
+
+    result = run_recipe(config, read_text(path), console=console())
+    if result.is_interrupted:
+        raise typer.Exit(130)
+
+
+@app.command()
+def demo(overrides: Overrides = None) -> None:
+    """Watch a small model learn word problems in a few minutes, on a CPU and without a network.
+
+    Example: `oncurve demo run.seed=1`
+    """
+    train("word_problems", overrides)
+
+
+@app.command()
+def evaluate(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="Model to measure; the recipe's own if not given.")] = None,
+    against: Annotated[str | None, typer.Option(help="A second model, measured in the same way and compared.")] = None,
+    output: Annotated[Path, typer.Option(help="New folder for the examples and the table.")] = Path("evaluation"),
+) -> None:
+    """Measure a model on a recipe's test problems, or compare two.
+
+    Example: `oncurve evaluate word_problems --model embedded --against runs/demo/model --output runs/compare`
+    """
+    from oncurve.config.load import load_config
+    from oncurve.recipes.find import find_recipe
+
+    config = load_config(find_recipe(recipe), overrides or ())
+    quiet_libraries()
+    from oncurve.examine import evaluate_models
+
+    evaluate_models(config, [model or config.model, *([against] if against else [])], output, console=console())
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="Folder or hub name of a model, or `embedded`.")],
+    question: Annotated[list[str] | None, typer.Argument(help="Questions; without any, they are asked for.")] = None,
+    template: Annotated[str, typer.Option(help="Prompt template.")] = "think_answer",
+    chat: Annotated[bool, typer.Option(help="Use the model's chat template.")] = False,
+    count: Annotated[int, typer.Option(min=1, help="Completions per question.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Limit on completion tokens.")] = 256,
+) -> None:
+    """Ask a model something and see what it completes.
+
+    Example: `oncurve sample embedded "Tom has 12 apples and buys 7 more. How many apples does Tom have?"`
+    """
+    quiet_libraries()
+    from oncurve.examine import ask
+
+    ask(
+        model,
+        question or (),
+        template=template,
+        chat=chat,
+        count=count,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        console=console(),
+    )
+
+
+@app.command()
+def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Prove before a run that its data and rewards fit together: every gold answer pays, no prompt holds a solution.
+
+    Example: `oncurve check word_problems data.limit=200`
+    """
+    from oncurve.config.load import load_config
+    from oncurve.recipes.find import find_recipe
+
+    config = load_config(find_recipe(recipe), overrides or ())
+    quiet_libraries()
+    from oncurve.examine import check_recipe
+
+    if not check_recipe(config, console=console()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def coldstart(
+    output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
+    seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.")] = 0,
+    updates: Annotated[int | None, typer.Option(help="Optimizer updates; the shipped model's if omitted.")] = None,
+    model: Annotated[str | None, typer.Option(help="Go on from this checkpoint instead of from nothing.")] = None,
+) -> None:
+    """Build a small base model from nothing by supervised training on imperfect worked solutions.
+
+    Example: `oncurve coldstart --output runs/base --seed 0`
+    """
+    quiet_libraries()
+    from oncurve.examine import build_base
+
+    build_base(output, seed=seed, updates=updates, model=model, console=console())
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Draw a run's curves again and print its summary; works while it runs.
+
+    Example: `oncurve report runs/demo`
+    """
+    from oncurve.observe.manifest import read_manifest
+    from oncurve.observe.plots import plot_run
+    from oncurve.observe.record import read_metrics
+    from oncurve.observe.summary import summarize
+
+    metrics = read_metrics(run)
+    out = console()
+    out.print(summarize(metrics, manifest=read_manifest(run), title=str(run)), markup=False, highlight=False)
+    out.print(f"curves: {plot_run(metrics, run / 'curves.png', title=run.name)}", highlight=False)
+
+
+@recipes.command("list")
+def list_recipes() -> None:
+    """Names and purposes of the recipes in the package.
+
+    Example: `oncurve recipe list`
+    """
+    from oncurve.recipes.find import described_recipes
+
+    for name, purpose in described_recipes():
+        console().print(f"{name:24} {purpose}", markup=False, highlight=False)
+
+
+@recipes.command("show")
+def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """A recipe with every default written out.
+
+    Example: `oncurve recipe show word_problems run.steps=5`
+    """
+    from oncurve.config.load import config_yaml, load_config
+    from oncurve.recipes.find import find_recipe
+
+    sys.stdout.write(config_yaml(load_config(find_recipe(recipe), overrides or ())))
+
+
+@recipes.command("schema")
+def schema() -> None:
+    """JSON Schema of a recipe, for editors that complete YAML.
+
+    Example: `oncurve recipe schema > recipe.schema.json`
+    """
+    import json
+
+    from oncurve.config.schema import Config
+
+    sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")
+
+
+def quiet_libraries() -> None:
+    """Keep other people's progress bars and advice out of the display."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def main() -> None:
+    """Run a command; a user's mistake becomes one message and an exit code, never a traceback."""
+    try:
+        app()
+    except OncurveError as error:
+        sys.stderr.write(f"oncurve: {error}\n")
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("oncurve: stopped\n")
+        raise SystemExit(130) from None

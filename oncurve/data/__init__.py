@@ -1,0 +1,1 @@
+"""Where do prompts come from, in which order, and how do groups become tensors?"""

@@ -1,0 +1,226 @@
+"""What can be proved about the data before a run: rewards accept the gold answers, prompts fit and give nothing away?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from oncurve.data.datasets import question_key
+from oncurve.data.prompts import (
+    Excluded,
+    Template,
+    Tokenizer,
+    find_template,
+    leaked_excerpt,
+    render_prompts,
+    write_gold,
+)
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import categorize
+
+Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
+Verdict = Literal["accepted", "wrong", "bad_format", "failed"]
+
+NUM_ROWS_SHOWN = 8
+"""Row numbers printed per finding; the record holds all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFinding:
+    """One thing that is not as it should be.
+
+    Example: ``DataFinding(severity="error", what="the prompt contains its own solution", rows=(4, 9),
+    example="row 4: so 3 + 4 = 7", remedy="Correct data.columns.")``
+    """
+
+    severity: Literal["error", "warning"]
+    """"error": a run on these data would not measure or teach what it claims."""
+    what: str
+    rows: tuple[int, ...]
+    """Places of the rows concerned, counted from 0 in the order in which they were given."""
+    example: str
+    remedy: str
+
+    def describe(self) -> str:
+        """The finding in a few lines for the console."""
+        shown = ", ".join(str(row) for row in self.rows[:NUM_ROWS_SHOWN])
+        more = ", ..." if len(self.rows) > NUM_ROWS_SHOWN else ""
+        count = f"{len(self.rows)} row{'' if len(self.rows) == 1 else 's'}"
+        return f"{self.severity}: {self.what}: {count} ({shown}{more})\n  {self.example}\n  {self.remedy}"
+
+
+def check_data(
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    grade: Grade,
+    template: str | Template = "r1_zero",
+    chat: bool = False,
+    few_shot: Sequence[Mapping[str, Any]] = (),
+    max_prompt_tokens: int | None = None,
+    evaluation_rows: Sequence[Mapping[str, Any]] = (),
+    gold: Callable[[Mapping[str, Any]], str] | None = None,
+    max_refused_fraction: float = 0.05,
+) -> list[DataFinding]:
+    """Everything found wrong with the rows of a run; an empty list if all is well.
+
+    ``gold`` writes a perfect completion for a row; without it, the template's own form is used. A few refused gold
+    answers are a warning, more than ``max_refused_fraction`` of the rows an error.
+
+    Raises ConfigError or DataError if the prompts cannot be made at all.
+    """
+    if isinstance(template, str):
+        template = find_template(template)
+    prompts, excluded = render_prompts(
+        rows, tokenizer, template=template, chat=chat, few_shot=few_shot, max_prompt_tokens=max_prompt_tokens
+    )
+    return [
+        *find_too_long(excluded),
+        *find_leaks(prompts, few_shot=few_shot),
+        *find_refused_gold(
+            prompts, grade, gold or partial(write_gold, template=template), max_fraction=max_refused_fraction
+        ),
+        *find_repeats(rows),
+        *find_shared(rows, evaluation_rows),
+    ]
+
+
+def find_too_long(excluded: Sequence[Excluded]) -> list[DataFinding]:
+    """Rows left out because their prompt is too long."""
+    if not excluded:
+        return []
+    longest = max(excluded, key=lambda each: each.num_tokens)
+    return [
+        DataFinding(
+            severity="warning",
+            what=f"the prompt is longer than {longest.limit_tokens} tokens and is left out",
+            rows=tuple(each.index for each in excluded),
+            example=f"row {longest.index}: {longest.num_tokens} tokens",
+            remedy="Raise max_prompt_tokens, or shorten the template or the few-shot examples.",
+        )
+    ]
+
+
+def find_leaks(prompts: Sequence[Prompt], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> list[DataFinding]:
+    """Prompts that contain their own solution."""
+    leaks = [(prompt.index, leaked_excerpt(prompt, prompt.row, few_shot=few_shot)) for prompt in prompts]
+    found = [(index, excerpt) for index, excerpt in leaks if excerpt is not None]
+    if not found:
+        return []
+    return [
+        DataFinding(
+            severity="error",
+            what="the prompt contains its own solution",
+            rows=tuple(index for index, _ in found),
+            example=f"row {found[0][0]}: {_shortened(found[0][1])}",
+            remedy="Correct data.columns, the template, or take few-shot examples from other rows.",
+        )
+    ]
+
+
+def find_refused_gold(
+    prompts: Sequence[Prompt], grade: Grade, gold: Callable[[Mapping[str, Any]], str], *, max_fraction: float = 0.05
+) -> list[DataFinding]:
+    """Rows whose own gold answer does not earn full reward; wrong, badly formed and failed are different findings.
+
+    A reward function that names the part "correct" must set it to 1; any other must pay more than 0.
+    """
+    completions = [_as_completion(prompt, gold(prompt.row)) for prompt in prompts]
+    rewards = grade(prompts, completions)
+    refused: dict[tuple[Verdict, str], list[tuple[Prompt, Completion, Reward]]] = {}
+    for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
+        verdict = _verdict(reward)
+        if verdict != "accepted":
+            refused.setdefault((verdict, reward.error or ""), []).append((prompt, completion, reward))
+    num_refused = sum(len(cases) for cases in refused.values())
+    severity = "error" if num_refused > max_fraction * len(prompts) else "warning"
+    return [_refusal(severity, verdict, error, cases) for (verdict, error), cases in refused.items()]
+
+
+def find_repeats(rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
+    """Rows whose question came before: with another answer, or simply again."""
+    first: dict[str, int] = {}
+    again: list[int] = []
+    contradicting: list[int] = []
+    for place, row in enumerate(rows):
+        earlier = first.setdefault(question_key(str(row["question"])), place)
+        if earlier != place:
+            (again if rows[earlier]["answer"] == row["answer"] else contradicting).append(place)
+    findings: list[DataFinding] = []
+    for what, places, remedy in (
+        ("the question occurs twice with different answers", contradicting, "Correct or drop one of the two rows."),
+        ("the question came before", again, "Drop repeats with data.deduplicate: true."),
+    ):
+        if places:
+            example = _beside(rows, first[question_key(str(rows[places[0]]["question"]))], places[0])
+            findings.append(DataFinding("warning", what, tuple(places), example, remedy))
+    return findings
+
+
+def find_shared(rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
+    """Training rows whose question is also evaluated."""
+    evaluated: dict[str, int] = {}
+    for place, row in enumerate(evaluation_rows):
+        evaluated.setdefault(question_key(str(row["question"])), place)
+    shared = [place for place, row in enumerate(rows) if question_key(str(row["question"])) in evaluated]
+    if not shared:
+        return []
+    question = str(rows[shared[0]]["question"])
+    return [
+        DataFinding(
+            severity="error",
+            what="the question is trained on and evaluated",
+            rows=tuple(shared),
+            example=f"row {shared[0]} = evaluation row {evaluated[question_key(question)]}: {_shortened(question)}",
+            remedy="Evaluate on another split, or hold rows out of the training data.",
+        )
+    ]
+
+
+def _as_completion(prompt: Prompt, text: str) -> Completion:
+    """Text as if it had been sampled; reward functions read text, so there are no tokens."""
+    return Completion(prompt.prompt_ids, (), text, (), "stop", policy_version=0, index=0)
+
+
+def _verdict(reward: Reward) -> Verdict:
+    if reward.error == "not_applicable":
+        return "accepted"
+    if reward.value is None:
+        return "failed"
+    if "correct" not in reward.parts and "format" not in reward.parts:
+        return "accepted" if reward.value > 0 else "wrong"
+    category = categorize(reward)
+    return "bad_format" if category == "bad_format" else "accepted" if category == "correct" else "wrong"
+
+
+def _refusal(
+    severity: Literal["error", "warning"],
+    verdict: Verdict,
+    error: str,
+    cases: Sequence[tuple[Prompt, Completion, Reward]],
+) -> DataFinding:
+    what = {
+        "wrong": "the reward calls the row's own gold answer wrong",
+        "bad_format": "the reward refuses the form of the gold completion",
+    }.get(verdict, f"grading the row's own gold answer failed ({error})")
+    remedy = {
+        "wrong": "Check that the answers are in the form that the reward reads, or use another reward.",
+        "bad_format": "Choose a template and a reward for the same form: data.template and rewards.",
+    }.get(verdict, "Correct the reward function, or drop rows whose answer it cannot read.")
+    prompt, completion, reward = cases[0]
+    example = f"row {prompt.index}: answer {prompt.row['answer']!r}, completion ...{completion.text[-80:]!r}"
+    if reward.detail:
+        example += f": {reward.detail}"
+    return DataFinding(severity, what, tuple(case[0].index for case in cases), example, remedy)
+
+
+def _beside(rows: Sequence[Mapping[str, Any]], earlier: int, later: int) -> str:
+    answers = f"{rows[earlier]['answer']!r} and {rows[later]['answer']!r}"
+    return f"rows {earlier} and {later}: {_shortened(str(rows[later]['question']))}; answers {answers}"
+
+
+def _shortened(text: str, *, max_characters: int = 120) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= max_characters else f"{flat[: max_characters - 3]}..."

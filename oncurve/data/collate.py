@@ -1,0 +1,62 @@
+"""How do groups of completions become the tensors of a batch?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from oncurve.batch import Batch, Rewards, Size
+from oncurve.records import Group, Reward
+
+
+def stack_rewards(groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> Rewards:
+    """The rewards of groups as [P, G] tensors; a completion whose grader failed is marked, not given a 0."""
+    names = sorted({name for group in graded for reward in group for name in reward.parts})
+    return Rewards(
+        values=torch.tensor([[reward.value or 0.0 for reward in group] for group in graded]),
+        graded=torch.tensor([[reward.error is None for reward in group] for group in graded]),
+        num_tokens=torch.tensor([[len(c.token_ids) for c in group.completions] for group in groups]),
+        is_truncated=torch.tensor([[c.is_truncated for c in group.completions] for group in groups]),
+        parts={
+            name: torch.tensor([[reward.parts.get(name, 0.0) for reward in group] for group in graded])
+            for name in names
+        },
+    )
+
+
+def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_truncated: bool = False) -> Batch:
+    """One row per completion, right-padded, in the order of the groups.
+
+    ``mask_truncated`` takes completions that never ended out of the loss; they stay rows, so that denominators over
+    rows do not change with them.
+    """
+    rows = [completion for group in groups for completion in group.completions]
+    prompts = [torch.tensor(row.prompt_ids, dtype=torch.long) for row in rows]
+    completions = [torch.tensor(row.token_ids, dtype=torch.long) for row in rows]
+    lengths = torch.tensor([len(ids) for ids in completions])
+    kept = torch.tensor([0 if mask_truncated and row.is_truncated else len(row.token_ids) for row in rows])
+    width = max(int(lengths.max()), 1)
+    batch = Batch(
+        prompt_ids=_pad(prompts, max(len(ids) for ids in prompts)),
+        prompt_lengths=torch.tensor([len(ids) for ids in prompts]),
+        completion_ids=_pad(completions, width),
+        mask=torch.arange(width)[None, :] < kept[:, None],
+        completion_lengths=lengths,
+        group_ids=torch.tensor([place for place, group in enumerate(groups) for _ in group.completions]),
+        advantages=advantages.reshape(-1).float(),
+        sampler_logprobs=_pad([torch.tensor(row.sampler_logprobs) for row in rows], width),
+        size=Size(0, 0, 0),
+    )
+    return replace(batch, size=batch.measure())
+
+
+def _pad(sequences: Sequence[Tensor], width: int) -> Tensor:
+    """Sequences as the rows of one tensor, filled up with zeros on the right."""
+    padded = torch.zeros(len(sequences), width, dtype=sequences[0].dtype)
+    for row, sequence in enumerate(sequences):
+        padded[row, : len(sequence)] = sequence
+    return padded

@@ -1,0 +1,318 @@
+"""Which rows does a run see: read, renamed, adapted, filtered, and some of them held out?"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, Literal, get_args
+
+from oncurve.data.sources import Located, Row, did_you_mean, listed, read_generated, read_stored
+from oncurve.errors import ConfigError, DataError
+from oncurve.rewards.answers import last_boxed
+
+logger = logging.getLogger(__name__)
+
+DatasetType = Literal["word_problems", "gsm8k", "math", "jsonl", "huggingface"]
+DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
+
+USUAL_NAMES: dict[str, tuple[str, ...]] = {
+    "question": ("problem", "prompt", "query", "input", "instruction", "text"),
+    "answer": ("label", "target", "ground_truth", "final_answer", "expected_answer", "gold", "output", "solution"),
+    "solution": ("rationale", "reasoning", "explanation", "answer"),
+}
+"""What other data sets call our columns, for the hint in an error."""
+
+_NUMBER = re.compile(r"([-−+]?)\s*[$€£]?\s*([-−]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d*))?")
+_BARE_BOX = re.compile(r"\\boxed\s+([^\s${}][^${}]*)\$")
+
+
+def load_rows(
+    type: str,
+    *,
+    path: str | Path | None = None,
+    split: str = "train",
+    subset: str | None = None,
+    revision: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    where: Mapping[str, Any] | None = None,
+    deduplicate: bool = False,
+    shuffle: bool = False,
+    seed: int = 0,
+    limit: int | None = None,
+    levels: tuple[int, ...] = (1, 2),
+) -> list[Row]:
+    """The rows of a data set, each with "question" and "answer" as text; every column of the source is kept.
+
+    The order of work: read, rename by ``columns`` (ours: theirs), keep what ``where`` allows (column: value or
+    list of values), adapt, drop repeated questions, shuffle by ``seed``, cut to ``limit``.
+
+    - "word_problems": the embedded task; ``limit`` problems of ``levels``, generated from ``seed``;
+    - "gsm8k": the answer is what follows "####", 1,000 written as 1000; what stands before it is "solution";
+    - "math": "problem" is the question; the answer is its column or else the last balanced box of "solution";
+    - "jsonl": one JSON object per line;
+    - "huggingface": a hub name, a folder or a file that the ``datasets`` library reads.
+
+    ``path`` is a hub name, a file, or a folder with one file per split (``test.jsonl``, ``gsm8k_test.jsonl``).
+    One file is one split, whatever ``split`` says. "gsm8k" and "math" without a path are fetched from the hub.
+
+    Raises ConfigError for an unknown type or a missing setting, DataError for everything that the data lack.
+    """
+    if type not in DATASET_TYPES:
+        hint = did_you_mean(type, DATASET_TYPES)
+        raise ConfigError(f"data.type: there is no {type!r}. {hint}Use one of {listed(DATASET_TYPES)}.")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"data.limit is {limit}. Keep at least one row, or leave it out to keep all.")
+    if type == "word_problems":
+        located = read_generated(split, limit, seed=seed, levels=levels)
+    else:
+        located = read_stored(type, path, split=split, subset=subset, revision=revision)
+    located = [(place, _renamed(place, row, columns or {})) for place, row in located]
+    for column, allowed in (where or {}).items():
+        located = _kept(located, column, allowed)
+    rows = [_adapted(type, place, row) for place, row in located]
+    if deduplicate:
+        rows, num_dropped = drop_repeats(rows)
+        logger.info("%s: %d repeated questions dropped", path or type, num_dropped)
+    if shuffle:
+        Random(f"rows {seed}").shuffle(rows)
+    return rows[:limit]
+
+
+def save_rows(rows: Iterable[Mapping[str, Any]], path: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes rows as JSON lines, whole or not at all.
+
+    Raises DataError if the file exists and may not be overwritten.
+    """
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise DataError(f"{path}: the file exists already. Choose another name, or allow overwriting.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def question_key(question: str) -> str:
+    """What makes two questions the same: their text without regard to case and white space.
+
+    >>> question_key("How  many\\nshells?") == question_key("how many shells?")
+    True
+    """
+    return " ".join(question.casefold().split())
+
+
+def drop_repeats(rows: Sequence[Row]) -> tuple[list[Row], int]:
+    """The rows whose question did not come before, in their order, and how many were dropped."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(question_key(row["question"]), row)
+    return list(first.values()), len(rows) - len(first)
+
+
+def hold_out(
+    rows: Sequence[Row], *, count: int | None = None, fraction: float | None = None, seed: int = 0
+) -> tuple[list[Row], list[Row]]:
+    """Rows to train on and rows held out, chosen by a hash of the question and not by its place.
+
+        held out:  hash(seed, question) < fraction        or the ``count`` rows with the smallest hashes
+
+    A question falls on the same side in whatever order the rows come and however often it occurs; with
+    ``fraction`` it stays there when rows are added. Both lists keep the order of ``rows``. With ``count``, a
+    question that occurs several times can bring a few rows more. Use it to pick few-shot examples too: they
+    must leave the rows that are trained on.
+
+    Raises ConfigError unless exactly one of the two sizes is given, DataError if a side would be empty.
+    """
+    if (count is None) == (fraction is None):
+        raise ConfigError("data.held_out needs either a count or a fraction of the rows. Give exactly one.")
+    hashes = [_hash_fraction(row["question"], seed) for row in rows]
+    bound = fraction if fraction is not None else _bound(hashes, count or 0)
+    train, held_out = [], []
+    for row, value in zip(rows, hashes, strict=True):
+        (held_out if value < bound else train).append(row)
+    if not train or not held_out:
+        wanted = f"{count} rows" if fraction is None else f"a fraction of {fraction}"
+        raise DataError(
+            f"holding out {wanted} of {len(rows)} leaves {len(train)} rows to train on and {len(held_out)} held "
+            f"out. Both must have some: change the size of the held-out split."
+        )
+    return train, held_out
+
+
+@dataclass(frozen=True, slots=True)
+class RowStatistics:
+    """What a data set looks like at a glance."""
+
+    num_rows: int
+    num_repeated: int
+    """Rows whose question came before."""
+    columns: tuple[str, ...]
+    """Every column that occurs, in order of appearance."""
+    question_characters: tuple[int, float, int]
+    """Shortest, median and longest question."""
+    solution_characters: tuple[int, float, int] | None
+    """The same of the worked solutions; None if no row has one."""
+    answer_kinds: Mapping[str, int]
+    """How many answers are an "integer", a "decimal" or "other"."""
+
+    def describe(self) -> str:
+        """The same in a few lines for the console."""
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.answer_kinds.items() if count)
+        lines = [
+            f"{self.num_rows:,} rows, {self.num_repeated:,} repeated questions",
+            f"columns: {', '.join(self.columns)}",
+            f"answers: {kinds}",
+        ]
+        for name, spread in (("question", self.question_characters), ("solution", self.solution_characters)):
+            if spread is not None:
+                lines.append(f"{name}: {spread[0]:,} to {spread[2]:,} characters, median {spread[1]:,.0f}")
+        return "\n".join(lines)
+
+
+def statistics(rows: Sequence[Row]) -> RowStatistics:
+    """Counts and lengths of the rows that a run will see.
+
+    Raises DataError for no rows at all.
+    """
+    if not rows:
+        raise DataError("there are no rows to describe. Check data.path, data.split and data.where.")
+    solutions = [row["solution"] for row in rows if isinstance(row.get("solution"), str)]
+    kinds = [_kind_of_number(row["answer"]) for row in rows]
+    return RowStatistics(
+        num_rows=len(rows),
+        num_repeated=drop_repeats(rows)[1],
+        columns=tuple(dict.fromkeys(column for row in rows for column in row)),
+        question_characters=_spread([row["question"] for row in rows]),
+        solution_characters=_spread(solutions) if solutions else None,
+        answer_kinds={kind: kinds.count(kind) for kind in ("integer", "decimal", "other")},
+    )
+
+
+def canonical_number(text: str) -> str:
+    """One way to write a number: no currency, no commas, no idle zeros; any other text comes back stripped.
+
+    >>> [canonical_number(text) for text in ("1,000", "$18.00", " -0.50 ", "x + 1")]
+    ['1000', '18', '-0.5', 'x + 1']
+    """
+    text = text.strip()
+    match = _NUMBER.fullmatch(text.rstrip("."))
+    if match is None or not any(character.isdigit() for character in text):
+        return text
+    outer, inner, whole, decimals = match.groups()
+    whole = whole.replace(",", "").lstrip("0") or "0"
+    decimals = (decimals or "").rstrip("0")
+    is_negative = bool({outer, inner} & {"-", "−"}) and (whole != "0" or decimals != "")
+    number = f"{whole}.{decimals}" if decimals else whole
+    return f"-{number}" if is_negative else number
+
+
+def _renamed(place: str, row: Row, columns: Mapping[str, str]) -> Row:
+    """The row with our names added; the source's own names stay, since a reward function may ask for them."""
+    return row | {ours: _value(place, row, theirs, ours=ours) for ours, theirs in columns.items()}
+
+
+def _kept(located: list[Located], column: str, allowed: Any) -> list[Located]:
+    values = list(allowed) if isinstance(allowed, (list, tuple, set, frozenset)) else [allowed]
+    kept = [(place, row) for place, row in located if _value(place, row, column) in values]
+    if not kept:
+        present = sorted({repr(row[column]) for _, row in located})[:8]
+        raise DataError(
+            f"data.where: no row has a {column!r} among {values}. Its values are, for example, {', '.join(present)}."
+        )
+    return kept
+
+
+def _adapted(type: str, place: str, row: Row) -> Row:
+    match type:
+        case "gsm8k":
+            row = _gsm8k_row(place, row)
+        case "math":
+            row = _math_row(place, row)
+    question, answer = (_text(place, row, column) for column in ("question", "answer"))
+    return row | {"question": question, "answer": answer.strip()}
+
+
+def _gsm8k_row(place: str, row: Row) -> Row:
+    solution, mark, gold = _text(place, row, "answer").rpartition("####")
+    if not mark or not gold.strip():
+        raise DataError(
+            f"{place}: the answer does not end in '#### number'. Use data.type: jsonl if answers stand alone."
+        )
+    return row | {"answer": canonical_number(gold), "solution": solution.strip()}
+
+
+def _math_row(place: str, row: Row) -> Row:
+    row = row | {"question": row["problem"] if "problem" in row else _value(place, row, "question")}
+    if str(row.get("answer") or "").strip():
+        return row
+    solution = _text(place, row, "solution")
+    bare = _BARE_BOX.findall(solution)
+    answer = last_boxed(solution) or (bare[-1] if bare else None)
+    if not answer:
+        raise DataError(rf"{place}: the solution has no \boxed{{...}}. Add an answer column, or drop the row.")
+    return row | {"answer": answer}
+
+
+def _value(place: str, row: Row, column: str, *, ours: str | None = None) -> Any:
+    """One column of a row; ``ours`` is our name for it when the recipe renames it."""
+    if column in row:
+        return row[column]
+    usual = [name for name in USUAL_NAMES.get(ours or column, ()) if name in row]
+    near = get_close_matches(column, row, n=1) or usual
+    hint = f"Nearest: {near[0]!r}. " if near else ""
+    remedy = f"{{{ours or column}: {near[0] if near else '<its name>'}}}"
+    raise DataError(
+        f"{place}: there is no column {column!r}. Columns: {listed(row)}. {hint}Set data.columns: {remedy}."
+    )
+
+
+def _text(place: str, row: Row, column: str) -> str:
+    """A column as text: numbers, lists and objects as JSON, a whole float without its ``.0``."""
+    value = _value(place, row, column)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str):
+        value = "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    if not value.strip():
+        raise DataError(f"{place}: {column!r} is empty. Fill it in, drop the row, or set data.columns.")
+    return value
+
+
+def _hash_fraction(question: str, seed: int) -> float:
+    """A number in [0, 1) that depends on the question and the seed alone."""
+    digest = blake2b(f"{seed}\n{question_key(question)}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def _bound(hashes: Sequence[float], count: int) -> float:
+    """The smallest bound that leaves at least ``count`` hashes below it."""
+    if count < 1:
+        return 0.0
+    ordered = sorted(hashes)
+    return next((value for value in ordered[count:] if value > ordered[count - 1]), 1.0)
+
+
+def _kind_of_number(answer: str) -> str:
+    number = canonical_number(answer)
+    if not _NUMBER.fullmatch(number) or not any(character.isdigit() for character in number):
+        return "other"
+    return "decimal" if "." in number else "integer"
+
+
+def _spread(texts: Sequence[str]) -> tuple[int, float, int]:
+    lengths = [len(text) for text in texts]
+    return min(lengths), median(lengths), max(lengths)

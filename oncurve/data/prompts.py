@@ -1,0 +1,368 @@
+"""How does a row become the text and the tokens that the policy reads? Here, and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from oncurve.data.datasets import question_key
+from oncurve.data.sources import did_you_mean, listed
+from oncurve.errors import ConfigError, DataError
+from oncurve.records import Prompt
+
+logger = logging.getLogger(__name__)
+
+Message = dict[str, str]
+
+MIN_SENTENCE_CHARACTERS = 24
+"""A shorter sentence of a solution ("So she has 5 left.") can stand in a question by chance."""
+MIN_SOLUTION_CHARACTERS = 12
+"""The same for a whole solution, or for an answer outside the question."""
+
+_PLACEHOLDER = re.compile(r"\{(question|answer|solution|user)\}")
+_CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What this file uses of a ``transformers`` tokenizer."""
+
+    chat_template: Any
+    name_or_path: Any
+    eos_token: Any
+    eos_token_id: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Texts to token ids."""
+        ...
+
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+        """Conversations to texts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    r"""The words around a question, and the form of the completion that they ask for.
+
+    Example: ``Template(name="plain", turn="User: {user}\nAssistant:", completion=" {solution} #### {answer}")``
+    writes "User: 2+3?\nAssistant:". As chat, ``system`` and ``user`` become messages, ``turn`` is left to the
+    tokenizer's chat template, and the assistant's turn begins with ``opening``.
+    """
+
+    name: str
+    system: str = ""
+    """What is said once, before everything else; empty for nothing."""
+    user: str = "{question}"
+    """What the user says."""
+    turn: str = "{user}"
+    """How one exchange is laid out as plain text, up to the assistant's first word."""
+    opening: str = ""
+    """The first characters of the assistant's turn; they belong to the prompt."""
+    completion: str = " {solution} \\boxed{{answer}}"
+    """A perfect completion, for few-shot examples and for checking that the reward accepts it."""
+
+    def __post_init__(self) -> None:
+        for part in ("system", "user", "turn", "opening"):
+            for name in ("answer", "solution"):
+                if f"{{{name}}}" in getattr(self, part):
+                    raise ConfigError(
+                        f"template {self.name!r}: {{{name}}} in its {part} would show the model what it has to find. "
+                        f"Remove it."
+                    )
+        if "{question}" not in self.user or "{user}" not in self.turn:
+            raise ConfigError(f"template {self.name!r} has no place for the question. Write {{question}} into it.")
+
+
+_THINK_ANSWER = "{solution}</think> <answer> {answer} </answer>"
+_SPACED_THINK_ANSWER = " {solution} </think> <answer> {answer} </answer>"
+_BOXED = " {solution}\n\\boxed{{answer}}"
+
+TEMPLATES: dict[str, Template] = {
+    template.name: template
+    for template in (
+        Template(
+            name="r1_zero",
+            system=(
+                "This is a dialogue of a User with an Assistant. For each question of the User, the Assistant reasons "
+                "in private before it gives its answer. It writes the reasoning inside <think> </think> and the answer "
+                "inside <answer> </answer>, like this: <think> the reasoning </think> <answer> the answer </answer>."
+            ),
+            turn="User: {user}\nAssistant:",
+            opening=" <think>",
+            completion=_SPACED_THINK_ANSWER,
+        ),
+        Template(name="think_answer", turn="User: {user}\nAssistant:", opening=" <think>", completion=_THINK_ANSWER),
+        Template(
+            name="boxed",
+            user="{question}\nWork it out step by step and put the final answer inside \\boxed{}.",
+            turn="Question: {user}\nSolution:",
+            completion=_BOXED,
+        ),
+        Template(
+            name="gsm8k",
+            user='{question}\nWork it out step by step. The last line is "####" and the answer as a number.',
+            turn="Question: {user}\nSolution:",
+            completion=" {solution}\n#### {answer}",
+        ),
+        Template(
+            name="reasoning_answer",
+            system=(
+                "Reply in exactly this form:\n"
+                "<reasoning>\nyour steps\n</reasoning>\n<answer>\nthe answer alone\n</answer>"
+            ),
+            turn="User: {user}\nAssistant:",
+            completion="\n<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>",
+        ),
+        Template(name="question_only", completion=_BOXED),
+    )
+}
+"""The templates that a recipe can name. The wording is ours: for numbers that compare with a published prompt,
+give that prompt as a text file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A row that is not trained on because its prompt is too long."""
+
+    index: int
+    """Place of the row, counted from 0."""
+    num_tokens: int
+    limit_tokens: int
+
+
+def find_template(name: str) -> Template:
+    r"""A template by its name, or made from a text file with ``{question}`` in it.
+
+    The form of completion that a file asks for is read off its words: tags, ``####``, else ``\boxed{}``.
+
+    Raises ConfigError if there is neither such a name nor such a file.
+    """
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"data.template: there is no {name!r}. {did_you_mean(name, TEMPLATES)}Use one of {listed(TEMPLATES)}, "
+            f"or the path of a text file with {{question}} in it."
+        )
+    text = path.read_text(encoding="utf-8").rstrip("\n")
+    completion = _BOXED
+    if "<answer>" in text:
+        completion = _SPACED_THINK_ANSWER
+    elif "####" in text:
+        completion = TEMPLATES["gsm8k"].completion
+    return Template(name=path.stem, user=text, completion=completion)
+
+
+def write_gold(row: Mapping[str, Any], template: Template) -> str:
+    """The completion that a perfect policy could write for a row, from its worked solution and answer.
+
+    GSM8K's calculator marks (``<<48/2=24>>``) are left out. Without a "solution" column only the form and the answer
+    remain.
+    """
+    solution = _CALCULATOR_MARK.sub("", str(row.get("solution") or "")).strip()
+    return _filled(template.completion, solution=solution, answer=str(row["answer"]))
+
+
+def render_prompts(
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    template: str | Template = "r1_zero",
+    chat: bool = False,
+    few_shot: Sequence[Mapping[str, Any]] = (),
+    max_prompt_tokens: int | None = None,
+) -> tuple[list[Prompt], list[Excluded]]:
+    """The prompts of some rows, and those left out because they are longer than ``max_prompt_tokens``.
+
+    Plain text is tokenized with the special tokens that the tokenizer puts in front, for example BOS, and without an
+    end token behind. With ``chat``, the tokenizer's chat template writes every special token and no other is added;
+    if it has no place for a system message, that text opens the first user message. ``few_shot`` are rows whose
+    questions and gold completions come first, as earlier exchanges. ``Prompt.index`` is the place in ``rows``.
+
+    Raises ConfigError for an unknown template or a missing chat template, DataError if no prompt is left.
+    """
+    if not rows:
+        raise DataError("there are no rows to make prompts of. Check data.path, data.split and data.where.")
+    if isinstance(template, str):
+        template = find_template(template)
+    conversations: list[list[Message]] | list[None]
+    if chat:
+        conversations = [_messages(row, place, template, few_shot) for place, row in enumerate(rows)]
+        texts, conversations = _chat_texts(conversations, tokenizer)
+        texts = [_opened(text, template.opening) for text in texts]
+    else:
+        texts = [_plain_text(row, place, template, few_shot) for place, row in enumerate(rows)]
+        conversations = [None] * len(rows)
+    all_ids = _encode(texts, tokenizer, add_special_tokens=not chat)
+    prompts: list[Prompt] = []
+    excluded: list[Excluded] = []
+    for index, (row, text, ids, messages) in enumerate(zip(rows, texts, all_ids, conversations, strict=True)):
+        if max_prompt_tokens is not None and len(ids) > max_prompt_tokens:
+            excluded.append(Excluded(index, len(ids), max_prompt_tokens))
+        else:
+            prompts.append(Prompt(text, ids, index, row, None if messages is None else tuple(messages)))
+    _report(excluded, num_rows=len(rows))
+    return prompts, excluded
+
+
+def contains_solution(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> bool:
+    """Whether a prompt gives its own solution away; see ``leaked_excerpt``."""
+    return leaked_excerpt(prompt, row, few_shot=few_shot) is not None
+
+
+def leaked_excerpt(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    r"""What a prompt gives away of the row's solution; None if nothing.
+
+    Looked for, without regard to case and white space: the question among the few-shot examples; the answer in the
+    form of an answer (``\boxed{5}``, ``#### 5``, ``<answer> 5 </answer>``) more often than the examples explain; the
+    whole worked solution; half of its sentences or more, anywhere; a single sentence of it or a long answer, outside
+    the question. A bare "5" is no leak: short answers stand in many questions by chance, and so do single sentences
+    that a solution repeats from its question.
+    """
+    question, answer = _flat(str(row["question"])), _flat(str(row["answer"]))
+    if any(question_key(str(example["question"])) == question_key(str(row["question"])) for example in few_shot):
+        return f"few-shot example: {question}"
+    text = _flat(prompt.text)
+    marked = _marked_answer(text, answer, num_expected=sum(_flat(str(each["answer"])) == answer for each in few_shot))
+    if marked is not None:
+        return marked
+    for example in few_shot:
+        text = text.replace(_flat(write_gold(example, _SOLUTION_ALONE)), " ")
+    solution = _flat(str(row.get("solution") or ""))
+    if len(solution) >= MIN_SOLUTION_CHARACTERS and solution in text:
+        return solution
+    outside = text.replace(question, " ", 1)
+    if len(answer) >= MIN_SOLUTION_CHARACTERS and answer in outside:
+        return answer
+    sentences = [_flat(part) for part in _SENTENCE_END.split(str(row.get("solution") or ""))]
+    sentences = [sentence for sentence in sentences if len(sentence) >= MIN_SENTENCE_CHARACTERS]
+    found = [sentence for sentence in sentences if sentence in text]
+    alone = [sentence for sentence in found if sentence in outside and sentence not in question]
+    return next(iter(alone), None) or (found[0] if len(found) >= 2 and 2 * len(found) >= len(sentences) else None)
+
+
+_SOLUTION_ALONE = Template(name="solution_alone", completion="{solution}")
+
+
+def _filled(text: str, **values: str) -> str:
+    """The text with its placeholders filled in one pass, so that braces in the values stay as they are."""
+    return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group()), text)
+
+
+def _user_text(row: Mapping[str, Any], place: int | str, template: Template) -> str:
+    question = row.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise DataError(
+            f"row {place}: no text in column 'question'. Columns: {listed(row)}. Set data.columns: {{question: ...}}."
+        )
+    return _filled(template.user, question=question.strip())
+
+
+def _plain_text(row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]) -> str:
+    parts = [template.system] if template.system else []
+    for example in few_shot:
+        asked = _filled(template.turn, user=_user_text(example, "of the few-shot examples", template))
+        parts.append(f"{asked}{template.opening}{write_gold(example, template)}\n")
+    parts.append(_filled(template.turn, user=_user_text(row, place, template)) + template.opening)
+    return "\n".join(parts)
+
+
+def _messages(
+    row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    messages = [{"role": "system", "content": template.system}] if template.system else []
+    for example in few_shot:
+        shown = f"{template.opening}{write_gold(example, template)}".strip()
+        messages.append({"role": "user", "content": _user_text(example, "of the few-shot examples", template)})
+        messages.append({"role": "assistant", "content": shown})
+    messages.append({"role": "user", "content": _user_text(row, place, template)})
+    return messages
+
+
+def _chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer) -> tuple[list[str], list[list[Message]]]:
+    """The texts of conversations that end where the assistant begins, and the messages as they were written."""
+    from jinja2.exceptions import TemplateError
+
+    name = str(tokenizer.name_or_path) or "the model"
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"{name}: its tokenizer has no chat template, so data.chat cannot be true. "
+            f"Set data.chat: false, or take the instruct version of the model."
+        )
+    try:
+        return _apply(conversations, tokenizer), conversations
+    except TemplateError as error:
+        reason = error
+    merged = [_without_system(messages) for messages in conversations]
+    try:
+        return _apply(merged, tokenizer), merged
+    except TemplateError as error:
+        raise ConfigError(
+            f"{name}: its chat template refuses the messages ({reason or error}). "
+            f"Use another data.template, without few-shot examples, or set data.chat: false."
+        ) from error
+
+
+def _apply(conversations: list[list[Message]], tokenizer: Tokenizer) -> list[str]:
+    texts = tokenizer.apply_chat_template(conversations, tokenize=False, add_generation_prompt=True)
+    return [str(text) for text in texts]
+
+
+def _without_system(messages: list[Message]) -> list[Message]:
+    """The same conversation for a model that knows no system message: its text opens the first user message."""
+    if messages[0]["role"] != "system":
+        return messages
+    first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+    return [first, *messages[2:]]
+
+
+def _opened(text: str, opening: str) -> str:
+    """The text with the assistant's first characters, unless the chat template wrote them already."""
+    opening = opening.strip()
+    return text if not opening or text.rstrip().endswith(opening) else text + opening
+
+
+def _encode(texts: list[str], tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[tuple[int, ...]]:
+    encoded = tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False)
+    return [
+        tuple(_without_end(ids, text, tokenizer) if add_special_tokens else ids)
+        for text, ids in zip(texts, encoded["input_ids"], strict=True)
+    ]
+
+
+def _without_end(ids: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens without an end token that the tokenizer put behind them: a prompt is there to be continued."""
+    is_added = len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token))
+    return ids[:-1] if is_added else ids
+
+
+def _report(excluded: Sequence[Excluded], *, num_rows: int) -> None:
+    if not excluded:
+        return
+    shortest = min(each.num_tokens for each in excluded)
+    limit = excluded[0].limit_tokens
+    if len(excluded) == num_rows:
+        raise DataError(
+            f"all {num_rows} prompts are longer than max_prompt_tokens ({limit}); the shortest has {shortest} tokens. "
+            f"Raise the limit, use fewer few-shot examples or a shorter template."
+        )
+    logger.warning("%d of %d prompts left out: longer than %d tokens", len(excluded), num_rows, limit)
+
+
+def _flat(text: str) -> str:
+    return " ".join(_CALCULATOR_MARK.sub("", text).casefold().split())
+
+
+def _marked_answer(text: str, answer: str, *, num_expected: int) -> str | None:
+    """The answer as it would be given, if it stands in the text more often than expected."""
+    gold = re.escape("".join(answer.split()))
+    marks = re.compile(rf"\\boxed\{{{gold}\}}|<answer>{gold}</answer>|####{gold}(?![\d.,/])")
+    found = marks.findall("".join(text.split()))
+    return found[0] if gold and len(found) > num_expected else None

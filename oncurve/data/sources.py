@@ -1,0 +1,155 @@
+"""How are raw rows read from files, folders, the hub and the generator, each with its place for messages?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from difflib import get_close_matches
+from glob import escape
+from pathlib import Path
+from typing import Any, cast
+
+from oncurve.errors import ConfigError, DataError
+
+Row = dict[str, Any]
+Located = tuple[str, Row]
+"""A row and where it stands, for example "data/train.jsonl, line 3"."""
+
+HUB_NAMES: dict[str, tuple[str, str | None]] = {
+    "gsm8k": ("openai/gsm8k", "main"),
+    "math": ("nlile/hendrycks-MATH-benchmark", None),
+}
+"""Where a named data set is fetched when no path is given: (name, subset). That MATH has 12,000 training rows; its
+500 test rows are MATH-500, and none of them is among the training rows."""
+
+FILE_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
+"""The reader of the ``datasets`` library for one file, by its suffix."""
+
+
+def read_json_lines(path: str | Path) -> list[tuple[int, Row]]:
+    """The objects of a JSON lines file, each with its line number counted from 1; blank lines are passed over.
+
+    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, or not one object per line.
+    """
+    try:
+        lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Correct data.path.") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise DataError(f"{path}: the file is empty. Write one JSON object per line.")
+    return [(number, _parsed(f"{path}, line {number}", line)) for number, line in numbered]
+
+
+def read_generated(split: str, count: int | None, *, seed: int, levels: tuple[int, ...]) -> list[Located]:
+    """The embedded word problems of a split as rows.
+
+    Raises ConfigError without a count, DataError for a split or level that does not exist.
+    """
+    from oncurve.data.word_problems import Split, word_problems
+
+    if count is None:
+        raise ConfigError("data.limit: word problems are generated. Say how many, for example limit: 2000.")
+    problems = word_problems(cast(Split, split), count, seed=seed, levels=levels)
+    return [(f"word problem {number}", asdict(problem)) for number, problem in enumerate(problems, 1)]
+
+
+def read_stored(
+    type: str, path: str | Path | None, *, split: str, subset: str | None = None, revision: str | None = None
+) -> list[Located]:
+    """The rows of a split that somebody stored: a JSON lines file, or whatever the ``datasets`` library reads.
+
+    Raises ConfigError if a path is needed and missing, DataError if nothing can be read there.
+    """
+    if path is None:
+        if type not in HUB_NAMES:
+            raise ConfigError(f"data.path is missing: {type!r} needs a file, a folder or the name of a hub data set.")
+        path, usual_subset = HUB_NAMES[type]
+        subset = subset or usual_subset
+    local = Path(path).expanduser()
+    file = _split_file(local, type, split) if local.is_dir() else local
+    if type == "jsonl" or (file is not None and file.suffix == ".jsonl"):
+        if file is None:
+            found = listed(sorted(each.name for each in local.glob("*.jsonl")))
+            raise DataError(f"{local}: this folder has no {split}.jsonl, it has {found}. Name the file itself.")
+        return [(f"{file}, line {number}", row) for number, row in read_json_lines(file)]
+    name = str(local) if local.exists() else str(path)
+    rows = _from_hugging_face(name, split=split, subset=subset, revision=revision)
+    return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The nearest of some names as a sentence with a space behind it; empty if none is near.
+
+    >>> did_you_mean("tran", ["train", "test"])
+    "Did you mean 'train'? "
+    """
+    near = get_close_matches(name, list(names), n=1)
+    return f"Did you mean {near[0]!r}? " if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes with commas between them; "nothing" if there are none."""
+    return ", ".join(repr(name) for name in names) or "nothing"
+
+
+def _parsed(place: str, line: bytes) -> Row:
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: not UTF-8 at byte {error.start + 1}. Save the file as UTF-8.") from error
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg}, column {error.colno}"
+        raise DataError(f"{place}: not JSON ({reason}). Write one JSON object per line.") from error
+    except RecursionError as error:
+        raise DataError(f"{place}: nested too deep to be read. Write one flat JSON object per line.") from error
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else f"the value {json.dumps(value)[:40]}"
+        raise DataError(f"{place}: {kind}, not an object. Write one JSON object {{...}} per line.")
+    return value
+
+
+def _split_file(folder: Path, type: str, split: str) -> Path | None:
+    """The JSON lines file of a split: ``test.jsonl``, else ``gsm8k_test.jsonl``, else the only ``*_test.jsonl``."""
+    for name in (f"{split}.jsonl", f"{type}_{split}.jsonl"):
+        if (folder / name).is_file():
+            return folder / name
+    found = sorted(folder.glob(f"*[_-]{escape(split)}.jsonl"))
+    if len(found) > 1:
+        names = listed(file.name for file in found)
+        raise DataError(f"{folder}: several files could be the split {split!r}: {names}. Name the file itself.")
+    return found[0] if found else None
+
+
+def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: str | None) -> list[Row]:
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    local = Path(name)
+    builder = FILE_BUILDERS.get(local.suffix)
+    if local.is_file() and builder is None:
+        raise DataError(f"{name}: not a file of a known kind. Use one of {listed(FILE_BUILDERS)}.")
+    try:
+        if local.is_file():
+            loaded = datasets.load_dataset(str(builder), data_files=name, split="train")
+        elif (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
+            loaded = datasets.load_from_disk(name)
+        else:
+            loaded = datasets.load_dataset(name, subset, split=split, revision=revision)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"{name}: the split {split!r} cannot be loaded: {reason} Check data.path, data.split and data.subset; "
+            f"without a network, give the path of a file or folder."
+        ) from error
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            names = [str(each) for each in loaded]
+            hint = did_you_mean(split, names)
+            raise DataError(f"{name}: there is no split {split!r}. {hint}It has {listed(names)}: set data.split.")
+        loaded = loaded[split]
+    rows = cast(datasets.Dataset, loaded).to_list()
+    if not rows:
+        raise DataError(f"{name}: the split {split!r} has no rows. Choose another one with data.split.")
+    return cast(list[Row], rows)

@@ -1,0 +1,48 @@
+"""Which mistakes does a user get told about, instead of a traceback?"""
+
+from __future__ import annotations
+
+
+class OncurveError(Exception):
+    """A problem with a message for the user: where it is, what was found, what to do.
+
+    Commands print the message and end with ``exit_code``.
+    """
+
+    exit_code = 1
+
+
+class ConfigError(OncurveError, ValueError):
+    """The recipe asks for something that cannot be done."""
+
+    exit_code = 2
+
+
+class DataError(OncurveError, ValueError):
+    """A data set is missing, empty, or lacks what the recipe needs."""
+
+    exit_code = 3
+
+
+class RewardError(OncurveError, RuntimeError):
+    """Grading failed for more completions than the recipe allows."""
+
+    exit_code = 4
+
+
+class SamplerError(OncurveError, RuntimeError):
+    """Completions could not be sampled."""
+
+    exit_code = 5
+
+
+class CheckpointError(OncurveError, RuntimeError):
+    """A model or checkpoint could not be read or written."""
+
+    exit_code = 6
+
+
+class TrainingError(OncurveError, RuntimeError):
+    """The run cannot go on: a loss that is not finite, a batch without a token to train on."""
+
+    exit_code = 7

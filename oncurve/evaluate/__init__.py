@@ -1,0 +1,1 @@
+"""How good is a model, and how sure are we?"""

@@ -1,0 +1,301 @@
+"""Did training help? Two evaluations of the same problems, side by side, with what got better and what got worse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from rich.table import Table
+
+from oncurve.errors import DataError
+from oncurve.evaluate.evaluate import Evaluation, Example, Share
+from oncurve.evaluate.stats import bootstrap_interval, mcnemar_exact, sign_flip_p
+from oncurve.observe.record import write_json, write_lines, write_text
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the comparison: a share of the examples before and after, and the difference."""
+
+    name: str
+    before: Share
+    after: Share
+    change: float
+    """Difference of the shares."""
+    low: float
+    """Lower end of the 95 % interval of the difference, from drawing the prompts again."""
+    high: float
+    p_value: float
+    """Chance of a difference this large between equal models, from the same examples."""
+
+    @property
+    def factor(self) -> float:
+        """After over before; infinite from nothing, NaN for nothing from nothing."""
+        if self.before.fraction:
+            return self.after.fraction / self.before.fraction
+        return math.inf if self.after.fraction else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An example that only one of the two models solved."""
+
+    before: Example
+    after: Example
+    kind: Literal["answer", "format", "unknown"]
+    """"answer": the answer itself became right (or wrong); "format": it was right all along and only its form
+    changed; "unknown": the evaluations did not look for answers in other forms."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two evaluations of the same examples under the same decoding; made by ``compare``."""
+
+    before: Evaluation
+    after: Evaluation
+    names: tuple[str, str]
+    seed: int
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Correct, correct in any format, right form but wrong, bad format, not gradable (if any), truncated."""
+        rows = [self._row("correct", lambda example: example.is_correct)]
+        if self.before.any_format is not None and self.after.any_format is not None:
+            rows.append(self._row("correct in any format", lambda example: example.correct_any_format is True))
+        rows.append(self._row("right format, wrong answer", lambda example: example.category == "wrong"))
+        rows.append(self._row("bad format", lambda example: example.category == "bad_format"))
+        if self.before.counts["error"] or self.after.counts["error"]:
+            rows.append(self._row("could not be graded", lambda example: example.category == "error"))
+        rows.append(self._row("cut off at the token limit", lambda example: example.finish_reason != "stop"))
+        return tuple(rows)
+
+    @cached_property
+    def improved(self) -> tuple[Change, ...]:
+        """Examples that only the second model solved, those with a new answer first."""
+        changes = [_change(b, a) for b, a in self._pairs() if a.is_correct and not b.is_correct]
+        return tuple(sorted(changes, key=lambda change: change.kind != "answer"))
+
+    @cached_property
+    def worsened(self) -> tuple[Change, ...]:
+        """Examples that only the first model solved, those with a lost answer first."""
+        changes = [_change(b, a) for b, a in self._pairs() if b.is_correct and not a.is_correct]
+        return tuple(sorted(changes, key=lambda change: change.kind != "answer"))
+
+    @cached_property
+    def mean_tokens(self) -> tuple[float, float]:
+        """Mean completion length of both."""
+        first, second = (fmean(e.num_tokens for e in side.examples) for side in (self.before, self.after))
+        return first, second
+
+    def table(self) -> Table:
+        """The comparison for a terminal."""
+        table = Table(title=self.title())
+        for place, name in enumerate(self._header()):
+            table.add_column(name, justify="right" if place else "left")
+        for cells in self._cells():
+            table.add_row(*cells)
+        table.caption = self.footnote()
+        return table
+
+    def markdown(self) -> str:
+        """The comparison as a Markdown table with its title and footnote."""
+        lines = ["| " + " | ".join(self._header()) + " |", "|---|" + "---:|" * (len(self._header()) - 1)]
+        lines += ["| " + " | ".join(cells) + " |" for cells in self._cells()]
+        return "\n".join([f"**{self.title()}**", "", *lines, "", self.footnote()]) + "\n"
+
+    def text(self) -> str:
+        """The comparison as plain text in columns."""
+        rows = [self._header(), *self._cells()]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(_padded(cell, widths[place], place) for place, cell in enumerate(row)) for row in rows]
+        return "\n".join([self.title(), *(line.rstrip() for line in lines), self.footnote()]) + "\n"
+
+    def title(self) -> str:
+        """What was compared on what."""
+        total, prompts = len(self.before.examples), len(self.before.by_prompt())
+        each = "" if total == prompts else f", {self.before.samples_per_prompt} completions each"
+        return f"{self.names[0]} and {self.names[1]} on {prompts} problems of {self.before.name}{each}"
+
+    def footnote(self) -> str:
+        """How it was decoded, how long completions were, which intervals and tests, and what changed sides."""
+        temperature = self.before.params.get("temperature")
+        decoding = "greedy" if temperature == 0 else f"sampled at temperature {temperature}"
+        single = self.before.samples_per_prompt == 1
+        test = "McNemar, exact" if single else "sign flips over prompts"
+        interval = "Wilson" if single else "bootstrap over prompts"
+        sides = f"{len(self.improved)} examples improved, {len(self.worsened)} got worse"
+        if kinds := sum(change.kind == "format" for change in self.improved):
+            sides += f" ({kinds} of the improved changed only their format)"
+        tokens = f"mean length {self.mean_tokens[0]:.0f} and {self.mean_tokens[1]:.0f} tokens"
+        return f"Both {decoding}; {tokens}; 95 % intervals: {interval}; paired test: {test}. {sides}."
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but the examples, as one JSON object."""
+        rows = [{**asdict(row), "factor": row.factor if math.isfinite(row.factor) else None} for row in self.rows]
+        return {
+            "names": list(self.names),
+            "evaluation": self.before.name,
+            "num_prompts": len(self.before.by_prompt()),
+            "num_examples": len(self.before.examples),
+            "params": dict(self.before.params),
+            "rows": rows,
+            "mean_tokens": list(self.mean_tokens),
+            "num_improved": len(self.improved),
+            "num_improved_by_format_only": sum(change.kind == "format" for change in self.improved),
+            "num_worsened": len(self.worsened),
+            "num_worsened_by_format_only": sum(change.kind == "format" for change in self.worsened),
+        }
+
+    def example_rows(self) -> Iterator[dict[str, Any]]:
+        """Every pair of examples as a JSON object, with how it changed."""
+        for before, after in self._pairs():
+            verdict = "improved" if after.is_correct else "worsened"
+            changed = before.is_correct != after.is_correct
+            yield {
+                "index": before.index,
+                "sample": before.sample,
+                "question": before.question,
+                "answer": before.answer,
+                "change": verdict if changed else "same",
+                "kind": _change(before, after).kind if changed else None,
+                **{name: _side(example) for name, example in zip(self.names, (before, after), strict=True)},
+            }
+
+    def examples_text(self, *, limit: int = 3, max_characters: int = 600) -> str:
+        """The first examples that improved and that got worse, in full up to ``max_characters``, for people."""
+        lines: list[str] = []
+        for heading, changes in (("Improved", self.improved), ("Got worse", self.worsened)):
+            lines += [
+                f"{heading}: {len(changes)} examples" + (f", the first {limit}:" if len(changes) > limit else ""),
+                "",
+            ]
+            for change in changes[:limit]:
+                lines += _change_lines(change, self.names, max_characters)
+        return "\n".join(lines).rstrip() + "\n"
+
+    def write(self, folder: str | Path) -> Path:
+        """Writes ``comparison.json``, ``comparison.md`` and ``comparison.jsonl`` (a line per example) to ``folder``."""
+        path = Path(folder)
+        write_lines(path / "comparison.jsonl", self.example_rows())
+        write_json(path / "comparison.json", self.summary())
+        fenced = f"```text\n{self.examples_text()}```\n"
+        write_text(path / "comparison.md", f"{self.markdown()}\n{fenced}")
+        return path / "comparison.md"
+
+    def _pairs(self) -> Iterator[tuple[Example, Example]]:
+        return zip(self.before.examples, self.after.examples, strict=True)
+
+    def _row(self, name: str, holds: Callable[[Example], bool]) -> Row:
+        before, after = self.before.share(holds), self.after.share(holds)
+        differences = [
+            fmean(map(holds, second)) - fmean(map(holds, first))
+            for first, second in zip(self.before.by_prompt(), self.after.by_prompt(), strict=True)
+        ]
+        low, high = bootstrap_interval(differences, seed=self.seed)
+        if self.before.samples_per_prompt == 1:
+            p_value = mcnemar_exact(sum(d < 0 for d in differences), sum(d > 0 for d in differences))
+        else:
+            p_value = sign_flip_p(differences, seed=self.seed)
+        return Row(name, before, after, after.fraction - before.fraction, low, high, p_value)
+
+    def _header(self) -> tuple[str, ...]:
+        return ("", *self.names, "change in points", "factor", "p (paired)")
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                row.name,
+                _share_text(row.before),
+                _share_text(row.after),
+                f"{100 * row.change:+.1f} [{100 * row.low:+.1f}, {100 * row.high:+.1f}]",
+                f"{row.factor:.2f}x" if math.isfinite(row.factor) else "-",
+                _p_text(row.p_value),
+            )
+            for row in self.rows
+        ]
+
+
+def compare(
+    before: Evaluation, after: Evaluation, *, names: tuple[str, str] = ("base", "trained"), seed: int = 0
+) -> Comparison:
+    """Two evaluations side by side. ``seed`` is that of the bootstrap.
+
+    Raises DataError if they are not of the same examples in the same order, or were not decoded alike: their
+    difference would then measure something else than the models.
+    """
+    if names[0] == names[1]:
+        raise ValueError(f"both evaluations are named {names[0]!r}; give them different names")
+    _check_examples(before.examples, after.examples)
+    changed = sorted(
+        key
+        for key in {*before.params, *after.params}
+        if _as_written(before.params.get(key)) != _as_written(after.params.get(key))
+    )
+    if changed:
+        shown = ", ".join(f"{key} {before.params.get(key)!r} and {after.params.get(key)!r}" for key in changed)
+        raise DataError(f"the evaluations were decoded differently: {shown}. Evaluate both models the same way.")
+    return Comparison(before, after, names, seed)
+
+
+def _check_examples(before: Sequence[Example], after: Sequence[Example]) -> None:
+    if len(before) != len(after):
+        raise DataError(
+            f"the evaluations have {len(before)} and {len(after)} examples. Evaluate both on the same ones."
+        )
+    if not before:
+        raise DataError("the evaluations hold no example. Evaluate both models on some.")
+    for place, (first, second) in enumerate(zip(before, after, strict=True)):
+        if _identity(first) != _identity(second):
+            raise DataError(
+                f"example {place} is row {first.index} in one evaluation and row {second.index} in the other, or its "
+                f"question or answer differs. Evaluate both models on the same examples."
+            )
+
+
+def _identity(example: Example) -> tuple[int, int, str, str]:
+    return example.index, example.sample, example.question, example.answer
+
+
+def _as_written(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _change(before: Example, after: Example) -> Change:
+    found = (before.correct_any_format, after.correct_any_format)
+    if None in found:
+        return Change(before, after, "unknown")
+    return Change(before, after, "format" if found[0] == found[1] else "answer")
+
+
+def _side(example: Example) -> dict[str, Any]:
+    kept = ("completion", "num_tokens", "finish_reason", "category", "reward", "correct_any_format", "detail")
+    return {key: value for key, value in asdict(example).items() if key in kept}
+
+
+def _change_lines(change: Change, names: tuple[str, str], max_characters: int) -> list[str]:
+    notes = {"format": " (the answer was right in both, only its form changed)", "answer": "", "unknown": ""}
+    lines = [f"[{change.before.index}]{notes[change.kind]} {change.before.question.strip()}"]
+    lines.append(f"  reference answer: {change.before.answer}")
+    for name, example in zip(names, (change.before, change.after), strict=True):
+        text = example.completion.strip()
+        shown = text if len(text) <= max_characters else f"{text[:max_characters]} [...]"
+        lines.append(f"  {name} ({example.category.replace('_', ' ')}, {example.num_tokens} tokens):")
+        lines += [f"    {line}" for line in shown.splitlines()]
+    return [*lines, ""]
+
+
+def _share_text(share: Share) -> str:
+    return f"{share.successes}/{share.total} ({share.fraction:.1%}) [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+
+
+def _p_text(p_value: float) -> str:
+    return "< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+
+
+def _padded(cell: str, width: int, place: int) -> str:
+    return cell.rjust(width) if place else cell.ljust(width)

@@ -1,0 +1,115 @@
+"""How sure are we? Intervals, paired tests and pass@k for results that are counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+
+def wilson_interval(successes: int, total: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share: honest near 0 and 1, where the usual p +- 1.96 s is not.
+
+        z = normal quantile of (1 + confidence) / 2,   p = successes / total
+        (p + z^2/2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2/n)       Wilson 1927
+
+    Over nothing the share can be anything: (0, 1).
+
+    >>> [round(end, 3) for end in wilson_interval(20, 30)]
+    [0.488, 0.808]
+
+    Raises ValueError if the counts are impossible.
+    """
+    if not 0 <= successes <= total:
+        raise ValueError(f"{successes} successes out of {total} cannot be")
+    if total == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share = successes / total
+    scale = 1 + z * z / total
+    centre = (share + z * z / (2 * total)) / scale
+    reach = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / scale
+    low = 0.0 if successes == 0 else centre - reach  # exact at the ends, not 1e-18 beside them
+    high = 1.0 if successes == total else centre + reach
+    return low, high
+
+
+def bootstrap_interval(
+    values: Sequence[float], *, seed: int, confidence: float = 0.95, num_resamples: int = 4000
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean of values that are independent of each other, one per prompt.
+
+    Completions of one prompt are not independent: hand over their mean, so that prompts are what is drawn again.
+    The generator is made from ``seed`` and nothing else. NaN over nothing.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    if data.size == 0:
+        return math.nan, math.nan
+    generator = np.random.default_rng(seed)
+    means = np.empty(num_resamples)
+    for place in range(num_resamples):
+        means[place] = data[generator.integers(0, data.size, size=data.size)].mean()
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def mcnemar_exact(only_first: int, only_second: int) -> float:
+    """Two-sided p-value that two models are equally often right, from the examples on which they disagree.
+
+        n = only_first + only_second;  p = min(1, 2 P(X <= min(only_first, only_second))),  X ~ Binomial(n, 1/2)
+
+    ``only_first`` examples were right only for the first model, ``only_second`` only for the second; those on which
+    both agree say nothing. 1.0 without disagreement. Source: McNemar 1947, exact binomial form.
+
+    >>> mcnemar_exact(1, 7)  # 2 (1 + 8) / 2^8
+    0.0703125
+
+    Raises ValueError for negative counts.
+    """
+    if only_first < 0 or only_second < 0:
+        raise ValueError(f"counts of disagreement cannot be negative, got {only_first} and {only_second}")
+    total = only_first + only_second
+    ways = sum(math.comb(total, k) for k in range(min(only_first, only_second) + 1))
+    return min(1.0, float(2 * ways / 2**total))  # integers: exact, and no overflow before the division
+
+
+def sign_flip_p(differences: Sequence[float], *, seed: int, num_resamples: int = 10_000) -> float:
+    """Two-sided p-value that paired differences have mean 0, by flipping their signs at random.
+
+        p = (1 + number of flips with |mean| >= |observed mean|) / (1 + num_resamples)
+
+    For pairs whose outcome is more than right or wrong, such as the share of correct completions of a prompt; with
+    one completion each, ``mcnemar_exact`` is the same test without chance. 1.0 without any difference.
+
+    Source: Fisher's randomization test; the 1 + ... is Phipson and Smyth 2010.
+    """
+    data = np.asarray([value for value in differences if value != 0], dtype=np.float64)
+    if data.size == 0:
+        return 1.0
+    generator = np.random.default_rng(seed)
+    observed = abs(data.sum()) - 1e-12 * np.abs(data).sum()  # equal sums in another order of adding count as equal
+    hits = 0
+    for _ in range(num_resamples):
+        signs = generator.integers(0, 2, size=data.size) * 2 - 1
+        hits += abs(float(signs @ data)) >= observed
+    return (1 + hits) / (1 + num_resamples)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Unbiased estimate of the chance that at least one of k completions is correct, from more than k of them.
+
+        pass@k = 1 - C(n - c, k) / C(n, k)              Codex, arXiv:2107.03374, equation 1
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+
+    Raises ValueError if k is not in 1 to n or c not in 0 to n.
+    """
+    if not 1 <= k <= num_samples or not 0 <= num_correct <= num_samples:
+        raise ValueError(f"pass@{k} of {num_correct} correct among {num_samples} completions is not defined")
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)

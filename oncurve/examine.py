@@ -1,0 +1,153 @@
+"""What do the commands besides training do with a model? Measure it, ask it, check its recipe, build it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from oncurve import wiring
+from oncurve.config.schema import Config
+from oncurve.data.check import check_data
+from oncurve.data.prompts import render_prompts
+from oncurve.errors import ConfigError
+from oncurve.evaluate.compare import compare
+from oncurve.evaluate.evaluate import Evaluation
+from oncurve.observe.record import RunFolder
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import grade
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine.engine import Engine
+from oncurve.session import Examiner, keep_evaluation
+
+
+def bar(console: Console) -> Progress:
+    """A progress bar with the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+
+
+def evaluate_models(config: Config, models: Sequence[str], output: Path, *, console: Console) -> list[Evaluation]:
+    """Measure models on the same test prompts with the same decoding; two of them are compared."""
+    evaluations: list[Evaluation] = []
+    reward_function = wiring.make_reward_function(config.rewards)
+    with RunFolder(output) as folder:
+        for name in models:
+            evaluations.append(_measure(config.model_copy(update={"model": name}), reward_function, console))
+            label = ("base", "trained")[len(evaluations) - 1] if len(models) > 1 else "evaluation"
+            evaluations[-1] = replace(evaluations[-1], name=label)
+            keep_evaluation(folder, evaluations[-1])
+            console.print(f"{name}: {evaluations[-1].counts}", highlight=False)
+        if len(models) == 2:
+            comparison = compare(evaluations[0], evaluations[1], names=(models[0], models[1]))
+            comparison.write(output)
+            console.print(comparison.table())
+    reward_function.close()
+    console.print(f"examples and counts: {output}", highlight=False)
+    return evaluations
+
+
+def _measure(config: Config, reward_function: object, console: Console) -> Evaluation:
+    policy = wiring.make_policy(config)
+    context = wiring.context_of(policy.model.config)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context).test
+    examiner = Examiner(
+        policy,
+        wiring.make_sampler(config),
+        reward_function,  # type: ignore[arg-type]
+        params=wiring.evaluation_sampling(config),
+        samples=config.evaluation.samples,
+    )
+    try:
+        return examiner.measure(prompts, name="evaluation", step=0)
+    finally:
+        examiner.close()
+
+
+def ask(
+    model: str,
+    questions: Sequence[str],
+    *,
+    template: str,
+    chat: bool,
+    count: int,
+    temperature: float,
+    max_tokens: int,
+    console: Console,
+) -> None:
+    """Print completions of questions; without questions, ask for them until the input ends."""
+    if count > 1 and temperature == 0:
+        raise ConfigError(f"--count {count} at temperature 0 would print the same completion; add --temperature 1")
+    config = Config.model_validate({"model": model, "data": {"type": "word_problems"}})
+    policy = wiring.make_policy(config)
+    params = SamplingParams(temperature=temperature, max_completion_tokens=max_tokens)
+    engine = Engine(params)
+    engine.load_weights(policy, version=0)
+    for place, question in enumerate(questions or _typed(console)):
+        rows = [{"question": question, "answer": ""}]
+        prompts, _ = render_prompts(rows, policy.tokenizer, template=template, chat=chat)
+        for group in engine.sample(prompts, count, step=place):
+            for completion in group.completions:
+                console.print(group.prompt.text, style="dim", end="", markup=False, highlight=False)
+                console.print(completion.text, markup=False, highlight=False)
+                console.print(f"[{len(completion.token_ids)} tokens, {completion.finish_reason}]", markup=False)
+
+
+def _typed(console: Console) -> Sequence[str]:
+    """Questions from the terminal, one per line, until an empty line or the end."""
+    return iter(lambda: console.input("question (empty to stop): ").strip(), "")  # type: ignore[return-value]
+
+
+def check_recipe(config: Config, *, console: Console) -> bool:
+    """Load everything but take no step: True if nothing fatal was found."""
+    policy = wiring.make_policy(config)
+    rows, few_shot, during, test = wiring.split_rows(config)
+    reward_function = wiring.make_reward_function(config.rewards)
+
+    def pays(prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Reward]:
+        completions = [
+            Completion(prompt.prompt_ids, (), text, (), "stop", 0, 0)
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        return grade(reward_function, prompts, completions)
+
+    limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(policy.model.config))
+    findings = check_data(
+        rows,
+        policy.tokenizer,
+        grade=pays,
+        template=config.data.template,
+        chat=config.data.chat,
+        few_shot=few_shot,
+        max_prompt_tokens=limit,
+        evaluation_rows=[*during, *test],
+    )
+    reward_function.close()
+    for finding in findings:
+        label = "[red]fails[/red]" if finding.is_fatal else "[yellow]note[/yellow]"
+        console.print(f"{label}: {finding.what} (rows {list(finding.rows)[:10]}, {len(finding.rows)} in all)")
+        console.print(f"  example: {finding.example}\n  do: {finding.remedy}", markup=False, highlight=False)
+    if not any(finding.is_fatal for finding in findings):
+        console.print(
+            f"{len(rows)} training and {len(during) + len(test)} other rows: every gold answer earns its reward"
+        )
+        return True
+    return False
+
+
+def build_base(output: Path, *, seed: int, updates: int | None, model: str | None, console: Console) -> None:
+    """The cold start, with a progress bar."""
+    from oncurve.train.coldstart import UPDATES, coldstart
+
+    with bar(console) as progress:
+        task = progress.add_task("supervised training", total=updates or UPDATES)
+
+        def show(done: int, total: int, loss: float) -> None:
+            progress.update(task, completed=done, total=total, description=f"supervised training, loss {loss:.3f}")
+
+        folder = coldstart(output, seed=seed, updates=updates or UPDATES, model=model, on_progress=show)
+    console.print(f"checkpoint: {folder}", highlight=False)

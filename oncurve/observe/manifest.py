@@ -1,0 +1,105 @@
+"""On what, from which code and by which command did a run start?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import oncurve
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "math-verify", "trl", "vllm")
+_PATIENCE_SECONDS = 10
+
+
+def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str, Any]:
+    """The manifest of a run that starts now: code, versions, hardware, command and time.
+
+    Versions come from the installed distributions, so that nothing heavy is imported. What cannot be found out is
+    None, never an error. ``command`` is that of this process if not given; ``extra`` entries are added as they are.
+    """
+    return {
+        "oncurve": oncurve.__version__,
+        "code": describe_code(Path(oncurve.__file__).parent),
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "platform": platform.platform(),
+        "hardware": {
+            "cpu": _cpu_name(),
+            "cpu_cores": _usable_cores(),
+            "memory_gib": _memory_gib(),
+            "gpus": _gpus(),
+        },
+        "command": shlex.join(sys.argv if command is None else command),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        **extra,
+    }
+
+
+def describe_code(folder: Path) -> Mapping[str, Any]:
+    """Git commit of a folder of code, and whether the code differs from it.
+
+    Both are None when the folder is not under version control, for instance when it is an installed copy inside
+    somebody else's repository.
+    """
+    if _run("git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py") is None:
+        return {"commit": None, "dirty": None}
+    commit = _run("git", "-C", str(folder), "rev-parse", "HEAD")
+    changes = _run("git", "-C", str(folder), "status", "--porcelain", "--", ".")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _run(*command: str) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, env=environment, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or None
+
+
+def _usable_cores() -> int | None:
+    if sys.platform == "linux":  # a container may be given fewer cores than there are
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _gpus() -> list[dict[str, str]]:
+    listing = _run("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    rows = [[cell.strip() for cell in line.split(",")] for line in (listing or "").splitlines() if line.strip()]
+    return [dict(zip(("name", "memory", "driver"), row, strict=True)) for row in rows if len(row) == 3]

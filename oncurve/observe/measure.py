@@ -1,0 +1,89 @@
+"""What do the rollouts of one step say, before any loss? Rewards, groups, advantages and lengths as plain numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from oncurve.records import Group, Mean, Reward
+
+EQUAL_WITHIN = 1e-6
+"""Rewards of a group that differ by less than this count as equal, as they do for the advantages."""
+
+
+def rollout_metrics(
+    groups: Sequence[Group],
+    rewards: Sequence[Sequence[Reward]],
+    advantages: Sequence[Sequence[float]] | None = None,
+) -> dict[str, float]:
+    """The ``reward/``, ``group/``, ``advantage/``, ``completion/`` and ``tokens/sampled`` metrics of a step.
+
+    Measured on everything that was sampled, so call it before groups are filtered. A quantity without a single value
+    (no completion was graded) is left out rather than given as 0. ``rewards[p][g]`` and ``advantages[p][g]`` belong
+    to completion g of group p.
+
+    Raises ValueError if the shapes differ.
+    """
+    shapes = [[len(row) for row in rewards], *([] if advantages is None else [[len(row) for row in advantages]])]
+    expected = [len(group.completions) for group in groups]
+    if any(shape != expected for shape in shapes):
+        raise ValueError(f"completions per group {expected} do not match rewards and advantages {shapes}")
+    measured = _reward_metrics([reward for row in rewards for reward in row])
+    measured |= _group_metrics(rewards)
+    if advantages is not None:
+        flat = [float(value) for row in advantages for value in row]
+        measured |= {"advantage/mean": statistics.fmean(flat), "advantage/std": _std(flat)} if flat else {}
+    return measured | _completion_metrics(groups)
+
+
+def _reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
+    measured: dict[str, float] = {}
+    if rewards:
+        measured["reward/error_fraction"] = sum(r.error is not None for r in rewards) / len(rewards)
+        measured["reward/timeout_fraction"] = sum(r.error == "timeout" for r in rewards) / len(rewards)
+    values = [reward.value for reward in rewards if reward.value is not None]
+    if values:
+        measured |= {"reward/mean": statistics.fmean(values), "reward/std": _std(values)}
+        measured |= {"reward/min": min(values), "reward/max": max(values)}
+    parts: dict[str, Mean] = {}
+    for reward in rewards:
+        if reward.error is None:
+            for name, value in reward.parts.items():
+                parts[name] = parts.get(name, Mean(0.0, 0)) + Mean(value, 1)
+    return measured | {f"reward/{name}": mean.value for name, mean in parts.items()}
+
+
+def _group_metrics(rewards: Sequence[Sequence[Reward]]) -> dict[str, float]:
+    graded = [[reward.value for reward in row if reward.value is not None] for row in rewards]
+    if not graded:
+        return {}
+    flat = sum(len(row) < 2 or max(row) - min(row) < EQUAL_WITHIN for row in graded)
+    measured = {"group/zero_signal_fraction": flat / len(graded)}
+    if spreads := [_std(row) for row in graded if len(row) > 1]:
+        measured["group/std_mean"] = statistics.fmean(spreads)
+    if means := [statistics.fmean(row) for row in graded if row]:
+        measured |= {"group/mean_min": min(means), "group/mean_max": max(means)}
+    correct = [[r.parts["correct"] >= 1.0 for r in row if r.error is None and "correct" in r.parts] for row in rewards]
+    if judged := [row for row in correct if row]:
+        measured["group/solved_fraction"] = sum(all(row) for row in judged) / len(judged)
+        measured["group/unsolved_fraction"] = sum(not any(row) for row in judged) / len(judged)
+    return measured
+
+
+def _completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    completions = [completion for group in groups for completion in group.completions]
+    if not completions:
+        return {}
+    lengths = [len(completion.token_ids) for completion in completions]
+    return {
+        "completion/mean_tokens": statistics.fmean(lengths),
+        "completion/min_tokens": float(min(lengths)),
+        "completion/max_tokens": float(max(lengths)),
+        "completion/truncated_fraction": sum(c.is_truncated for c in completions) / len(completions),
+        "tokens/sampled": float(sum(lengths)),
+    }
+
+
+def _std(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else math.nan

@@ -1,0 +1,283 @@
+"""What does every number in metrics.jsonl mean? The glossary, as data that plots, summaries and documents read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One entry of the glossary.
+
+    Example: ``Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily")``
+    """
+
+    key: str
+    """``group/name_unit`` in lower case; ``<name>`` stands for any one name, as in ``reward/<part>``."""
+    unit: str
+    """What it is counted in; "fraction" is a share in [0, 1]."""
+    meaning: str
+    """What is measured, over what."""
+    healthy: str
+    """What a run that learns looks like, or what to suspect otherwise; "-" where no value is better."""
+
+    @property
+    def is_pattern(self) -> bool:
+        """The entry stands for a family of keys."""
+        return "<" in self.key
+
+    def matches(self, key: str) -> bool:
+        """Whether this entry explains the key."""
+        return _pattern(self.key).fullmatch(key) is not None
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    pieces = re.split(r"<[^>]+>", key)
+    return re.compile("[^/\\s]+".join(re.escape(piece) for piece in pieces))
+
+
+_REWARD = (
+    Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily"),
+    Metric(
+        "reward/std",
+        "reward",
+        "standard deviation over all graded completions of the step, n - 1",
+        "says nothing about groups; read group/std_mean",
+    ),
+    Metric("reward/min", "reward", "lowest reward of the step", "-"),
+    Metric("reward/max", "reward", "highest reward of the step", "-"),
+    Metric(
+        "reward/correct",
+        "fraction",
+        "completions whose answer is right, as the reward function reads it",
+        "rises; the number to follow on training prompts",
+    ),
+    Metric(
+        "reward/format",
+        "fraction",
+        "completions in the required form, right or wrong",
+        "rises early, then stays near 1; rising alone means that only the form is learned",
+    ),
+    Metric(
+        "reward/error_fraction",
+        "fraction",
+        "completions that the grader could not grade: they have no reward",
+        "0; more than 0.01 is a bug in the grader or the data",
+    ),
+    Metric(
+        "reward/timeout_fraction", "fraction", "completions whose grading ran out of time; part of error_fraction", "0"
+    ),
+    Metric("reward/<part>", "reward", "mean of one named part of the reward before weighting", "-"),
+)
+
+_GROUP = (
+    Metric(
+        "group/zero_signal_fraction",
+        "fraction",
+        "groups whose rewards are all equal (or of which fewer than two were graded): their advantages are 0",
+        "below 0.5; near 1 nothing is learned: the prompts are too hard or too easy",
+    ),
+    Metric(
+        "group/std_mean",
+        "reward",
+        "standard deviation inside a group (n - 1), mean over groups",
+        "above 0; this, not reward/std, is what advantages are made of",
+    ),
+    Metric("group/mean_min", "reward", "mean reward of the group that earned least", "-"),
+    Metric("group/mean_max", "reward", "mean reward of the group that earned most", "-"),
+    Metric(
+        "group/solved_fraction",
+        "fraction",
+        "groups in which every graded completion is correct",
+        "rises; near 1 the prompts are too easy",
+    ),
+    Metric(
+        "group/unsolved_fraction",
+        "fraction",
+        "groups in which no graded completion is correct",
+        "falls; near 1 the prompts are too hard",
+    ),
+)
+
+_ADVANTAGE = (
+    Metric("advantage/mean", "1", "mean advantage over completions", "0 within rounding for group-relative advantages"),
+    Metric(
+        "advantage/std",
+        "1",
+        "standard deviation of the advantage over completions",
+        "below 1 when scaled by the group's deviation: groups without signal pull it down",
+    ),
+)
+
+_COMPLETION = (
+    Metric(
+        "completion/mean_tokens",
+        "tokens",
+        "mean length of a completion, end token included",
+        "changes slowly; a jump to the limit or to a few tokens is a collapse",
+    ),
+    Metric("completion/min_tokens", "tokens", "shortest completion of the step", "above 1"),
+    Metric("completion/max_tokens", "tokens", "longest completion of the step", "below the limit"),
+    Metric(
+        "completion/truncated_fraction",
+        "fraction",
+        "completions that did not end by themselves",
+        "below 0.1; otherwise raise the token limit",
+    ),
+)
+
+_POLICY = (
+    Metric(
+        "policy/loss",
+        "1",
+        "the surrogate loss that was differentiated, KL term included",
+        "about 0 when on policy; no measure of progress: only a value that is not finite means something",
+    ),
+    Metric(
+        "policy/entropy",
+        "nats",
+        "entropy of the next-token distribution, mean over completion tokens",
+        "falls slowly; near 0 means that the completions of a group have become the same",
+    ),
+    Metric(
+        "policy/kl",
+        "nats",
+        "k3 estimate of KL(policy || reference), mean over completion tokens",
+        "rises slowly; a sudden rise means that the policy runs away",
+    ),
+    Metric(
+        "policy/ratio_mean",
+        "1",
+        "probability of a token now over that at sampling, mean over tokens",
+        "1.0 within a few percent",
+    ),
+    Metric(
+        "policy/clip_fraction",
+        "fraction",
+        "completion tokens whose gradient the clipping removed",
+        "0 with one update per batch; below 0.2 otherwise",
+    ),
+    Metric(
+        "policy/gradient_norm",
+        "1",
+        "global norm of the gradient before clipping, mean over the step's updates",
+        "steady; spikes ask for a lower learning rate",
+    ),
+    Metric("policy/learning_rate", "1", "learning rate of the last update of the step", "-"),
+    Metric("policy/skipped_updates", "count", "updates that were left out because the gradient was not finite", "0"),
+)
+
+_MISMATCH = (
+    Metric(
+        "mismatch/kl",
+        "nats",
+        "k3 estimate of KL(sampler || trainer) on the sampled tokens",
+        "below 0.001; more means that sampler and trainer disagree about the same weights",
+    ),
+    Metric(
+        "mismatch/effective_sample_fraction",
+        "fraction",
+        "effective sample size of the trainer/sampler weights over the number of tokens",
+        "above 0.9",
+    ),
+    Metric("mismatch/max_ratio", "1", "largest trainer/sampler probability ratio of a token", "below 2"),
+)
+
+_EVALUATION = (
+    Metric(
+        "evaluation/correct_fraction",
+        "fraction",
+        "held-out examples with right answer in the right form",
+        "rises with reward/correct; flat while that rises means overfitting or reward hacking",
+    ),
+    Metric("evaluation/correct_low_fraction", "fraction", "lower end of the 95 % interval of correct_fraction", "-"),
+    Metric("evaluation/correct_high_fraction", "fraction", "upper end of the 95 % interval of correct_fraction", "-"),
+    Metric(
+        "evaluation/any_format_fraction",
+        "fraction",
+        "held-out examples with the right answer in whatever form",
+        "rises; flat while correct_fraction rises means that only the form is learned",
+    ),
+    Metric("evaluation/wrong_fraction", "fraction", "held-out examples with a wrong answer in the right form", "falls"),
+    Metric("evaluation/bad_format_fraction", "fraction", "held-out examples not in the required form", "falls"),
+    Metric("evaluation/error_fraction", "fraction", "held-out examples that the grader could not grade", "0"),
+    Metric(
+        "evaluation/truncated_fraction", "fraction", "held-out completions that did not end by themselves", "below 0.1"
+    ),
+    Metric("evaluation/mean_tokens", "tokens", "mean length of a held-out completion", "-"),
+    Metric("evaluation/num_examples", "count", "held-out completions that were sampled", "500 or more to be believed"),
+)
+
+_TIME = (
+    Metric("time/step_seconds", "seconds", "one step, evaluation and saving left out", "steady"),
+    Metric("time/sample_seconds", "seconds", "sampling completions", "usually the largest part"),
+    Metric("time/grade_seconds", "seconds", "computing rewards", "a small part"),
+    Metric("time/train_seconds", "seconds", "forward, backward and optimizer", "-"),
+    Metric("time/evaluate_seconds", "seconds", "evaluation after the step", "-"),
+    Metric("time/save_seconds", "seconds", "writing a checkpoint after the step", "-"),
+    Metric("time/elapsed_seconds", "seconds", "since the run started", "-"),
+    Metric("speed/sampled_tokens_per_second", "tokens/s", "completion tokens over time/sample_seconds", "steady"),
+    Metric("speed/trained_tokens_per_second", "tokens/s", "trained tokens over time/train_seconds", "steady"),
+    Metric("speed/tokens_per_second", "tokens/s", "completion tokens over time/step_seconds", "steady"),
+)
+
+_AMOUNT = (
+    Metric("tokens/sampled", "tokens", "completion tokens sampled in the step", "-"),
+    Metric("tokens/trained", "tokens", "completion tokens that entered the loss", "-"),
+    Metric("tokens/padding_fraction", "fraction", "padding among the tokens that the trainer computed", "low"),
+    Metric("memory/process_gib", "GiB", "resident memory of the process", "steady; steady growth is a leak"),
+    Metric("memory/gpu_gib", "GiB", "largest GPU memory in use during the step", "steady"),
+    Metric("memory/<point>_gib", "GiB", "memory in use at a named point of the step", "steady"),
+    Metric("data/epoch", "epochs", "prompts seen over prompts in the training set", "-"),
+    Metric("data/prompts_seen", "count", "prompts sampled since the start, repetitions counted", "-"),
+)
+
+GLOSSARY: tuple[Metric, ...] = (
+    *_REWARD,
+    *_GROUP,
+    *_ADVANTAGE,
+    *_COMPLETION,
+    *_POLICY,
+    *_MISMATCH,
+    *_EVALUATION,
+    *_TIME,
+    *_AMOUNT,
+)
+"""Every key that a run writes, exact keys before the patterns that would also match them."""
+
+
+def explain(key: str) -> Metric | None:
+    """The entry of the glossary that explains the key; None for a key nobody has explained.
+
+    >>> explain("reward/mean").unit, explain("reward/politeness").key, explain("loss")
+    ('reward', 'reward/<part>', None)
+    """
+    return next((metric for metric in GLOSSARY if metric.matches(key)), None)
+
+
+def unknown_keys(keys: Iterable[str]) -> list[str]:
+    """The keys that the glossary does not explain, sorted; "step" is the row's number and no metric."""
+    return sorted(key for key in set(keys) if key != "step" and explain(key) is None)
+
+
+def glossary_markdown() -> str:
+    """The glossary as one Markdown page, a table per group of keys."""
+    lines = [
+        "# Metrics",
+        "",
+        "Every key of `metrics.jsonl`, one JSON object per step. A share ends in `_fraction` and lies in [0, 1]; a",
+        "value that could not be measured is missing, and one that is not finite is `null`. This page is made from",
+        "`oncurve/observe/metrics.py`.",
+    ]
+    group = ""
+    for metric in GLOSSARY:
+        if metric.key.split("/")[0] != group:
+            group = metric.key.split("/")[0]
+            lines += ["", f"## {group}", "", "| key | unit | meaning | healthy |", "|---|---|---|---|"]
+        cells = (f"`{metric.key}`", metric.unit, metric.meaning, metric.healthy)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

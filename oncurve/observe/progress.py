@@ -1,0 +1,165 @@
+"""How is the run doing right now? A live display in a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_BARS = "▁▂▃▄▅▆▇█"
+_HELD_OUT = "evaluation/correct_fraction"
+_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("reward", "reward/mean", lambda value: f"{value:.3f}"),
+    ("correct", "reward/correct", lambda value: f"{value:.1%}"),
+    ("no signal", "group/zero_signal_fraction", lambda value: f"{value:.0%}"),
+    ("length", "completion/mean_tokens", lambda value: f"{value:.0f}"),
+    ("tokens/s", "speed/tokens_per_second", lambda value: f"{value:,.0f}"),
+)
+
+
+class Progress:
+    """Step, reward, accuracy, tokens per second, time left and the last evaluation of a run, as a context manager.
+
+    In a terminal a panel of a few lines that is redrawn in place; otherwise one line of text per step, which is also
+    what ends up in a log file. Not safe for use from several threads.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        first_step: int = 0,
+        console: Console | None = None,
+        live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``first_step``: steps done before, by a run that is resumed. ``live`` None asks the console."""
+        self.console = console or Console()
+        self._total = total_steps
+        self._first = first_step
+        self._done = first_step
+        self._clock = clock
+        self._started = clock()
+        self._latest: dict[str, float] = {}
+        self._rewards: list[float] = []
+        self._evaluated: tuple[int, float] | None = None
+        self._status = ""
+        is_live = self.console.is_terminal if live is None else live
+        self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4) if is_live else None
+
+    def __enter__(self) -> Progress:
+        self._started = self._clock()
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status = ""
+        if self._live is not None:
+            self._live.stop()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows a finished step; ``step`` counts steps done. Metrics that are missing keep their last value."""
+        self._done = step
+        self._latest.update(metrics)
+        self._status = ""
+        if math.isfinite(reward := metrics.get("reward/mean", math.nan)):
+            self._rewards.append(reward)
+        if math.isfinite(accuracy := metrics.get(_HELD_OUT, math.nan)):
+            self._evaluated = (step, accuracy)
+        if self._live is None:
+            self._print(self.line(metrics))
+
+    def note(self, text: str) -> None:
+        """Prints something that stays: above the live display, or as a line."""
+        self._print(text)
+
+    def status(self, text: str) -> None:
+        """What is going on inside the step, such as "evaluating 128/500"; only shown in a terminal."""
+        self._status = text
+
+    def line(self, metrics: Mapping[str, float]) -> str:
+        """One step as one line of plain text."""
+        cells = [f"step {self._done}/{self._total}"]
+        cells += [f"{name} {form(metrics[key])}" for name, key, form in _ROWS if _is_number(metrics.get(key))]
+        if _is_number(metrics.get(_HELD_OUT)):
+            cells.append(f"held-out {metrics[_HELD_OUT]:.1%}")
+        if (left := self.seconds_left()) is not None:
+            cells.append(f"ETA {duration(left)}")
+        return "  ".join(cells)
+
+    def seconds_left(self) -> float | None:
+        """Steps left times the mean wall time of a step so far, evaluations included; None before the first step."""
+        finished = self._done - self._first
+        if finished < 1:
+            return None
+        return (self._clock() - self._started) / finished * max(0, self._total - self._done)
+
+    def _print(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _panel(self) -> RenderableType:
+        left = self.seconds_left()
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(f"step {self._done}/{self._total}", style="bold"),
+            ProgressBar(total=max(1, self._total), completed=self._done, width=30),
+            Text(duration(self._clock() - self._started)),
+            Text("" if left is None else f"ETA {duration(left)}", style="cyan"),
+            Text(self._status, style="dim"),
+        )
+        values = Table.grid(padding=(0, 3))
+        cells = [
+            Text.assemble((f"{name} ", "dim"), form(self._latest[key]))
+            for name, key, form in _ROWS
+            if _is_number(self._latest.get(key))
+        ]
+        if self._evaluated is not None:
+            step, accuracy = self._evaluated
+            cells.append(Text.assemble(("held-out ", "dim"), (f"{accuracy:.1%}", "green"), (f" at step {step}", "dim")))
+        values.add_row(*(cells or [Text("waiting for the first step", style="dim")]))
+        curve = Text.assemble(("reward ", "dim"), sparkline(self._rewards, width=60))
+        return Group(head, values, *([curve] if len(self._rewards) > 1 else []))
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def duration(seconds: float) -> str:
+    """A time as a person writes it.
+
+    >>> duration(7.2), duration(75), duration(3 * 3600 + 60)
+    ('7s', '1:15', '3:01:00')
+    """
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"
+
+
+def sparkline(values: Sequence[float], *, width: int = 40) -> str:
+    """A curve in one line of text, lowest value at the bottom; neighbours are averaged to fit ``width``.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    size = min(width, len(finite))
+    edges = [round(place * len(finite) / size) for place in range(size + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)

@@ -1,0 +1,305 @@
+"""Where does a run keep what happened? The run folder: written as the run goes, read back by every report."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from numbers import Real
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from oncurve.errors import ConfigError, DataError
+from oncurve.records import Group, Reward
+
+try:
+    import fcntl
+except ImportError:  # no advisory locks on this system: two writers are then not noticed
+    fcntl = None
+
+METRICS = "metrics.jsonl"
+"""One JSON object per step."""
+_OWN_FILES = (
+    METRICS,
+    "recipe.yaml",
+    "config.yaml",
+    "manifest.json",
+    "log.txt",
+    "rollouts",
+    "evaluations",
+    "checkpoints",
+)
+
+
+class RunFolder:
+    """The folder of one run, locked against a second writer until it is closed.
+
+    ``recipe.yaml`` (as given), ``config.yaml`` (resolved), ``manifest.json``, ``metrics.jsonl``, ``rollouts/``,
+    ``evaluations/``, ``checkpoints/``, ``log.txt``. Files that are written at once appear whole or not at all; lines
+    are flushed one by one, so that a killed run loses at most its last line.
+    """
+
+    def __init__(self, path: str | Path, *, resume_step: int | None = None) -> None:
+        """Creates a folder for a new run, or continues one after ``resume_step`` (steps done).
+
+        Rows and rollouts of later steps are dropped then, since those steps are done again.
+
+        Raises ConfigError if the folder holds a run already, is in use, or cannot be written.
+        """
+        self.path = Path(path)
+        if resume_step is None:
+            self._refuse_existing()
+        elif not (self.path / METRICS).is_file():
+            raise ConfigError(f"{self.path}: no run to resume, {METRICS} is missing. Name the folder of a run.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be used as a run folder ({error}). Choose another.") from error
+        if resume_step is not None:
+            self._forget_after(resume_step)
+        self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+        self._log = (self.path / "log.txt").open("a", encoding="utf-8")
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go; made by whoever writes the first one."""
+        return self.path / "checkpoints"
+
+    def write_start(self, recipe: str, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """What the run was asked to do, in its own words and resolved, and where it started."""
+        write_text(self.path / "recipe.yaml", recipe)
+        write_text(self.path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        write_json(self.path / "manifest.json", manifest)
+
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row of ``metrics.jsonl``. ``step`` counts steps done; 0 is the model before training.
+
+        A step may get more than one row (its evaluation comes later); reading merges them.
+        """
+        self._metrics.write(
+            to_json({"step": int(step), **{key: float(value) for key, value in metrics.items()}}) + "\n"
+        )
+        self._metrics.flush()
+
+    def write_rollouts(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        rewards: Sequence[Sequence[Reward]],
+        advantages: Sequence[Sequence[float]] | None = None,
+    ) -> Path:
+        """Everything that was sampled in a step, one line per prompt, for people to read."""
+        weights = advantages if advantages is not None else [[None] * len(row) for row in rewards]
+        lines = (
+            _group_row(step, group, graded, weight)
+            for group, graded, weight in zip(groups, rewards, weights, strict=True)
+        )
+        path = rollouts_path(self.path, step)
+        write_lines(path, lines)
+        return path
+
+    def write_evaluation(self, name: str, rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> Path:
+        """An evaluation: its examples as ``evaluations/<name>.jsonl``, its counts as ``evaluations/<name>.json``."""
+        folder = self.path / "evaluations"
+        write_lines(folder / f"{name}.jsonl", rows)
+        write_json(folder / f"{name}.json", summary)
+        return folder / f"{name}.jsonl"
+
+    def log(self, text: str) -> None:
+        """Adds lines to ``log.txt``, each with the time (UTC)."""
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
+        self._log.writelines(f"{now}  {line}\n" for line in text.splitlines() or [""])
+        self._log.flush()
+
+    def close(self) -> None:
+        """Closes the files and gives the lock back; calling it twice is harmless."""
+        self._metrics.close()
+        self._log.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refuse_existing(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path}: is a file, not a folder. Choose another folder for the run.")
+        found = [name for name in _OWN_FILES if (self.path / name).exists()]
+        if found:
+            raise ConfigError(
+                f"{self.path}: already holds a run ({', '.join(found)}). "
+                f"Choose another folder, resume that run, or move it away."
+            )
+
+    def _take_lock(self) -> int | None:
+        if fcntl is None:
+            return None
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ConfigError(
+                f"{self.path}: another process is writing this run. Wait for it to end, or choose another folder."
+            ) from None
+        return descriptor
+
+    def _forget_after(self, step: int) -> None:
+        kept = [row for row in read_rows(self.path / METRICS) if row["step"] <= step]
+        write_lines(self.path / METRICS, kept)
+        for path in sorted((self.path / "rollouts").glob("step_*.jsonl")):
+            if int(path.stem.removeprefix("step_")) > step:
+                path.unlink()
+
+
+def _group_row(
+    step: int, group: Group, rewards: Sequence[Reward], advantages: Sequence[float | None]
+) -> dict[str, Any]:
+    completions = [
+        {
+            "text": completion.text,
+            "num_tokens": len(completion.token_ids),
+            "finish_reason": completion.finish_reason,
+            "policy_version": completion.policy_version,
+            "reward": reward.value,
+            "parts": dict(reward.parts),
+            "error": reward.error,
+            "detail": reward.detail,
+            "advantage": advantage,
+        }
+        for completion, reward, advantage in zip(group.completions, rewards, advantages, strict=True)
+    ]
+    return {
+        "step": step,
+        "index": group.prompt.index,
+        "prompt": group.prompt.text,
+        "answer": group.prompt.row.get("answer"),
+        "completions": completions,
+    }
+
+
+def to_json(value: Any) -> str:
+    """One line of strict JSON: a number that is not finite is null, an unknown object its text."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that appears whole or not at all."""
+    write_pieces(path, [text])
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes one JSON object, for people as well."""
+    write_text(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes JSON lines, one per row."""
+    write_pieces(path, (to_json(row) + "\n" for row in rows))
+
+
+def write_pieces(path: Path, pieces: Iterable[str]) -> None:
+    """Writes text under a temporary name beside ``path`` and moves it there at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def rollouts_path(run: Path, step: int) -> Path:
+    """The file of a step's rollouts; names sort like the steps."""
+    return run / "rollouts" / f"step_{step:06d}.jsonl"
+
+
+def read_rows(path: Path, *, may_be_torn: bool = True) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines.
+
+    A last line without its line break is what a killed writer leaves behind, and is dropped if it ``may_be_torn``.
+
+    Raises DataError naming file and line for anything else that is no JSON object, and if the file is missing.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). Name a run folder or its {METRICS}.") from error
+    lines = text.split("\n")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError(f"a {type(row).__name__}")
+        except (ValueError, TypeError) as error:
+            if may_be_torn and number == len(lines):
+                break
+            raise DataError(f"{path}: line {number} is no JSON object ({error}). Restore or remove it.") from error
+        rows.append(row)
+    return rows
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The metrics of a run by step: rows of one step merged, later values over earlier ones, null as NaN.
+
+    ``path`` is a run folder or its ``metrics.jsonl``. A torn last line is dropped.
+
+    Raises DataError for a missing file, a broken line elsewhere, or a row without a step.
+    """
+    file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
+    merged: dict[int, dict[str, Any]] = {}
+    for number, row in enumerate(read_rows(file), start=1):
+        step = row.get("step")
+        if not isinstance(step, int):
+            raise DataError(f"{file}: row {number} has no step. Restore or remove it.")
+        values = {key: math.nan if value is None else value for key, value in row.items()}
+        merged.setdefault(step, {}).update(values)
+    return [merged[step] for step in sorted(merged)]
+
+
+def read_rollouts(run: str | Path, step: int) -> list[dict[str, Any]]:
+    """The groups of one step as ``write_rollouts`` wrote them. Raises DataError if the file is missing or broken."""
+    return read_rows(rollouts_path(Path(run), step), may_be_torn=False)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """One JSON object, such as a manifest. Raises DataError if it is missing or broken."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}).") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: holds a {type(value).__name__}, not a JSON object.")
+    return value

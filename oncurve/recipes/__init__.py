@@ -1,0 +1,1 @@
+"""Which experiments come with the package?"""

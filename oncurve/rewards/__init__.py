@@ -1,0 +1,1 @@
+"""What is a completion worth? Text in, Reward out; never imports torch."""

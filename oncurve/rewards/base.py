@@ -1,0 +1,253 @@
+"""What is a reward function, how are several of them added up, and where do their failures stop?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+from oncurve.errors import ConfigError, RewardError
+from oncurve.records import Completion, Prompt, Reward
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Category = Literal["correct", "wrong", "bad_format", "error"]
+"""What an evaluation says of one completion."""
+
+FIXED_PARTS = ("correct", "format")
+"""Parts whose meaning is the same everywhere: 1.0 if the answer is right, 1.0 if the form is as asked."""
+
+
+@runtime_checkable
+class RewardFunction(Protocol):
+    """Grades completions; the only thing that training and evaluation know of a reward.
+
+    Consumes a flat list of completions and, aligned with it, the prompt of each one. Returns one reward per
+    completion, in the same order. Called from one thread at a time; owns whatever processes it starts until
+    ``close()``.
+    """
+
+    name: str
+    """The key under which its values are logged: ``reward/<name>``."""
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes it started; calling it twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a grader gave no value."""
+
+    error: str
+    """The kind of failure: "timeout" or "crashed"."""
+    detail: str
+    """The exception, in one line."""
+
+    def as_reward(self) -> Reward:
+        """The reward of a completion that could not be graded."""
+        return Reward(value=None, error=self.error, detail=self.detail)
+
+
+def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
+    """The result of a call into a grader, or why there is none.
+
+    This is the one boundary of the project that catches every exception: a reward function is often written by
+    someone else, and its mistake must neither end a run of many hours nor pass for a wrong answer.
+    """
+    try:
+        return call()
+    except TimeoutError as error:
+        return Failure("timeout", _one_line(error))
+    except Exception as error:
+        if log:
+            logger.debug("a reward function raised an exception", exc_info=True)
+        return Failure("crashed", _one_line(error))
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def grade(
+    function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
+) -> list[Reward]:
+    """The rewards of a function that is not trusted to succeed.
+
+    If the call fails for the whole batch, every group is tried again by itself, so that one completion that the
+    function cannot stand costs its own group and no other.
+    """
+    rewards = attempt(lambda: _checked(function, prompts, completions))
+    if not isinstance(rewards, Failure):
+        return rewards
+    groups = _group_slices(prompts)
+    if len(groups) == 1:
+        return [rewards.as_reward()] * len(completions)
+    graded: list[Reward] = []
+    for part in groups:
+        graded += grade(function, prompts[part], completions[part])
+    return graded
+
+
+def _checked(
+    function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
+) -> list[Reward]:
+    if len(prompts) != len(completions):
+        raise ValueError(f"{len(prompts)} prompts for {len(completions)} completions")
+    rewards = list(function(prompts, completions))
+    if len(rewards) != len(completions):
+        raise ValueError(f"{function.name} returned {len(rewards)} rewards for {len(completions)} completions")
+    for reward in rewards:
+        if not isinstance(reward, Reward):
+            raise TypeError(f"{function.name} returned {type(reward).__name__} where a Reward was expected")
+    return rewards
+
+
+def _group_slices(prompts: Sequence[Prompt]) -> list[slice]:
+    starts = [
+        place
+        for place in range(len(prompts))
+        if place == 0 or prompts[place].prompt_ids != prompts[place - 1].prompt_ids
+    ]
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(prompts)], strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One row of a weighted sum."""
+
+    function: RewardFunction
+    weight: float = 1.0
+    """Factor of this function's value in the sum; negative turns a reward into a penalty."""
+    name: str | None = None
+    """Key of the value in ``Reward.parts``; None takes the function's own name."""
+    only_if_correct: bool = False
+    """Pay this term only when the answer is right: a well-formed wrong answer earns nothing from it."""
+    clip: tuple[float, float] | None = None
+    """Bounds of the value before it is weighted; None leaves it as it is."""
+
+    @property
+    def key(self) -> str:
+        """The name under which the value of this term is kept."""
+        return self.name or self.function.name
+
+
+class WeightedSum:
+    """Several reward functions added up, every part kept by name.
+
+        value = sum over terms of  weight * clip(value)
+
+    A term that fails makes the whole reward an error, since a sum with a missing term is another number; only
+    "not_applicable" leaves its term out. With ``limit_shaping`` (the default) the terms that do not know whether the
+    answer is right can together add or take at most the weight of those that do, so that no style outranks a right
+    answer by more than the answer itself is worth.
+    """
+
+    def __init__(self, terms: Sequence[Term], *, limit_shaping: bool = True, name: str = "total") -> None:
+        if not terms:
+            raise ConfigError("rewards: the list is empty. Name at least one reward function.")
+        keys = [term.key for term in terms]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"rewards: two of them are named {key!r}. Give one of them another name.")
+        self.name = name
+        self.terms = tuple(terms)
+        self.limit_shaping = limit_shaping
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion, its parts unweighted."""
+        columns = [grade(term.function, prompts, completions) for term in self.terms]
+        return [self._combine(row) for row in zip(*columns, strict=True)]
+
+    def close(self) -> None:
+        """Closes every function."""
+        for term in self.terms:
+            term.function.close()
+
+    def _combine(self, rewards: Sequence[Reward]) -> Reward:
+        parts = _merged_parts(self.terms, rewards)
+        failed = [
+            (term, reward)
+            for term, reward in zip(self.terms, rewards, strict=True)
+            if reward.error is not None and reward.error != "not_applicable"
+        ]
+        if failed:
+            term, reward = failed[0]
+            return Reward(value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}")
+        if all(reward.value is None for reward in rewards):
+            return Reward(value=None, parts=parts, error="not_applicable", detail="no reward function applies")
+        detail = "; ".join(reward.detail for reward in rewards if reward.detail)
+        total = self._total(rewards, is_correct=parts.get("correct", 0.0) >= 1.0)
+        return Reward(value=total, parts=parts, detail=detail)
+
+    def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
+        correctness, shaping, limit = 0.0, 0.0, 0.0
+        for term, reward in zip(self.terms, rewards, strict=True):
+            if reward.value is None or (term.only_if_correct and not is_correct):
+                continue
+            value = reward.value if term.clip is None else min(max(reward.value, term.clip[0]), term.clip[1])
+            if "correct" in reward.parts:
+                correctness += term.weight * value
+                limit += abs(term.weight)
+            else:
+                shaping += term.weight * value
+        if self.limit_shaping and limit > 0:
+            shaping = min(max(shaping, -limit), limit)
+        return correctness + shaping
+
+
+def _merged_parts(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, float]:
+    """The value of every term by its name, and the functions' own parts; of a fixed part the lowest counts."""
+    parts = {
+        term.key: reward.value for term, reward in zip(terms, rewards, strict=True) if reward.value is not None
+    }
+    own_names = set(parts)
+    for term, reward in zip(terms, rewards, strict=True):
+        for part, value in reward.parts.items():
+            if part in FIXED_PARTS:
+                parts[part] = min(value, parts.get(part, value))
+            elif part not in parts:
+                parts[part] = value
+            elif part in own_names and part != term.key:
+                parts[f"{term.key}.{part}"] = value
+    return parts
+
+
+def categorize(reward: Reward) -> Category:
+    """Where a completion belongs in an evaluation: form first, since an answer in the wrong form was not given.
+
+    >>> categorize(Reward(value=0.0, parts={"correct": 0.0, "format": 1.0}))
+    'wrong'
+    """
+    if reward.error is not None:
+        return "error"
+    if reward.parts.get("format", 1.0) < 1.0:
+        return "bad_format"
+    return "correct" if reward.parts.get("correct", 0.0) >= 1.0 else "wrong"
+
+
+def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2) -> None:
+    """Refuses a batch in which too many completions could not be graded.
+
+    "not_applicable" is no failure of a grader and does not count.
+
+    Raises RewardError with the most frequent kind and an example.
+    """
+    failed = [reward for reward in rewards if reward.error is not None and reward.error != "not_applicable"]
+    if len(failed) <= max_error_fraction * len(rewards):
+        return
+    kinds = [str(reward.error) for reward in failed]
+    kind = max(sorted(set(kinds)), key=kinds.count)
+    example = next(reward.detail for reward in failed if reward.error == kind)
+    raise RewardError(
+        f"grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may fail), "
+        f"most often as {kind!r}: {example or 'no detail'}. Correct the reward function or the data, "
+        f"or raise the allowed share."
+    )

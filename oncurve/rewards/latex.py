@@ -1,0 +1,146 @@
+"""How is the same answer always written the same way, before anything is compared?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_SIGNS = str.maketrans(
+    {
+        "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-",
+        "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/",
+        "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "√": r"\sqrt ", "∅": r"\emptyset ",
+        "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "±": r"\pm ",
+        "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
+        "⁰": "^0", "¹": "^1", "²": "^2", "³": "^3", "⁴": "^4", "⁵": "^5", "⁶": "^6", "⁷": "^7", "⁸": "^8", "⁹": "^9",
+        "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+        "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}",
+        "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}",
+        "⅞": r"\frac{7}{8}",
+        "％": "%", "＝": "=", "（": "(", "）": ")", "，": ",", "．": ".", "：": ":",
+        "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "", "\ufeff": "", "\u2061": "", "\u2062": "",
+    }
+    | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
+)  # fmt: skip
+
+_SAME = (  # patterns and what they are the same as
+    (r"\\(?:left|right|bigl?|bigr?|Bigl?|Bigr?|biggl?|biggr?|middle)(?![a-zA-Z])\.?", ""),
+    (r"\\(?:displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])", ""),
+    (r",\\!\s*|\{,\}(?=\d{3})", ","),
+    (r"\\[!,;:> ]|\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|~", " "),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\(?:mbox|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bm|boldsymbol|operatorname)(?![a-zA-Z])",
+     r"\\text"),
+    (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
+    (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
+    (r"\\ne(?![a-zA-Z])", r"\\neq"),
+    (r"\\(?:degree|deg)(?![a-zA-Z])|\^\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"^{\\circ}"),
+    (r"\\(?:varnothing|O)(?![a-zA-Z])", r"\\emptyset"),
+    (r"\\(?:lbrace|\{)", r"\\{"),
+    (r"\\(?:rbrace|\})", r"\\}"),
+    (r"\\lbrack", "["),
+    (r"\\rbrack", "]"),
+    (r"\*\*(?=\s*[\d({-])", "^"),
+    (r"\\mathbb\{?R\}?|ℝ", r"\\mathbb{R}"),
+)  # fmt: skip
+_SAME_COMPILED = tuple((re.compile(pattern), same) for pattern, same in _SAME)
+
+_COMMAND = re.compile(r"\\(frac|sqrt)(?![a-zA-Z])")
+_PLAIN_ROOT = re.compile(r"(?<![a-zA-Z\\])sqrt(?=\s*[({])")
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+
+
+def tidy(answer: str) -> str:
+    r"""The same mathematics in one spelling: ASCII and LaTeX signs, full fractions, no spacing macros.
+
+    >>> tidy(r"$\dfrac12\,$.")
+    '\\frac{1}{2}'
+    """
+    answer = answer.translate(_SIGNS).strip()
+    answer = unwrap(answer)
+    for pattern, same in _SAME_COMPILED:
+        answer = pattern.sub(same, answer)
+    answer = _PLAIN_ROOT.sub(r"\\sqrt", answer)
+    return " ".join(unwrap(_brace_arguments(answer)).split())
+
+
+def _brace_arguments(text: str) -> str:
+    r"""The text with every argument of a fraction or root in braces: ``\frac12`` becomes ``\frac{1}{2}``."""
+    for match in reversed(list(_COMMAND.finditer(text))):
+        place, arguments = match.end(), ""
+        if match.group(1) == "sqrt" and text[place : place + 1] == "[":
+            closing = text.find("]", place) + 1
+            place, arguments = (closing, text[place:closing]) if closing else (place, "")
+        for _ in range(2 if match.group(1) == "frac" else 1):
+            argument, place = _argument(text, place, takes_parentheses=match.group(1) == "sqrt")
+            arguments += f"{{{argument}}}"
+        text = text[: match.end()] + arguments + text[place:]
+    return text
+
+
+def _argument(text: str, place: int, *, takes_parentheses: bool) -> tuple[str, int]:
+    """What LaTeX reads as the next argument, without its braces, and the place after it."""
+    while text[place : place + 1] == " ":
+        place += 1
+    if text[place : place + 1] == "{" or (takes_parentheses and text[place : place + 1] == "("):
+        for end, depth in bracket_depths(text[place:]):
+            if depth == 0 and end > 0:
+                return text[place + 1 : place + end], place + end + 1
+    command = re.compile(r"\\[a-zA-Z]+(?:\{[^{}]*\})*|[\s\S]").match(text, place)
+    return (command.group(), command.end()) if command else ("", place)
+
+
+def unwrap(answer: str) -> str:
+    """The answer without mathematics delimiters, bold marks, quotes and closing punctuation around it."""
+    before = None
+    while before != answer:
+        before = answer
+        answer = answer.strip()
+        if answer.endswith((".", ";", ":", ",", "!")) and not answer.endswith(("\\;", "\\:", "\\,", "\\!", "..")):
+            answer = answer[:-1].rstrip() if not re.search(r"\d!$", answer) else answer
+        for left, right in _WRAPPERS:
+            inner = answer[len(left) : -len(right)]
+            if len(answer) > len(left) + len(right) and answer.startswith(left) and answer.endswith(right):
+                answer = inner if left not in inner and right not in inner else answer
+    return answer
+
+
+def compact(answer: str) -> str:
+    """A tidied answer without spaces: two answers with the same compact form are the same string of signs."""
+    spaced = re.sub(r"\\text\{\s*([^{}]*?)\s*\}", r"\\text{\1}", answer)
+    return re.sub(r"(\\[a-zA-Z]+) (?=[a-zA-Z])|\s+", lambda match: f"{match[1]} " if match[1] else "", spaced)
+
+
+def split_top(text: str, separator: str = ",") -> list[str]:
+    r"""The pieces between separators that stand in no bracket.
+
+    >>> split_top(r"(1,2), \frac{a,b}{c}, 3")
+    ['(1,2)', '\\frac{a,b}{c}', '3']
+    """
+    pieces, start = [], 0
+    for place, depth in bracket_depths(text):
+        if depth == 0 and text[place] == separator:
+            pieces.append(text[start:place].strip())
+            start = place + 1
+    return [*pieces, text[start:].strip()]
+
+
+def bracket_depths(text: str) -> Iterator[tuple[int, int]]:
+    """Every place of a text with the number of brackets of any kind that are open there."""
+    depth = 0
+    for place, sign in enumerate(text):
+        if sign in ")]}":
+            depth -= 1
+        yield place, depth
+        if sign in "([{":
+            depth += 1
+
+
+def nesting(text: str) -> int:
+    """The greatest number of brackets that are open at once, or a large number if they do not close."""
+    deepest, last = 0, 0
+    for _, depth in bracket_depths(text + " "):
+        deepest, last = max(deepest, depth), depth
+        if depth < 0:
+            return len(text) + 1
+    return deepest if last == 0 else len(text) + 1

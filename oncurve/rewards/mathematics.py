@@ -1,0 +1,198 @@
+"""Is the final answer of a completion the reference answer? Exact rules here, symbolic ones in a killable process."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+from oncurve.errors import ConfigError
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.answers import AnswerPlace, find_answer
+from oncurve.rewards.base import Failure, attempt
+from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
+from oncurve.rewards.pool import Outcome, WorkerPool
+
+Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
+"""Of an answer; "over_limit" means that comparing it took too long or too much memory, which counts as wrong.
+
+The last three are failures of ours: the reference cannot be read, the batch ran out of time, the grader broke.
+"""
+
+Scale = Literal["binary", "signed", "graded"]
+"""What right and wrong pay: 1 and 0; 1 and -1; or 1, ``partial`` for the right value in the wrong place, and 0."""
+
+MAX_CACHED_VERDICTS = 100_000
+
+
+class _NeedsOracleError(Exception):
+    """The exact rules cannot decide."""
+
+
+def _no_oracle(candidate: str, gold: str) -> NoReturn:
+    raise _NeedsOracleError
+
+
+class AnswerChecker:
+    """Compares answers with references: exact rules in this process, math-verify in processes that can be killed.
+
+    No text of a model is ever evaluated in this process. Verdicts are remembered by (answer, reference), except those
+    that are failures. Several rewards can share one checker, and with it its processes; they start when the first pair
+    needs them.
+    """
+
+    def __init__(self, *, timeout_seconds: float = 3.0, workers: int = 1, batch_seconds: float = 60.0) -> None:
+        self._pool = WorkerPool(
+            "oncurve.rewards.symbolic:grade",
+            workers=workers,
+            timeout_seconds=timeout_seconds,
+            batch_seconds=batch_seconds,
+        )
+        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+
+    def check(self, pairs: Sequence[tuple[str | None, str]]) -> list[Verdict]:
+        """The verdict on every (answer, reference); an answer that was not found is wrong."""
+        distinct = dict.fromkeys(pair for pair in pairs if pair not in self._verdicts)
+        verdicts: dict[tuple[str | None, str], Verdict] = {}
+        undecided: list[tuple[str, str]] = []
+        for candidate, gold in distinct:
+            verdict = _exact_verdict(candidate, gold)
+            if verdict is not None:
+                verdicts[candidate, gold] = verdict
+            elif candidate is not None:
+                undecided.append((candidate, gold))
+        verdicts |= self._ask_workers(undecided)
+        self._remember(verdicts)
+        return [verdicts[pair] if pair in verdicts else self._verdicts[pair] for pair in pairs]  # type: ignore[index]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._pool.close()
+
+    def _ask_workers(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str | None, str], Verdict]:
+        if not pairs:
+            return {}
+        outcomes = self._pool.map({"candidate": candidate, "gold": gold} for candidate, gold in pairs)
+        overdue = [gold for (_, gold), outcome in zip(pairs, outcomes, strict=True) if _is_over_limit(outcome)]
+        golds = list(dict.fromkeys(overdue))
+        alone = self._pool.map({"candidate": None, "gold": gold} for gold in golds)
+        unreadable = {gold for gold, outcome in zip(golds, alone, strict=True) if outcome.result != "wrong"}
+        return {
+            pair: "unparsable_reference" if pair[1] in unreadable else _pool_verdict(outcome)
+            for pair, outcome in zip(pairs, outcomes, strict=True)
+        }
+
+    def _remember(self, verdicts: Mapping[tuple[str | None, str], Verdict]) -> None:
+        for (candidate, gold), verdict in verdicts.items():
+            if candidate is not None and verdict in ("right", "wrong"):
+                self._verdicts[candidate, gold] = verdict
+        while len(self._verdicts) > MAX_CACHED_VERDICTS:
+            self._verdicts.popitem(last=False)
+
+
+def _exact_verdict(candidate: str | None, gold: str) -> Verdict | None:
+    """The verdict of the exact rules; None where they cannot decide."""
+    if not gold.strip() or len(gold) > MAX_ANSWER_CHARACTERS:
+        return "unparsable_reference"
+    if candidate is None or len(candidate) > MAX_ANSWER_CHARACTERS:
+        return "wrong"
+    try:
+        return "right" if equal_answers(candidate, gold, _no_oracle) else "wrong"
+    except _NeedsOracleError:
+        return None
+
+
+def _is_over_limit(outcome: Outcome) -> bool:
+    return outcome.error in ("timeout", "memory")
+
+
+def _pool_verdict(outcome: Outcome) -> Verdict:
+    match outcome.error:
+        case None:
+            return outcome.result
+        case "timeout" | "memory":
+            return "over_limit"
+        case "not_run":
+            return "timeout"
+        case _:
+            return "crashed"
+
+
+class Mathematics:
+    """Whether the answer at the asked place equals the row's reference answer.
+
+    Parts: ``correct``, 1.0 if it does; ``format``, 1.0 if there is an answer at that place; ``over_limit``, 1.0 if the
+    answer made the grader exceed its time or memory, which pays as wrong. A row without a readable reference is an
+    error, never a zero.
+    """
+
+    def __init__(
+        self,
+        *,
+        answer_from: AnswerPlace = "boxed",
+        scale: Scale = "binary",
+        partial: float = 0.2,
+        answer_column: str = "answer",
+        timeout_seconds: float = 3.0,
+        workers: int = 1,
+        name: str = "mathematics",
+        checker: AnswerChecker | None = None,
+    ) -> None:
+        if not 0.0 <= partial < 1.0:
+            raise ConfigError(f"rewards: partial is {partial:g}; give a number from 0 to below 1.")
+        self.name = name
+        self.answer_from: AnswerPlace = answer_from
+        self.scale = scale
+        self.partial = partial
+        self.answer_column = answer_column
+        self.checker = checker or AnswerChecker(timeout_seconds=timeout_seconds, workers=workers)
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion."""
+        golds = [reference(prompt.row, self.answer_column) for prompt in prompts]
+        answers = [find_answer(completion.text, self.answer_from) for completion in completions]
+        verdicts = self.checker.check(list(zip(answers, golds, strict=True)))
+        loose = verdicts
+        if self.scale == "graded" and self.answer_from != "any":
+            anywhere = [find_answer(completion.text, "any") for completion in completions]
+            loose = self.checker.check(list(zip(anywhere, golds, strict=True)))
+        return [
+            self._reward(answer, gold, verdict, has_value=found == "right")
+            for answer, gold, verdict, found in zip(answers, golds, verdicts, loose, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Ends the checker's processes."""
+        self.checker.close()
+
+    def _reward(self, answer: str | None, gold: str, verdict: Verdict, *, has_value: bool) -> Reward:
+        low = -1.0 if self.scale == "signed" else self.partial if has_value and self.scale == "graded" else 0.0
+        return reward_of(verdict, answer, gold, is_well_formed=answer is not None, low=low)
+
+
+def reward_of(
+    verdict: Verdict, answer: str | None, gold: str, *, is_well_formed: bool, low: float = 0.0
+) -> Reward:
+    """The reward of a verdict: 1, or ``low`` for any other answer, or an error if the grader failed."""
+    parts = {
+        "correct": float(verdict == "right" and is_well_formed),
+        "format": float(is_well_formed),
+        "over_limit": float(verdict == "over_limit"),
+    }
+    detail = f"answer {_shown(answer)}, reference {_shown(gold)}"
+    if verdict in ("unparsable_reference", "timeout", "crashed"):
+        return Reward(value=None, parts={"format": parts["format"]}, error=verdict, detail=detail)
+    return Reward(value=1.0 if parts["correct"] else low, parts=parts, detail=detail)
+
+
+def reference(row: Mapping[str, Any], column: str) -> str:
+    """The reference answer of a row as text; empty, hence unreadable, if the row has none."""
+    value = row.get(column)
+    text = attempt(lambda: "" if value is None else str(value))
+    return "" if isinstance(text, Failure) else text
+
+
+def _shown(answer: str | None) -> str:
+    if answer is None:
+        return "missing"
+    return ascii(answer if len(answer) <= 60 else answer[:57] + "...")

@@ -1,0 +1,69 @@
+"""Does a completion think, then answer in tags, and is the answer right?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.answers import find_answer
+from oncurve.rewards.mathematics import AnswerChecker, reference, reward_of
+
+_TAGS = re.compile(r"</?(?:think|answer)>")
+
+
+def is_r1_zero(text: str) -> bool:
+    """Whether a text has the form ``... </think> <answer> ... </answer>``, each tag once and in this order.
+
+    A ``<think>`` may stand at the very start, for prompts that do not end with it. Any space, line break or nothing may
+    stand between the tags. What follows ``</answer>`` is ignored as long as it holds no further tag. The answer must not
+    be empty.
+    """
+    tags = [(match.group(), match.start(), match.end()) for match in _TAGS.finditer(text)]
+    if tags and tags[0][0] == "<think>":
+        if text[: tags[0][1]].strip():
+            return False
+        tags = tags[1:]
+    if [name for name, _, _ in tags] != ["</think>", "<answer>", "</answer>"]:
+        return False
+    (_, _, thought_end), (_, opening, inside), (_, closing, _) = tags
+    return not text[thought_end:opening].strip() and bool(text[inside:closing].strip())
+
+
+class R1Zero:
+    """1 for the right answer in the right form, 0 for anything else: form alone pays nothing.
+
+    Parts: ``format``, 1.0 if the completion has the form of ``is_r1_zero``; ``correct``, 1.0 if moreover the content of
+    the answer tag, or of a box inside it, equals the row's reference; ``over_limit`` as in ``Mathematics``.
+    """
+
+    def __init__(
+        self,
+        *,
+        answer_column: str = "answer",
+        timeout_seconds: float = 3.0,
+        workers: int = 1,
+        name: str = "r1_zero",
+        checker: AnswerChecker | None = None,
+    ) -> None:
+        self.name = name
+        self.answer_column = answer_column
+        self.checker = checker or AnswerChecker(timeout_seconds=timeout_seconds, workers=workers)
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion."""
+        golds = [reference(prompt.row, self.answer_column) for prompt in prompts]
+        formed = [is_r1_zero(completion.text) for completion in completions]
+        answers = [
+            find_answer(completion.text, "answer_tag") if is_formed else None
+            for completion, is_formed in zip(completions, formed, strict=True)
+        ]
+        verdicts = self.checker.check(list(zip(answers, golds, strict=True)))
+        return [
+            reward_of(verdict, answer, gold, is_well_formed=is_formed)
+            for verdict, answer, gold, is_formed in zip(verdicts, answers, golds, formed, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Ends the checker's processes."""
+        self.checker.close()

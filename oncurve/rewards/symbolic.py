@@ -1,0 +1,76 @@
+"""Are two mathematical expressions equal? The one door to math-verify; runs only inside a grading process."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from math_verify import verify
+
+from oncurve.rewards.base import Failure, attempt
+from oncurve.rewards.equality import equal_answers
+
+logging.disable(logging.CRITICAL)
+
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=\d)i(?![a-zA-Z])")
+_IRRATIONAL = re.compile(r"\\(?:sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|arc\w+)(?![a-zA-Z])|(?<![a-zA-Z])e(?![a-zA-Z])|\^")
+_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
+
+
+class UnparsableReference(Exception):
+    """The reference answer is no mathematics that can be read."""
+
+
+def grade(payload: dict[str, Any]) -> str:
+    """The verdict on ``{"candidate": ..., "gold": ...}``: "right", "wrong" or "unparsable_reference"."""
+    try:
+        if payload["candidate"] is None:
+            _parse(payload["gold"], is_complex=False)
+            return "wrong"
+        return "right" if equal_answers(payload["candidate"], payload["gold"], equal_expressions) else "wrong"
+    except UnparsableReference:
+        return "unparsable_reference"
+
+
+def equal_expressions(candidate: str, gold: str) -> bool:
+    """Whether two expressions are equal for all values of their variables.
+
+    A decimal beside an irrational reference is an approximation, and is refused.
+
+    Raises UnparsableReference.
+    """
+    is_complex = _IMAGINARY.search(gold) is not None
+    reference = _parse(gold, is_complex=is_complex)
+    if _POINT.search(candidate) and not _POINT.search(gold) and _IRRATIONAL.search(gold):
+        return False
+    try:
+        answer = _parse(candidate, is_complex=is_complex)
+    except UnparsableReference:
+        return False
+    return verify(reference, answer, float_rounding=12, numeric_precision=20, timeout_seconds=None)
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str, *, is_complex: bool) -> Any:
+    parsed = attempt(lambda: _read(text, is_complex=is_complex), log=False)
+    if isinstance(parsed, Failure):
+        raise UnparsableReference(f"{text}: {parsed.detail}")
+    return parsed
+
+
+def _read(text: str, *, is_complex: bool) -> Any:
+    normalized = normalize_latex(text, config=_NORMALIZATION)
+    return latex2sympy(
+        normalized,
+        is_real=not is_complex,
+        convert_degrees=False,
+        normalization_config=None,
+        conversion_config=ConversionConfig(lowercase_symbols=False),
+    )

@@ -1,0 +1,1 @@
+"""Who samples completions from the policy?"""

@@ -1,0 +1,104 @@
+"""What must a sampler be able to do?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from oncurve.records import Completion, FinishReason, Group, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token (greedy)."""
+    max_completion_tokens: int = 256
+    min_completion_tokens: int = 0
+    """The end token and stop strings cannot end a completion before it has this many tokens."""
+    top_p: float = 1.0
+    """Smallest set of tokens with at least this probability; 1 keeps all."""
+    top_k: int = 0
+    """Number of most likely tokens to keep; 0 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay in its text and tokens."""
+    seed: int = 0
+
+
+class PolicyView(Protocol):
+    """What a sampler may see of the policy: its current weights and how to read its tokens."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The module with the current weights."""
+        ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Text to tokens and back."""
+        ...
+
+    def compute(self) -> AbstractContextManager[object]:
+        """The arithmetic in which the model is to be evaluated."""
+        ...
+
+
+class Sampler(Protocol):
+    """Produces completions from the latest weights it was given."""
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Sample from these weights from now on and stamp completions with the version."""
+        ...
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group per prompt, in order. ``step`` enters the random streams; ``params`` replace the usual ones."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        ...
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a completion: the tokenizer's end token and those of the model's generation settings."""
+    declared = model.generation_config.eos_token_id if model.generation_config else None
+    listed = declared if isinstance(declared, list) else [declared]
+    ids = [token for token in [tokenizer.eos_token_id, *listed] if isinstance(token, int)]
+    return tuple(dict.fromkeys(ids))
+
+
+def padding_id(tokenizer: PreTrainedTokenizerBase, end_ids: tuple[int, ...]) -> int:
+    """A token to fill rows with; masks keep it from having any influence."""
+    declared = tokenizer.pad_token_id
+    if isinstance(declared, int):
+        return declared
+    return end_ids[0] if end_ids else 0
+
+
+def make_group(
+    prompt: Prompt,
+    sampled: Sequence[tuple[list[int], list[float], FinishReason]],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: tuple[int, ...],
+    version: int,
+) -> Group:
+    """The record of what was sampled for one prompt: (tokens, log-probabilities, why it ended) for each completion."""
+    completions: list[Completion] = []
+    for index, (ids, logprobs, reason) in enumerate(sampled):
+        shown = ids[:-1] if ids and ids[-1] in end_ids else ids
+        text = tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        completions.append(
+            Completion(prompt.prompt_ids, tuple(ids), str(text), tuple(logprobs), reason, version, index)
+        )
+    return Group(prompt, tuple(completions))

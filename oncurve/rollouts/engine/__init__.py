@@ -1,0 +1,1 @@
+"""How does the in-process engine sample many completions at once?"""

@@ -1,0 +1,1 @@
+"""How is the policy updated, step by step?"""

@@ -1,0 +1,83 @@
+"""How is a model loaded and saved, so that a folder is either whole or absent?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from oncurve.errors import CheckpointError
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
+"""The small model inside this package, which the name "embedded" stands for."""
+
+
+def locate(name: str) -> str:
+    """The folder or hub name behind a model's name in a recipe."""
+    return str(EMBEDDED) if name == "embedded" else name
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal language model and its tokenizer, from a folder, the hub, or this package.
+
+    Raises CheckpointError if there is none, or if its files cannot be read.
+    """
+    place = locate(name)
+    looks_local = Path(place).is_absolute() or place.startswith((".", "~")) or place.count("/") != 1
+    if looks_local and not Path(place).expanduser().is_dir():
+        raise CheckpointError(
+            f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as "
+            f'Qwen/Qwen2.5-0.5B, or "embedded"'
+        )
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        AutoConfig.from_pretrained(place, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}") from None
+    model = model.to(device)
+    model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
+    return model, tokenizer
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+    """Write an ordinary Hugging Face checkpoint; the folder appears only when it is whole.
+
+    Raises CheckpointError if it cannot be written; an older checkpoint of that name is then still there.
+    """
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"{folder}: the checkpoint cannot be written: {error}. Older ones are untouched"
+        ) from error
+    return folder
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Delete all but the newest ``keep`` folders named step_000120 and the like."""
+    steps = sorted(path for path in folder.glob("step_*") if path.is_dir())
+    for path in steps[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)

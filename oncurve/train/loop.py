@@ -1,0 +1,43 @@
+"""What does GRPO do, in the order of the paper? The whole of training is on this page."""
+
+from __future__ import annotations
+
+from oncurve.algorithm.algorithm import Algorithm
+from oncurve.data.collate import collate, stack_rewards
+from oncurve.data.order import Prompts
+from oncurve.rewards.base import RewardFunction
+from oncurve.rollouts.base import Sampler
+from oncurve.train.policy import Policy
+from oncurve.train.run import Run
+from oncurve.train.steps import score
+
+
+def train(
+    policy: Policy, sampler: Sampler, data: Prompts, reward_function: RewardFunction, algorithm: Algorithm, run: Run
+) -> None:
+    """Run every step that is left: sample groups, grade them, move the policy toward the better completions."""
+    for step in run.steps():
+        sampler.load_weights(policy, version=step)  # pi_old <- pi_theta
+
+        prompts = data.at(step)  # q ~ P(Q), a pure function of (seed, step)
+        with run.timed("sample"):
+            groups = sampler.sample(prompts, algorithm.group_size, step=step)  # o_1 ... o_G ~ pi_old(. | q)
+        with run.timed("grade"):
+            graded = score(groups, reward_function)  # a reward, or an error, for every completion
+        rewards = stack_rewards(groups, graded)  # r_i    [P, G]
+        advantages = algorithm.advantages(rewards)  # A_i    [P, G]
+        run.record_groups(step, groups, graded, advantages)  # measured on everything that was sampled
+
+        with run.timed("train"):
+            batch = collate(groups, advantages, mask_truncated=run.mask_truncated)  # [B, T], B = P * G
+            batch = policy.annotate(batch, old=run.updates_per_step > 1, reference=algorithm.needs_reference)
+
+            for update in batch.split(run.completions_per_update):  # optimizer updates on this batch of rollouts
+                for microbatch in update.split_tokens(policy.tokens_per_microbatch):
+                    logprobs, entropy = policy.logprobs(microbatch)  # log pi_theta(o_t | q, o_<t)   [b, T]
+                    loss, statistics = algorithm.loss(logprobs, entropy, microbatch)
+                    policy.backward(loss)
+                    run.record(statistics)  # (sum, count) pairs: exact over microbatches
+                run.record(policy.update())  # clip the gradient, AdamW, schedule
+
+        run.end_step(step)  # log, save, evaluate: each knows when it is due

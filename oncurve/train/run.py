@@ -1,0 +1,155 @@
+"""What is due besides training: recording, showing, saving, evaluating, stopping when asked."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from oncurve.observe.measure import rollout_metrics
+from oncurve.observe.progress import Progress
+from oncurve.observe.record import RunFolder
+from oncurve.records import Group, Mean, Reward
+from oncurve.rewards.base import check_errors
+
+
+class Due(Protocol):
+    """Something that happens after some steps."""
+
+    def __call__(self, step: int) -> Mapping[str, float]:
+        """Do it after ``step`` steps are done; metrics to record with the step."""
+        ...
+
+
+class Run:
+    """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: Progress,
+        *,
+        total_steps: int,
+        completions_per_step: int,
+        completions_per_update: int,
+        mask_truncated: bool = False,
+        max_error_fraction: float = 0.2,
+        rollouts_every_steps: int = 10,
+        every: Sequence[tuple[int, Due]] = (),
+        save: Callable[[int], None] | None = None,
+    ) -> None:
+        """``every`` lists (n, what to do after every n steps; 0 means never); ``save`` is for a run that is cut short."""
+        self.folder, self.progress = folder, progress
+        self.total_steps = total_steps
+        self.completions_per_update = completions_per_update
+        self.updates_per_step = completions_per_step // completions_per_update
+        self.mask_truncated = mask_truncated
+        self.max_error_fraction = max_error_fraction
+        self.rollouts_every_steps = rollouts_every_steps
+        self.every, self.save = every, save
+        self.is_interrupted = False
+        self.steps_done = 0
+        self._sums: dict[str, Mean] = {}
+        self._metrics: dict[str, float] = {}
+        self._started = self._step_started = time.perf_counter()
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left, until the last one or until the user asks to stop (then it saves)."""
+        with self._listen():
+            for step in range(self.steps_done, self.total_steps):
+                self._step_started = time.perf_counter()
+                self._sums, self._metrics = {}, {}
+                yield step
+                self.steps_done = step + 1
+                if self.is_interrupted:
+                    if self.save is not None:
+                        self.save(self.steps_done)
+                    return
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds of a phase to ``time/<phase>_seconds``."""
+        started = time.perf_counter()
+        self.progress.status(phase)
+        yield
+        key = f"time/{phase}_seconds"
+        self._metrics[key] = self._metrics.get(key, 0.0) + time.perf_counter() - started
+        self._metrics[f"memory/{phase}_gib"] = memory_gib()
+
+    def record(self, statistics: Mapping[str, Mean]) -> None:
+        """Add statistics of a microbatch or an update; they are averaged when the step ends, and not before."""
+        for key, mean in statistics.items():
+            self._sums[key] = self._sums[key] + mean if key in self._sums else mean
+
+    def record_groups(
+        self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], advantages: Tensor
+    ) -> None:
+        """Measure everything that was sampled, and refuse to go on when too much of it could not be graded."""
+        weights: list[list[float]] = advantages.tolist()
+        self._metrics |= rollout_metrics(groups, graded, weights)
+        done = step + 1
+        if step == 0 or done % self.rollouts_every_steps == 0 or done == self.total_steps:
+            self.folder.write_rollouts(done, groups, graded, weights)
+        check_errors([reward for row in graded for reward in row], max_error_fraction=self.max_error_fraction)
+
+    def end_step(self, step: int) -> None:
+        """Write and show the step's metrics and do what is due after it."""
+        done = step + 1
+        metrics = self._metrics | {key: mean.value for key, mean in self._sums.items()}
+        metrics |= self._speeds(metrics)
+        for interval, due in self.every:
+            if interval and done % interval == 0:
+                metrics |= due(done)
+        metrics["time/elapsed_seconds"] = time.perf_counter() - self._started
+        self.folder.write_metrics(done, metrics)
+        self.progress.step(done, metrics)
+
+    def _speeds(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        seconds = time.perf_counter() - self._step_started
+        sampled = metrics["tokens/sampled"]
+        speeds = {"time/step_seconds": seconds, "memory/process_gib": memory_gib()}
+        speeds["speed/tokens_per_second"] = sampled / seconds
+        for phase, name in (("sample", "sampled"), ("train", "trained")):
+            if spent := metrics.get(f"time/{phase}_seconds"):
+                speeds[f"speed/{name}_tokens_per_second"] = sampled / spent
+        if torch.cuda.is_available():
+            speeds["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        return speeds
+
+    @contextmanager
+    def _listen(self) -> Iterator[None]:
+        """The first Ctrl-C finishes the step and saves; the second stops at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            self.is_interrupted = True
+            self.progress.note("stopping: this step is finished and saved first. Ctrl-C again stops at once")
+
+        try:
+            previous = signal.signal(signal.SIGINT, stop)
+        except ValueError:  # not the main thread: whoever runs it there handles signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+
+def memory_gib() -> float:
+    """Resident memory of this process now where the system tells it, its peak elsewhere."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize() / 2**30
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 2**30 if sys.platform == "darwin" else peak / 2**20
