@@ -155,9 +155,8 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
 
     Example: `oncurve report runs/demo`
     """
-    from oncurve.observe.manifest import read_manifest
     from oncurve.observe.plots import plot_run
-    from oncurve.observe.record import read_metrics
+    from oncurve.observe.record import read_manifest, read_metrics
     from oncurve.observe.summary import summarize
 
     metrics = read_metrics(run)

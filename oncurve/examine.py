@@ -108,11 +108,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     rows, few_shot, during, test = wiring.split_rows(config)
     reward_function = wiring.make_reward_function(config.rewards)
 
-    def pays(prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Reward]:
-        completions = [
-            Completion(prompt.prompt_ids, (), text, (), "stop", 0, 0)
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
+    def pays(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         return grade(reward_function, prompts, completions)
 
     limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(policy.model.config))
@@ -128,15 +124,11 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     )
     reward_function.close()
     for finding in findings:
-        label = "[red]fails[/red]" if finding.is_fatal else "[yellow]note[/yellow]"
-        console.print(f"{label}: {finding.what} (rows {list(finding.rows)[:10]}, {len(finding.rows)} in all)")
-        console.print(f"  example: {finding.example}\n  do: {finding.remedy}", markup=False, highlight=False)
-    if not any(finding.is_fatal for finding in findings):
-        console.print(
-            f"{len(rows)} training and {len(during) + len(test)} other rows: every gold answer earns its reward"
-        )
-        return True
-    return False
+        console.print(finding.describe(), markup=False, highlight=False)
+    if any(finding.severity == "error" for finding in findings):
+        return False
+    console.print(f"{len(rows)} training and {len(during) + len(test)} other rows are fit for this recipe")
+    return True
 
 
 def build_base(output: Path, *, seed: int, updates: int | None, model: str | None, console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,7 @@ from oncurve.batch import Batch, Rewards, Size
 from oncurve.records import Mean
 
 
+@runtime_checkable
 class TokenLoss(Protocol):
     """(logprobs, old_logprobs, advantages, mask) to one number per token."""
 
@@ -30,6 +31,7 @@ class TokenLoss(Protocol):
         ...
 
 
+@runtime_checkable
 class Normalizer(Protocol):
     """Losses of tokens to a scalar, with the denominators of the whole update."""
 

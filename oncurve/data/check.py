@@ -1,4 +1,4 @@
-"""What can be proved about the data before a run: rewards accept the gold answers, prompts fit and give nothing away?"""
+"""What do the data prove before a run: do rewards accept the gold answers, do prompts fit and give nothing away?"""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from functools import partial
 from typing import Any, Literal
 
 from oncurve.data.datasets import question_key
-from oncurve.data.prompts import (
-    Excluded,
-    Template,
-    Tokenizer,
-    find_template,
-    leaked_excerpt,
-    render_prompts,
-    write_gold,
-)
+from oncurve.data.leaks import leaked_excerpt
+from oncurve.data.prompts import Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import categorize
 

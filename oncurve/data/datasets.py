@@ -315,4 +315,4 @@ def _kind_of_number(answer: str) -> str:
 
 def _spread(texts: Sequence[str]) -> tuple[int, float, int]:
     lengths = [len(text) for text in texts]
-    return min(lengths), median(lengths), max(lengths)
+    return min(lengths), float(median(lengths)), max(lengths)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from oncurve.data.datasets import question_key
 from oncurve.data.sources import did_you_mean, listed
 from oncurve.errors import ConfigError, DataError
 from oncurve.records import Prompt
@@ -18,14 +17,9 @@ logger = logging.getLogger(__name__)
 
 Message = dict[str, str]
 
-MIN_SENTENCE_CHARACTERS = 24
-"""A shorter sentence of a solution ("So she has 5 left.") can stand in a question by chance."""
-MIN_SOLUTION_CHARACTERS = 12
-"""The same for a whole solution, or for an answer outside the question."""
-
 _PLACEHOLDER = re.compile(r"\{(question|answer|solution|user)\}")
-_CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
+"""What GSM8K writes into its solutions for a calculator: ``<<48/2=24>>``."""
 
 
 @runtime_checkable
@@ -151,7 +145,10 @@ def find_template(name: str) -> Template:
             f"data.template: there is no {name!r}. {did_you_mean(name, TEMPLATES)}Use one of {listed(TEMPLATES)}, "
             f"or the path of a text file with {{question}} in it."
         )
-    text = path.read_text(encoding="utf-8").rstrip("\n")
+    try:
+        text = path.read_text(encoding="utf-8").rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"data.template: {path} is not UTF-8 text. Save it as UTF-8.") from error
     completion = _BOXED
     if "<answer>" in text:
         completion = _SPACED_THINK_ANSWER
@@ -166,7 +163,7 @@ def write_gold(row: Mapping[str, Any], template: Template) -> str:
     GSM8K's calculator marks (``<<48/2=24>>``) are left out. Without a "solution" column only the form and the answer
     remain.
     """
-    solution = _CALCULATOR_MARK.sub("", str(row.get("solution") or "")).strip()
+    solution = CALCULATOR_MARK.sub("", str(row.get("solution") or "")).strip()
     return _filled(template.completion, solution=solution, answer=str(row["answer"]))
 
 
@@ -212,45 +209,6 @@ def render_prompts(
     return prompts, excluded
 
 
-def contains_solution(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> bool:
-    """Whether a prompt gives its own solution away; see ``leaked_excerpt``."""
-    return leaked_excerpt(prompt, row, few_shot=few_shot) is not None
-
-
-def leaked_excerpt(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> str | None:
-    r"""What a prompt gives away of the row's solution; None if nothing.
-
-    Looked for, without regard to case and white space: the question among the few-shot examples; the answer in the
-    form of an answer (``\boxed{5}``, ``#### 5``, ``<answer> 5 </answer>``) more often than the examples explain; the
-    whole worked solution; half of its sentences or more, anywhere; a single sentence of it or a long answer, outside
-    the question. A bare "5" is no leak: short answers stand in many questions by chance, and so do single sentences
-    that a solution repeats from its question.
-    """
-    question, answer = _flat(str(row["question"])), _flat(str(row["answer"]))
-    if any(question_key(str(example["question"])) == question_key(str(row["question"])) for example in few_shot):
-        return f"few-shot example: {question}"
-    text = _flat(prompt.text)
-    marked = _marked_answer(text, answer, num_expected=sum(_flat(str(each["answer"])) == answer for each in few_shot))
-    if marked is not None:
-        return marked
-    for example in few_shot:
-        text = text.replace(_flat(write_gold(example, _SOLUTION_ALONE)), " ")
-    solution = _flat(str(row.get("solution") or ""))
-    if len(solution) >= MIN_SOLUTION_CHARACTERS and solution in text:
-        return solution
-    outside = text.replace(question, " ", 1)
-    if len(answer) >= MIN_SOLUTION_CHARACTERS and answer in outside:
-        return answer
-    sentences = [_flat(part) for part in _SENTENCE_END.split(str(row.get("solution") or ""))]
-    sentences = [sentence for sentence in sentences if len(sentence) >= MIN_SENTENCE_CHARACTERS]
-    found = [sentence for sentence in sentences if sentence in text]
-    alone = [sentence for sentence in found if sentence in outside and sentence not in question]
-    return next(iter(alone), None) or (found[0] if len(found) >= 2 and 2 * len(found) >= len(sentences) else None)
-
-
-_SOLUTION_ALONE = Template(name="solution_alone", completion="{solution}")
-
-
 def _filled(text: str, **values: str) -> str:
     """The text with its placeholders filled in one pass, so that braces in the values stay as they are."""
     return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group()), text)
@@ -290,7 +248,7 @@ def _chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer) -> tup
     """The texts of conversations that end where the assistant begins, and the messages as they were written."""
     from jinja2.exceptions import TemplateError
 
-    name = str(tokenizer.name_or_path) or "the model"
+    name = tokenizer.name_or_path or "the model"
     if not tokenizer.chat_template:
         raise ConfigError(
             f"{name}: its tokenizer has no chat template, so data.chat cannot be true. "
@@ -354,15 +312,3 @@ def _report(excluded: Sequence[Excluded], *, num_rows: int) -> None:
             f"Raise the limit, use fewer few-shot examples or a shorter template."
         )
     logger.warning("%d of %d prompts left out: longer than %d tokens", len(excluded), num_rows, limit)
-
-
-def _flat(text: str) -> str:
-    return " ".join(_CALCULATOR_MARK.sub("", text).casefold().split())
-
-
-def _marked_answer(text: str, answer: str, *, num_expected: int) -> str | None:
-    """The answer as it would be given, if it stands in the text more often than expected."""
-    gold = re.escape("".join(answer.split()))
-    marks = re.compile(rf"\\boxed\{{{gold}\}}|<answer>{gold}</answer>|####{gold}(?![\d.,/])")
-    found = marks.findall("".join(text.split()))
-    return found[0] if gold and len(found) > num_expected else None

@@ -59,6 +59,8 @@ class Comparison:
     before: Evaluation
     after: Evaluation
     names: tuple[str, str]
+    problems: str
+    """What was solved, for the title."""
     seed: int
 
     @cached_property
@@ -119,7 +121,7 @@ class Comparison:
         """What was compared on what."""
         total, prompts = len(self.before.examples), len(self.before.by_prompt())
         each = "" if total == prompts else f", {self.before.samples_per_prompt} completions each"
-        return f"{self.names[0]} and {self.names[1]} on {prompts} problems of {self.before.name}{each}"
+        return f"{self.names[0]} and {self.names[1]} on {prompts} {self.problems}{each}"
 
     def footnote(self) -> str:
         """How it was decoded, how long completions were, which intervals and tests, and what changed sides."""
@@ -139,7 +141,7 @@ class Comparison:
         rows = [{**asdict(row), "factor": row.factor if math.isfinite(row.factor) else None} for row in self.rows]
         return {
             "names": list(self.names),
-            "evaluation": self.before.name,
+            "problems": self.problems,
             "num_prompts": len(self.before.by_prompt()),
             "num_examples": len(self.before.examples),
             "params": dict(self.before.params),
@@ -163,7 +165,8 @@ class Comparison:
                 "answer": before.answer,
                 "change": verdict if changed else "same",
                 "kind": _change(before, after).kind if changed else None,
-                **{name: _side(example) for name, example in zip(self.names, (before, after), strict=True)},
+                "before": _side(before),
+                "after": _side(after),
             }
 
     def examples_text(self, *, limit: int = 3, max_characters: int = 600) -> str:
@@ -221,15 +224,18 @@ class Comparison:
 
 
 def compare(
-    before: Evaluation, after: Evaluation, *, names: tuple[str, str] = ("base", "trained"), seed: int = 0
+    before: Evaluation,
+    after: Evaluation,
+    *,
+    names: tuple[str, str] = ("base", "trained"),
+    problems: str = "held-out problems",
+    seed: int = 0,
 ) -> Comparison:
     """Two evaluations side by side. ``seed`` is that of the bootstrap.
 
     Raises DataError if they are not of the same examples in the same order, or were not decoded alike: their
     difference would then measure something else than the models.
     """
-    if names[0] == names[1]:
-        raise ValueError(f"both evaluations are named {names[0]!r}; give them different names")
     _check_examples(before.examples, after.examples)
     changed = sorted(
         key
@@ -239,7 +245,7 @@ def compare(
     if changed:
         shown = ", ".join(f"{key} {before.params.get(key)!r} and {after.params.get(key)!r}" for key in changed)
         raise DataError(f"the evaluations were decoded differently: {shown}. Evaluate both models the same way.")
-    return Comparison(before, after, names, seed)
+    return Comparison(before, after, names, problems, seed)
 
 
 def _check_examples(before: Sequence[Example], after: Sequence[Example]) -> None:

@@ -81,6 +81,7 @@ class Evaluation:
     """What a model did on a set of prompts, with everything needed to compare it with another model."""
 
     name: str
+    """Which evaluation of the run this is, such as "base" or "trained"; also the name of its files."""
     examples: tuple[Example, ...]
     """In the order of the prompts; the completions of one prompt stand together."""
     params: Mapping[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -51,8 +51,8 @@ def bootstrap_interval(
         return math.nan, math.nan
     generator = np.random.default_rng(seed)
     means = np.empty(num_resamples)
-    for place in range(num_resamples):
-        means[place] = data[generator.integers(0, data.size, size=data.size)].mean()
+    for rows in _blocks(num_resamples, data.size):
+        means[rows] = data[generator.integers(0, data.size, size=(rows.stop - rows.start, data.size))].mean(axis=1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
@@ -94,9 +94,9 @@ def sign_flip_p(differences: Sequence[float], *, seed: int, num_resamples: int =
     generator = np.random.default_rng(seed)
     observed = abs(data.sum()) - 1e-12 * np.abs(data).sum()  # equal sums in another order of adding count as equal
     hits = 0
-    for _ in range(num_resamples):
-        signs = generator.integers(0, 2, size=data.size) * 2 - 1
-        hits += abs(float(signs @ data)) >= observed
+    for rows in _blocks(num_resamples, data.size):
+        signs = generator.integers(0, 2, size=(rows.stop - rows.start, data.size)) * 2 - 1
+        hits += int((np.abs(signs @ data) >= observed).sum())
     return (1 + hits) / (1 + num_resamples)
 
 
@@ -113,3 +113,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     if not 1 <= k <= num_samples or not 0 <= num_correct <= num_samples:
         raise ValueError(f"pass@{k} of {num_correct} correct among {num_samples} completions is not defined")
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+def _blocks(num_rows: int, num_columns: int) -> Iterator[slice]:
+    """Rows in blocks of about half a million numbers, so that memory does not grow with the number of resamples."""
+    height = max(1, 500_000 // num_columns)
+    return (slice(first, min(first + height, num_rows)) for first in range(0, num_rows, height))

@@ -50,7 +50,7 @@ def _reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
     for reward in rewards:
         if reward.error is None:
             for name, value in reward.parts.items():
-                parts[name] = parts.get(name, Mean(0.0, 0)) + Mean(value, 1)
+                parts[name] = parts.get(name, Mean(0.0, 0.0)) + Mean(float(value), 1.0)
     return measured | {f"reward/{name}": mean.value for name, mean in parts.items()}
 
 

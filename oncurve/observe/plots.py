@@ -90,7 +90,7 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], path: str | Path, *, title: s
         raise DataError("there are no metrics to draw; the run has not finished a step.")
     with _figure(10.0, 10.6) as figure:
         grid = figure.add_gridspec(
-            3, 6, height_ratios=(1, 1, 0.78), hspace=0.52, wspace=0.95, left=0.065, right=0.945, top=0.875, bottom=0.05
+            3, 6, height_ratios=(1, 1, 0.78), hspace=0.52, wspace=0.95, left=0.078, right=0.945, top=0.875, bottom=0.05
         )
         smooth = running_window(len(metrics))
         lines = f"thick: mean of {smooth} steps, thin: single steps" if smooth > 1 else ""
@@ -100,10 +100,8 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], path: str | Path, *, title: s
         _loss(figure.add_subplot(grid[1, :3]), metrics, smooth)
         _reward_range(figure.add_subplot(grid[1, 3:]), metrics, smooth)
         _completion_length(figure.add_subplot(grid[2, :2]), metrics, smooth)
-        _single(figure.add_subplot(grid[2, 2:4]), metrics, "policy/entropy", "Entropy (nats per token)", GREEN, smooth)
-        _single(
-            figure.add_subplot(grid[2, 4:]), metrics, "policy/kl", "KL to the reference (nats per token)", RED, smooth
-        )
+        _single(figure.add_subplot(grid[2, 2:4]), metrics, "policy/entropy", "Entropy in nats per token", GREEN, smooth)
+        _single(figure.add_subplot(grid[2, 4:]), metrics, "policy/kl", "KL to the reference in nats", RED, smooth)
         _same_steps(figure, metrics)
         return _save(figure, path)
 
@@ -137,7 +135,7 @@ def plot_curve(
         missing = [name for name, curve in curves.items() if not curve]
         if missing:
             axes.text(1.0, -0.1, f"not recorded: {', '.join(missing)}", transform=axes.transAxes, ha="right", va="top")
-        axes.set_xlabel("step")
+        axes.set_xlabel("step", loc="left")
         _legend(axes, columns=6)
         return _save(figure, path)
 
@@ -152,7 +150,7 @@ def running_window(num_rows: int) -> int:
 
 
 def _format_and_answer(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth: int) -> None:
-    axes.set_title("Form and answer, training prompts")
+    _title(axes, "Form and answer, training prompts")
     keys = {"reward/format": ("in the required format", ORANGE), "reward/correct": ("correct", BLUE)}
     _lines(axes, metrics, keys, smooth)
     _percent(axes)
@@ -161,10 +159,10 @@ def _format_and_answer(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth:
 
 
 def _train_and_held_out(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth: int) -> None:
-    axes.set_title("Accuracy, training and held-out prompts")
-    _lines(axes, metrics, {"reward/correct": ("training, as sampled", BLUE)}, smooth)
+    _title(axes, "Accuracy, training and held-out prompts")
+    _lines(axes, metrics, {"reward/correct": ("training, sampled", BLUE)}, smooth)
     held_out = {
-        "evaluation/correct_fraction": ("held-out, 95 % interval", "-"),
+        "evaluation/correct_fraction": ("held-out (95 %)", "-"),
         "evaluation/any_format_fraction": ("held-out, any format", ":"),
     }
     for key, (label, line) in held_out.items():
@@ -177,19 +175,19 @@ def _train_and_held_out(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth
 
 
 def _loss(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth: int) -> None:
-    axes.set_title("Surrogate loss: not a measure of progress")
+    _title(axes, "Surrogate loss: not a measure of progress", legend_rows=2)
     axes.axhline(0.0, color=GREY, linewidth=0.9)
     loss = Series.of(metrics, "policy/loss")
     _lines(axes, metrics, {loss.key: ("on policy it stays near the KL term, whatever is learned", PURPLE)}, smooth)
     reach = 1.15 * max(map(abs, loss.finite().values), default=0.0) or 1.0
     axes.set_ylim(-reach, reach)
     broken = len(loss.steps) - len(loss.finite().steps)
-    _note_missing(axes, metrics, (loss.key,), more=f"{broken} steps without a finite loss" if broken else "")
+    _note_missing(axes, metrics, (loss.key,), more=f"steps without a finite loss: {broken}" if broken else "")
     _legend(axes)
 
 
 def _reward_range(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth: int) -> None:
-    axes.set_title("Reward between and inside groups")
+    _title(axes, "Reward between and inside groups", legend_rows=2)
     _band(axes, metrics, ("group/mean_min", "group/mean_max"), "group means, lowest to highest", smooth)
     keys = {"reward/mean": ("mean", BLUE), "group/std_mean": ("deviation inside a group", ORANGE)}
     _lines(axes, metrics, keys, smooth, single_steps=False)
@@ -209,7 +207,7 @@ def _reward_range(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth: int)
 
 
 def _completion_length(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth: int) -> None:
-    axes.set_title("Completion length in tokens")
+    _title(axes, "Completion length in tokens")
     ends = ("completion/min_tokens", "completion/max_tokens")
     _band(axes, metrics, ends, "shortest to longest", smooth)
     _lines(axes, metrics, {"completion/mean_tokens": ("mean", BLUE)}, smooth)
@@ -219,7 +217,7 @@ def _completion_length(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth:
 
 
 def _single(axes: Axes, metrics: Sequence[Mapping[str, Any]], key: str, title: str, colour: str, smooth: int) -> None:
-    axes.set_title(title)
+    _title(axes, title)
     _lines(axes, metrics, {key: ("", colour)}, smooth)
     _from_zero(axes)
     _note_missing(axes, metrics, (key,))
@@ -268,17 +266,19 @@ def _from_zero(axes: Axes) -> None:
     axes.set_ylim(min(0.0, low), high + 0.06 * max(0.0, high))
 
 
+def _title(axes: Axes, text: str, *, legend_rows: int = 1) -> None:
+    """A title with room for the legend below it: as much for every panel of a row, so that titles line up."""
+    axes.set_title(text, pad=8 + 13 * legend_rows)
+
+
 def _legend(axes: Axes, *, columns: int = 3) -> None:
     """The names of the lines between title and panel, where they cover nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    if not labels:
-        return
-    rows = math.ceil(len(labels) / columns)
-    axes.set_title(axes.get_title(loc="left"), pad=8 + 13.5 * rows)
-    axes.legend(
-        handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, handlelength=1.5,
-        columnspacing=1.3, handletextpad=0.5, borderaxespad=0.15, borderpad=0.1, labelspacing=0.25,
-    )  # fmt: skip
+    if labels:
+        axes.legend(
+            handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, handlelength=1.5,
+            columnspacing=1.3, handletextpad=0.5, borderaxespad=0.15, borderpad=0.1, labelspacing=0.25,
+        )  # fmt: skip
 
 
 def _note_missing(axes: Axes, metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], more: str = "") -> None:
@@ -301,7 +301,7 @@ def _same_steps(figure: Figure, metrics: Sequence[Mapping[str, Any]]) -> None:
     for axes in figure.axes:
         axes.set_xlim(first - margin, last + margin)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-        axes.set_xlabel("step")
+        axes.set_xlabel("step", loc="left")
 
 
 def _titles(figure: Figure, title: str, subtitle: str) -> None:

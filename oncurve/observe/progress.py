@@ -48,6 +48,9 @@ class Progress:
         self._done = first_step
         self._clock = clock
         self._started = clock()
+        self._step_times: tuple[tuple[int, float], float] | None = (
+            None  # (first step shown, when), when the last one was
+        )
         self._latest: dict[str, float] = {}
         self._rewards: list[float] = []
         self._evaluated: tuple[int, float] | None = None
@@ -71,6 +74,8 @@ class Progress:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows a finished step; ``step`` counts steps done. Metrics that are missing keep their last value."""
         self._done = step
+        now = self._clock()
+        self._step_times = (self._step_times[0] if self._step_times else (step, now)), now
         self._latest.update(metrics)
         self._status = ""
         if math.isfinite(reward := metrics.get("reward/mean", math.nan)):
@@ -99,11 +104,18 @@ class Progress:
         return "  ".join(cells)
 
     def seconds_left(self) -> float | None:
-        """Steps left times the mean wall time of a step so far, evaluations included; None before the first step."""
-        finished = self._done - self._first
-        if finished < 1:
+        """Seconds until the last step: the steps left at the mean wall time between steps, evaluations included.
+
+        What came before the first step, such as measuring the base model, does not count. None before that step.
+        """
+        if self._step_times is None:
             return None
-        return (self._clock() - self._started) / finished * max(0, self._total - self._done)
+        (first_step, first), last = self._step_times
+        if self._done > first_step:
+            per_step = (last - first) / (self._done - first_step)
+        else:
+            per_step = self._latest.get("time/step_seconds", (last - self._started) / max(1, self._done - self._first))
+        return max(0.0, per_step * (self._total - self._done) - (self._clock() - last))
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
@@ -139,7 +151,7 @@ def _is_number(value: float | None) -> bool:
 def duration(seconds: float) -> str:
     """A time as a person writes it.
 
-    >>> duration(7.2), duration(75), duration(3 * 3600 + 60)
+    >>> duration(7.2), duration(75.0), duration(10860.0)
     ('7s', '1:15', '3:01:00')
     """
     whole = round(seconds)

@@ -294,6 +294,11 @@ def read_rollouts(run: str | Path, step: int) -> list[dict[str, Any]]:
     return read_rows(rollouts_path(Path(run), step), may_be_torn=False)
 
 
+def read_manifest(run: str | Path) -> dict[str, Any]:
+    """Where and from which code a run started. Raises DataError if the file is missing or broken."""
+    return read_json(Path(run) / "manifest.json")
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """One JSON object, such as a manifest. Raises DataError if it is missing or broken."""
     try:

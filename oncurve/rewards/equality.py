@@ -18,6 +18,7 @@ Oracle = Callable[[str, str], bool]
 
 _CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-J])\s*\)?\s*\}?\s*\)?\.?")
 _CHOSEN = re.compile(r"(?:\\text\{\s*)?(?:\(([A-J])\)|([A-J])\s*[).:])\s*\}?(?![a-zA-Z]*\()\s*\S.*", re.DOTALL)
+_ARTICLE = re.compile(r"^(?:the|an?) ")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
 _ASSIGNMENT = re.compile(r"(?:\\text\{[^{}]*\}|[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?'?|\\[a-z]+)\s*(?:=|\\in(?![a-zA-Z]))\s*")
 _EQUATION = re.compile(r"(?<![<>!=\\])=(?!=)")
@@ -28,7 +29,7 @@ _HEDGE = re.compile(
     re.IGNORECASE,
 )
 _JOIN = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*\}|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|\\lor(?![a-z])|\\vee(?![a-z])")
-_NUMBER_WORD = re.compile(r"[-+]?\\?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s?\\?%)?")
+_NUMBER_WORD = re.compile(r"(?<![\w.])[-+]?\\?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s?\\?%)?")
 _EXPENSIVE = re.compile(
     r"\\(?:sum|int|prod|lim|iint|oint|limits)(?![a-zA-Z])"  # may take for ever to evaluate
     r"|\^\s*(?:\{[^{}]*(?:\^|\d{4,})|\d{4,}|[^\s{]\s*\^|\([^()]*\^)"  # towers of powers, exponents of four digits
@@ -81,7 +82,7 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
     value = _right_hand_side(candidate)
     if value != candidate:
         return _equal(value, gold_text, oracle)
-    if _is_hedged(candidate, gold_text) or len(split_top(candidate)) > 1:
+    if _is_hedged(candidate, gold_text) or len(split_top(candidate)) > 1 or ":" in candidate:
         return False
     return _ask(candidate, gold_text, oracle)
 
@@ -109,6 +110,8 @@ def _number_in_prose(answer: str) -> Quantity | None:
 
 def _chosen(candidate: str) -> str | None:
     """The letter of a multiple-choice answer: "C", "(C)", "C.", "(C) 12"."""
+    if len(candidate) <= 3:
+        candidate = candidate.upper()
     match = _CHOICE.fullmatch(candidate) or _CHOSEN.fullmatch(candidate)
     if match is None:
         match = re.fullmatch(r"(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:?\s*\(?([A-J])\)?\.?", candidate, re.I)
@@ -125,7 +128,7 @@ def _plain_words(answer: str) -> str | None:
 
 def _same_words(candidate: str, gold: str) -> bool:
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", candidate).strip(" .").casefold()
-    return text == gold or text.removeprefix("the ") == gold.removeprefix("the ")
+    return text == gold or _ARTICLE.sub("", text) == _ARTICLE.sub("", gold)
 
 
 def _is_hedged(candidate: str, gold: str) -> bool:
@@ -139,11 +142,18 @@ def _right_hand_side(answer: str) -> str:
     """What remains of ``x = 5`` or of ``2 + 3 = 5`` beside a reference that is no equation."""
     answer = _ASSIGNMENT.sub("", answer, count=1) if _ASSIGNMENT.match(answer) else answer
     sides = _EQUATION.split(answer)
-    return sides[-1].strip() if len(sides) > 1 and len(split_top(answer)) == 1 else answer
+    if len(sides) < 2 or len(split_top(answer)) > 1:
+        return answer
+    is_turned = len(sides) == 2 and re.fullmatch(r"\s*[a-zA-Z]\s*", sides[1])  # 5 = x
+    return sides[0 if is_turned else -1].strip()
 
 
 def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
     """Compares lists, tuples, sets and equations piece by piece, and the rest as expressions."""
+    if ":" in gold or ":" in candidate:
+        return _same_ratio(candidate, gold, oracle)
+    if _JOIN.search(candidate) and not _JOIN.search(gold):
+        candidate = _JOIN.sub(",", candidate)
     if not _EQUATION.search(gold) and r"\in" not in gold:
         candidate = _right_hand_side(candidate)
     elif not _EQUATION.search(candidate) and _ASSIGNMENT.match(gold):
@@ -165,6 +175,14 @@ def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
             return False
         return _same_set(pieces, gold_pieces, oracle)
     return _ask(candidate, gold, oracle)
+
+
+def _same_ratio(candidate: str, gold: str, oracle: Oracle) -> bool:
+    """Every member of ``1:2:3`` equals the one at its place: a ratio is no division."""
+    members, gold_members = split_top(candidate, ":"), split_top(gold, ":")
+    return len(members) == len(gold_members) and all(
+        _equal(member, gold_member, oracle) for member, gold_member in zip(members, gold_members, strict=True)
+    )
 
 
 def _bracketed(text: str) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d+(
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3}))|[eE]([-+]?\d{1,3}))"
 _NUMBER = re.compile(
     rf"""(?P<sign>[-+]?)\s*
-    (?:\\?\$|€|£|\\text\{{\\?\$\}})?\s*(?P<sign_after_currency>-?)\s*
+    (?:(?P<currency>\\?\$|€|£)|\\text\{{\\?\$\}})?\s*(?P<sign_after_currency>-?)\s*
     (?:(?P<mixed_whole>\d+)(?:\s*\\frac\{{\s*(?P<mixed_top>\d+)\s*\}}\{{\s*(?P<mixed_bottom>\d+)\s*\}}
                             |\s+(?P<plain_top>\d+)/(?P<plain_bottom>\d+)(?![\d.]))
       |\\frac\{{\s*(?P<top>[-+]?\s*{_DECIMAL})\s*\}}\{{\s*(?P<bottom>[-+]?\s*{_DECIMAL})\s*\}}
@@ -31,12 +31,20 @@ _UNIT = re.compile(
     r"\s*(?P<power>\^(?:\{\d\}|\d))?\s*"
 )
 _NOT_UNITS = frozenset(
-    "a and are but by either equals for from if in is let maybe minus mod nor not or plus than the then times".split()
-    + "to undefined unless up versus vs when where with x y z n k i t r".split()
+    re.split(
+        " ",
+        "a and are but by either equals for from if in is let maybe minus mod nor not or plus than the then times to "
+        "undefined unless up versus vs when where with x y z n k i t r",
+    )
 )
 _FACTORS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NUMBER_WORDS = re.split(
+    " ",
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty",
+)
 _UNIT_NAMES = {
-    "$": "dollar usd buck", "cent": "cent", "€": "euro", "£": "pound_sterling",
+    "$": "dollar usd buck", "cent": "cent", "€": "euro eur", "£": "gbp",
     "mm": "millimeter millimetre mm", "cm": "centimeter centimetre cm", "m": "meter metre m",
     "km": "kilometer kilometre km", "in": "inch inche in", "ft": "foot feet ft", "yd": "yard yd", "mi": "mile mi",
     "mg": "milligram mg", "g": "gram g", "kg": "kilogram kg", "lb": "pound lb", "oz": "ounce oz", "t": "tonne ton",
@@ -59,7 +67,7 @@ class Quantity:
     is_percent: bool = False
     """A percent sign or the word follows the number."""
     base: int | None = None
-    """The base written as a subscript; None without one."""
+    """The base written as a subscript; None without one, and for 10."""
 
     @property
     def values(self) -> frozenset[Fraction]:
@@ -86,6 +94,8 @@ def read_quantity(answer: str) -> Quantity | None:
     >>> read_quantity(r"137 \frac{1}{2} \text{ cm}").value
     Fraction(275, 2)
     """
+    if answer.lower() in _NUMBER_WORDS:
+        return Quantity(Fraction(_NUMBER_WORDS.index(answer.lower())))
     if len(answer) > MAX_NUMBER_CHARACTERS or not any(sign.isdigit() for sign in answer):
         return None
     match = _NUMBER.fullmatch(answer)
@@ -94,13 +104,13 @@ def read_quantity(answer: str) -> Quantity | None:
     if match is None or unit is None or value is None:
         return None
     factor, name = unit
-    has_currency = any(sign in answer for sign in "$€£")
-    base = match["base"]
+    currency = next((sign for sign in "$€£" if sign in answer), "")
+    base = int(match["base"].strip("_{}")) if match["base"] else 10
     return Quantity(
         value=value * factor,
-        unit="" if name == "%" else name or ("$" if has_currency else ""),
+        unit="" if name == "%" else name or currency,
         is_percent=name == "%",
-        base=int(base.strip("_{}")) if base else None,
+        base=None if base == 10 else base,
     )
 
 

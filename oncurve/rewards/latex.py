@@ -27,7 +27,7 @@ _SAME = (  # patterns and what they are the same as
     (r"\\(?:left|right|bigl?|bigr?|Bigl?|Bigr?|biggl?|biggr?|middle)(?![a-zA-Z])\.?", ""),
     (r"\\(?:displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])", ""),
     (r",\\!\s*|\{,\}(?=\d{3})", ","),
-    (r"\\[!,;:> ]|\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|~", " "),
+    (r"(?<!\\)\\[!,;:> ]|\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|~", " "),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
     (r"\\(?:mbox|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bm|boldsymbol|operatorname)(?![a-zA-Z])",
      r"\\text"),
@@ -41,6 +41,7 @@ _SAME = (  # patterns and what they are the same as
     (r"\\lbrack", "["),
     (r"\\rbrack", "]"),
     (r"\*\*(?=\s*[\d({-])", "^"),
+    (r"(?<![a-zA-Z\\])(pi|infinity)(?![a-zA-Z])", lambda match: "\\pi " if match[1] == "pi" else "\\infty "),
     (r"\\mathbb\{?R\}?|ℝ", r"\\mathbb{R}"),
 )  # fmt: skip
 _SAME_COMPILED = tuple((re.compile(pattern), same) for pattern, same in _SAME)
@@ -56,7 +57,7 @@ def tidy(answer: str) -> str:
     >>> tidy(r"$\dfrac12\,$.")
     '\\frac{1}{2}'
     """
-    answer = answer.translate(_SIGNS).strip()
+    answer = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", answer).translate(_SIGNS).strip()
     answer = unwrap(answer)
     for pattern, same in _SAME_COMPILED:
         answer = pattern.sub(same, answer)
@@ -106,9 +107,9 @@ def unwrap(answer: str) -> str:
 
 
 def compact(answer: str) -> str:
-    """A tidied answer without spaces: two answers with the same compact form are the same string of signs."""
+    """A tidied answer without idle spaces: two answers with the same compact form are the same string of signs."""
     spaced = re.sub(r"\\text\{\s*([^{}]*?)\s*\}", r"\\text{\1}", answer)
-    return re.sub(r"(\\[a-zA-Z]+) (?=[a-zA-Z])|\s+", lambda match: f"{match[1]} " if match[1] else "", spaced)
+    return re.sub(r"((?:\\[a-zA-Z]+|\d)) (?=[a-zA-Z\d])|\s+", lambda match: f"{match[1]} " if match[1] else "", spaced)
 
 
 def split_top(text: str, separator: str = ",") -> list[str]:

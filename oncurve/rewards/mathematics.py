@@ -76,7 +76,11 @@ class AnswerChecker:
         overdue = [gold for (_, gold), outcome in zip(pairs, outcomes, strict=True) if _is_over_limit(outcome)]
         golds = list(dict.fromkeys(overdue))
         alone = self._pool.map({"candidate": None, "gold": gold} for gold in golds)
-        unreadable = {gold for gold, outcome in zip(golds, alone, strict=True) if outcome.result != "wrong"}
+        unreadable = {
+            gold
+            for gold, outcome in zip(golds, alone, strict=True)
+            if outcome.result == "unparsable_reference" or _is_over_limit(outcome)
+        }
         return {
             pair: "unparsable_reference" if pair[1] in unreadable else _pool_verdict(outcome)
             for pair, outcome in zip(pairs, outcomes, strict=True)

@@ -22,7 +22,10 @@ START_SECONDS = 60.0
 """A worker that has not imported its handler by then counts as dead."""
 _MAX_FAILED_STARTS = 3
 _STARVED_FACTOR = 3.0
-_START = "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a.pop('path'); import oncurve.rewards.worker as w; w.main(**a)"
+_START = (
+    "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a.pop('path'); "
+    "import oncurve.rewards.worker as w; w.main(**a)"
+)
 
 OutcomeError = Literal["timeout", "memory", "crashed", "died", "not_run"]
 """The item ran over its time, over its memory, raised, killed its worker twice, or was not reached in time."""

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import find_answer
+from oncurve.rewards.formats import is_tagged
 from oncurve.rewards.mathematics import AnswerChecker, reference, reward_of
 
-_TAGS = re.compile(r"</?(?:think|answer)>")
+TAGS = ("think", "answer")
 
 
 def is_r1_zero(text: str) -> bool:
     """Whether a text has the form ``... </think> <answer> ... </answer>``, each tag once and in this order.
 
-    A ``<think>`` may stand at the very start, for prompts that do not end with it. Any space, line break or nothing may
-    stand between the tags. What follows ``</answer>`` is ignored as long as it holds no further tag. The answer must not
-    be empty.
+    ``<think>`` may stand at the very start, for prompts that do not end with it. Any space, line breaks or nothing may
+    stand between the blocks; text after ``</answer>`` is ignored as long as it holds no further tag.
     """
-    tags = [(match.group(), match.start(), match.end()) for match in _TAGS.finditer(text)]
-    if tags and tags[0][0] == "<think>":
-        if text[: tags[0][1]].strip():
-            return False
-        tags = tags[1:]
-    if [name for name, _, _ in tags] != ["</think>", "<answer>", "</answer>"]:
-        return False
-    (_, _, thought_end), (_, opening, inside), (_, closing, _) = tags
-    return not text[thought_end:opening].strip() and bool(text[inside:closing].strip())
+    return is_tagged(text, TAGS, may_start_open=True)
 
 
 class R1Zero:

@@ -10,6 +10,8 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
+from sympy import And, Equality, I, Or, Set, Unequality, expand_complex
+from sympy.core.relational import Relational
 
 from oncurve.rewards.base import Failure, attempt
 from oncurve.rewards.equality import equal_answers
@@ -19,8 +21,10 @@ logging.disable(logging.CRITICAL)
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
 )
-_IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=\d)i(?![a-zA-Z])")
-_IRRATIONAL = re.compile(r"\\(?:sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|arc\w+)(?![a-zA-Z])|(?<![a-zA-Z])e(?![a-zA-Z])|\^")
+_IMAGINARY = re.compile(r"(?<![a-zA-Z\\_])i(?![a-zA-Z])")
+_IRRATIONAL = re.compile(
+    r"\\(?:sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|arc\w+)(?![a-zA-Z])|(?<![a-zA-Z])e(?![a-zA-Z])|\^"
+)
 _POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
 
 
@@ -46,7 +50,7 @@ def equal_expressions(candidate: str, gold: str) -> bool:
 
     Raises UnparsableReference.
     """
-    is_complex = _IMAGINARY.search(gold) is not None
+    is_complex = any(_IMAGINARY.search(text) for text in (candidate, gold))
     reference = _parse(gold, is_complex=is_complex)
     if _POINT.search(candidate) and not _POINT.search(gold) and _IRRATIONAL.search(gold):
         return False
@@ -54,7 +58,26 @@ def equal_expressions(candidate: str, gold: str) -> bool:
         answer = _parse(candidate, is_complex=is_complex)
     except UnparsableReference:
         return False
-    return verify(reference, answer, float_rounding=12, numeric_precision=20, timeout_seconds=None)
+    if _solutions(reference) is not None and _solutions(reference) == _solutions(answer):
+        return True
+    return verify(
+        reference,
+        answer,
+        float_rounding=12,
+        numeric_precision=20,
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+    )
+
+
+def _solutions(expression: Any) -> Set | None:
+    """The set of numbers that satisfy an inequality in one variable; None for anything else."""
+    if not isinstance(expression, And | Or | Relational) or isinstance(expression, Equality | Unequality):
+        return None
+    if len(expression.free_symbols) != 1:
+        return None
+    solutions = attempt(expression.as_set, log=False)
+    return None if isinstance(solutions, Failure) else solutions
 
 
 @lru_cache(maxsize=256)
@@ -67,10 +90,14 @@ def _parse(text: str, *, is_complex: bool) -> Any:
 
 def _read(text: str, *, is_complex: bool) -> Any:
     normalized = normalize_latex(text, config=_NORMALIZATION)
-    return latex2sympy(
+    expression = latex2sympy(
         normalized,
         is_real=not is_complex,
         convert_degrees=False,
         normalization_config=None,
         conversion_config=ConversionConfig(lowercase_symbols=False),
     )
+    if not is_complex:
+        return expression
+    units = {symbol: I for symbol in expression.free_symbols if symbol.name == "i"}
+    return expand_complex(expression.subs(units)) if units else expression

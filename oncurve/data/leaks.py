@@ -1,0 +1,83 @@
+"""Does a prompt give its own solution away?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oncurve.data.datasets import question_key
+from oncurve.data.prompts import CALCULATOR_MARK
+from oncurve.records import Prompt
+
+MIN_SENTENCE_CHARACTERS = 24
+"""A shorter sentence of a solution ("So she has 5 left.") can stand in a question by chance."""
+MIN_SOLUTION_CHARACTERS = 12
+"""The same for a whole solution, or for an answer outside the question."""
+
+_DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+def contains_solution(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> bool:
+    """Whether a prompt gives its own solution away; see ``leaked_excerpt``."""
+    return leaked_excerpt(prompt, row, few_shot=few_shot) is not None
+
+
+def leaked_excerpt(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    r"""What a prompt gives away of the row's solution; None if nothing.
+
+    Looked for, without regard to case and white space: the question among the few-shot examples; the answer in the
+    form of an answer (``\boxed{5}``, ``#### 5``, ``<answer> 5 </answer>``) more often than the examples explain; the
+    whole worked solution; half of its sentences or more, anywhere; a single sentence of it or a long answer, outside
+    the question. A bare "5" is no leak: short answers stand in many questions by chance, and so do single sentences
+    that a solution repeats from its question.
+    """
+    question, answer = _flat(str(row["question"])), _flat(str(row["answer"]))
+    if any(question_key(str(example["question"])) == question_key(str(row["question"])) for example in few_shot):
+        return f"few-shot example: {question}"
+    text = _flat(prompt.text)
+    marked = _marked_answer(text, answer, few_shot)
+    if marked is not None:
+        return marked
+    shown = [piece for each in few_shot for piece in (_flat(str(each["question"])), _solution_of(each))]
+    for piece in shown:
+        text = text.replace(piece, " ") if len(piece) >= MIN_SOLUTION_CHARACTERS else text
+    solution = _solution_of(row)
+    if len(solution) >= MIN_SOLUTION_CHARACTERS and solution in text:
+        return solution
+    outside = text.replace(question, " ", 1)
+    is_shown = any(_flat(str(example["answer"])) == answer for example in few_shot)
+    if len(answer) >= MIN_SOLUTION_CHARACTERS and answer in outside and not is_shown:
+        return answer
+    sentences = _sentences_of(row)
+    found = [sentence for sentence in sentences if sentence in text]
+    alone = [sentence for sentence in found if sentence in outside and sentence not in question]
+    return next(iter(alone), None) or (found[0] if len(found) >= 2 and 2 * len(found) >= len(sentences) else None)
+
+
+def _flat(text: str) -> str:
+    return " ".join(CALCULATOR_MARK.sub("", text).casefold().split())
+
+
+def _solution_of(row: Mapping[str, Any]) -> str:
+    return _flat(str(row.get("solution") or ""))
+
+
+def _sentences_of(row: Mapping[str, Any]) -> list[str]:
+    """The longer sentences of a solution, flat; code of a drawing is no sentence, and questions often share it."""
+    text = _DRAWING.sub("\n", str(row.get("solution") or ""))
+    sentences = [_flat(part) for part in _SENTENCE_END.split(text)]
+    return [sentence for sentence in sentences if len(sentence) >= MIN_SENTENCE_CHARACTERS]
+
+
+def _marked_answer(text: str, answer: str, few_shot: Sequence[Mapping[str, Any]]) -> str | None:
+    """The answer as it would be given, if it stands in the text more often than the examples explain."""
+    gold = re.escape("".join(answer.split()))
+    marks = re.compile(rf"\\boxed\{{{gold}\}}|<answer>{gold}</answer>|####{gold}(?![\d.,/])")
+    found = marks.findall("".join(text.split()))
+    num_expected = sum(
+        len(marks.findall("".join(_solution_of(example).split()))) + (_flat(str(example["answer"])) == answer)
+        for example in few_shot
+    )
+    return found[0] if gold and len(found) > num_expected else None

@@ -1,0 +1,162 @@
+"""What came out of a run, in a page of text? Made from metrics.jsonl alone, so that it can be read of any run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from oncurve.errors import DataError
+from oncurve.observe.progress import duration, sparkline
+
+_Form = Callable[[float], str]
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+_TRAINING: tuple[tuple[str, str, _Form], ...] = (
+    ("reward", "reward/mean", _number),
+    ("correct", "reward/correct", _percent),
+    ("required format", "reward/format", _percent),
+    ("groups without signal", "group/zero_signal_fraction", _percent),
+    ("deviation inside a group", "group/std_mean", _number),
+    ("completion tokens", "completion/mean_tokens", _number),
+    ("cut off at the limit", "completion/truncated_fraction", _percent),
+    ("entropy, nats", "policy/entropy", _number),
+    ("KL to the reference, nats", "policy/kl", _number),
+    ("clipped tokens", "policy/clip_fraction", _percent),
+    ("gradient norm", "policy/gradient_norm", _number),
+    ("sampler/trainer KL, nats", "mismatch/kl", _number),
+)
+_HELD_OUT: tuple[tuple[str, str], ...] = (
+    ("correct", "evaluation/correct_fraction"),
+    ("correct in any format", "evaluation/any_format_fraction"),
+    ("bad format", "evaluation/bad_format_fraction"),
+)
+_PHASES = ("sample", "grade", "train", "evaluate", "save")
+
+
+def summarize(
+    metrics: Sequence[Mapping[str, Any]], *, manifest: Mapping[str, Any] | None = None, title: str = ""
+) -> str:
+    """A run as text: what was held out, how training went, where the time went, what failed.
+
+    ``metrics`` are the rows of ``read_metrics``. "start" and "end" are means over the first and last tenth of the
+    steps. A metric that was not recorded has no line; the loss has none on purpose, as it measures no progress.
+
+    Raises DataError without a row.
+    """
+    if not metrics:
+        raise DataError("there are no metrics to summarize; the run has not finished a step.")
+    parts = [
+        _head(metrics, manifest or {}, title),
+        _held_out(metrics),
+        _training(metrics),
+        _time(metrics),
+        _trouble(metrics),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def _head(metrics: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any], title: str) -> list[str]:
+    trained = [row["step"] for row in metrics if "reward/mean" in row or "policy/loss" in row]
+    steps = f"training steps: {len(trained)}" + (f" ({trained[0]} to {trained[-1]})" if trained else "")
+    tokens = sum(_values(metrics, "tokens/sampled"))
+    lines = [title or "Training run", steps + (f", {tokens:,.0f} tokens sampled" if tokens else "")]
+    if manifest:
+        code, hardware = manifest.get("code") or {}, manifest.get("hardware") or {}
+        commit = str(code.get("commit") or "unknown")[:12] + (" with changes" if code.get("dirty") else "")
+        devices = [gpu.get("name", "GPU") for gpu in hardware.get("gpus") or []]
+        device = ", ".join(devices) or f"{hardware.get('cpu_cores', '?')} cores of {hardware.get('cpu') or 'a CPU'}"
+        lines.append(f"oncurve {manifest.get('oncurve', '?')}, commit {commit}, on {device}")
+    return lines
+
+
+def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for name, key in _HELD_OUT:
+        points = [(row["step"], row[key]) for row in metrics if math.isfinite(row.get(key, math.nan))]
+        if not points:
+            continue
+        (first_step, first), (last_step, last) = points[0], points[-1]
+        text = f"  {name:<26}{first:>8.1%} at step {first_step}"
+        if len(points) > 1:
+            text += f"  to {last:.1%} at step {last_step} ({100 * (last - first):+.1f} points)"
+        if key == "evaluation/correct_fraction" and len(points) > 2:
+            best_step, best = max(points, key=lambda point: point[1])
+            text += f", best {best:.1%} at step {best_step}"
+        lines.append(text)
+    if not lines:
+        return ["Held-out: not evaluated during the run"]
+    last = next(row for row in reversed(metrics) if "evaluation/correct_fraction" in row or _has_any(row, _HELD_OUT))
+    details: list[str] = []
+    if math.isfinite(count := last.get("evaluation/num_examples", math.nan)):
+        details.append(f"{count:.0f} examples")
+    low, high = (last.get(f"evaluation/correct_{end}_fraction", math.nan) for end in ("low", "high"))
+    if math.isfinite(low + high):
+        details.append(f"last 95 % interval of correct {low:.1%} to {high:.1%}")
+    return [f"Held-out{': ' if details else ''}{', '.join(details)}", *lines]
+
+
+def _has_any(row: Mapping[str, Any], entries: Sequence[tuple[str, str]]) -> bool:
+    return any(key in row for _, key in entries)
+
+
+def _training(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for name, key, form in _TRAINING:
+        values = _values(metrics, key)
+        if values:
+            tenth = max(1, len(values) // 10)
+            start, end = fmean(values[:tenth]), fmean(values[-tenth:])
+            lines.append(f"  {name:<26}{form(start):>9}{form(end):>9}   {sparkline(values, width=30)}".rstrip())
+    return [f"{'Training prompts':<28}{'start':>9}{'end':>9}", *lines] if lines else []
+
+
+def _time(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    steps = _values(metrics, "time/step_seconds")
+    phases = {name: sum(_values(metrics, f"time/{name}_seconds")) for name in _PHASES}
+    spent = {name: seconds for name, seconds in phases.items() if seconds > 0}
+    elapsed = max(_values(metrics, "time/elapsed_seconds"), default=0.0)
+    if not (steps or spent or elapsed):
+        return []
+    lines = ["Time" + (f": {duration(elapsed)} in all" if elapsed else "")]
+    if steps:
+        lines.append(f"  {fmean(steps):.3g} seconds per step, evaluation and saving left out")
+    if spent:
+        whole = sum(spent.values())
+        lines.append("  " + ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in spent.items()))
+    speeds = (("sampled", "speed/sampled_tokens_per_second"), ("trained", "speed/trained_tokens_per_second"))
+    rates = [f"{fmean(values):,.0f} {name}" for name, key in speeds if (values := _values(metrics, key))]
+    if rates:
+        lines.append(f"  tokens per second: {', '.join(rates)}")
+    memory = [(name, max(v)) for name in ("process", "gpu") if (v := _values(metrics, f"memory/{name}_gib"))]
+    if memory:
+        lines.append("  most memory: " + ", ".join(f"{name} {gib:.2f} GiB" for name, gib in memory))
+    return lines
+
+
+def _trouble(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What did not go as it should, counted; nothing when all went well."""
+    lines: list[str] = []
+    if errors := [value for value in _values(metrics, "reward/error_fraction") if value > 0]:
+        lines.append(f"  completions that could not be graded in {len(errors)} steps, at most {max(errors):.1%} of one")
+    if skipped := sum(_values(metrics, "policy/skipped_updates")):
+        lines.append(f"  {skipped:.0f} updates left out because the gradient was not finite")
+    if broken := sorted({key for row in metrics for key, value in row.items() if not math.isfinite(value)}):
+        lines.append(f"  not finite at some step: {', '.join(broken)}")
+    silent = _values(metrics, "group/zero_signal_fraction")
+    if silent and (share := sum(value == 1.0 for value in silent) / len(silent)):
+        lines.append(f"  no group carried a signal in {share:.0%} of the steps")
+    return ["To look at", *lines] if lines else []
+
+
+def _values(metrics: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [row[key] for row in metrics if math.isfinite(row.get(key, math.nan))]

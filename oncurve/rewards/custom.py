@@ -1,0 +1,321 @@
+"""How does a reward function that somebody wrote for another trainer run here unchanged?"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import logging
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from oncurve.errors import ConfigError
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import Failure, RewardFunction, attempt
+
+logger = logging.getLogger(__name__)
+
+CompletionsAs = Literal["auto", "text", "messages"]
+"""How a function gets completions: as strings, as lists of chat messages, or as strings and, if it fails, messages."""
+
+_VALUE_KEYS = ("reward", "score", "value")
+_PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
+_ANSWER_NAMES = ("answer", "ground_truth", "gold", "reference", "solution", "target", "label")
+_SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
+
+
+def load_function(location: str) -> Any:
+    """What ``module:name`` or ``path/to/file.py:name`` names; a class is called without arguments.
+
+    Raises ConfigError, saying what is missing where.
+    """
+    place, colon, name = location.rpartition(":")
+    if not colon or not place or not name:
+        raise ConfigError(f"rewards: function is {location!r}; write module:name or path/to/file.py:name.")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found = getattr(module, name, None)
+    if found is None:
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(f"rewards: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
+    if inspect.isclass(found):
+        made = attempt(found)
+        if isinstance(made, Failure):
+            raise ConfigError(f"rewards: {location} is a class that cannot be made without arguments: {made.detail}")
+        found = made
+    if not callable(found):
+        raise ConfigError(f"rewards: {location} is {type(found).__name__}, which cannot be called.")
+    return found
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"rewards: there is no file {path} (seen from {Path.cwd()}).")
+    name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"rewards: {path} cannot be read as Python.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    loader = spec.loader
+    failure = attempt(lambda: loader.exec_module(module))
+    if isinstance(failure, Failure):
+        del sys.modules[name]
+        raise ConfigError(f"rewards: {path} cannot be imported: {failure.detail}")
+    return module
+
+
+def _import_module(name: str) -> Any:
+    if str(Path.cwd()) not in sys.path:  # as `python script.py` would have it
+        sys.path.append(str(Path.cwd()))
+    module = attempt(lambda: importlib.import_module(name))
+    if isinstance(module, Failure):
+        raise ConfigError(f"rewards: module {name!r} cannot be imported: {module.detail}")
+    return module
+
+
+def from_function(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    answer_column: str = "answer",
+    completions_as: CompletionsAs = "auto",
+    timeout_seconds: float = 60.0,
+) -> RewardFunction:
+    """A reward function from whatever somebody wrote.
+
+    Accepted as they are: an object with the protocol of ``RewardFunction``; a function with a parameter
+    ``completions``, called like TRL's with lists and keywords; any other function, called for each completion as
+    ``f(completion, answer)``. Each may be async; each may return numbers, None (not applicable) or dictionaries with
+    a "reward" and named parts. ``timeout_seconds`` bounds async functions only.
+    """
+    if isinstance(function, RewardFunction) and not inspect.isfunction(function):
+        return function
+    known = name or getattr(function, "__name__", None) or type(function).__name__
+    parameters = _parameters(function)
+    adapter = _Batched if "completions" in parameters else _PerSample
+    return adapter(
+        function,
+        name=known,
+        parameters=parameters,
+        answer_column=answer_column,
+        completions_as=completions_as,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    signature = attempt(lambda: inspect.signature(function))
+    if isinstance(signature, Failure):
+        raise ConfigError(f"rewards: the parameters of {function!r} cannot be read: {signature.detail}")
+    return signature.parameters
+
+
+class _Adapted:
+    """What both kinds of adapters share: names of arguments, the form of completions, async calls."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        parameters: Mapping[str, inspect.Parameter],
+        answer_column: str,
+        completions_as: CompletionsAs,
+        timeout_seconds: float,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.answer_column = answer_column
+        self.completions_as: CompletionsAs = completions_as
+        self.timeout_seconds = timeout_seconds
+        self._parameters = parameters
+        self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+    def close(self) -> None:
+        """Nothing to end: a function owns no processes that we know of."""
+
+    def _declared(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in arguments.items() if self._takes_all or key in self._parameters}
+
+    def _in_either_form(self, call: Callable[[bool], Any]) -> Any:
+        """Calls with completions as text, then as messages if the function takes no text; what worked once stays.
+
+        Text goes first because a function for text may misread messages in silence ("####" in a list is False), while
+        one for messages cannot index a string by "content".
+        """
+        if self.completions_as != "auto":
+            return call(self.completions_as == "messages")
+        try:
+            result = call(False)
+            self.completions_as = "text"
+        except _SHAPE_ERRORS as first:
+            try:
+                result = call(True)
+            except _SHAPE_ERRORS:
+                raise first from None
+            self.completions_as = "messages"
+        return result
+
+    def _wait_for(self, result: Any) -> Any:
+        """The result of a call, awaited if it has to be."""
+        if inspect.isawaitable(result):
+            result = run_async([result], self.timeout_seconds)[0]
+        return _returned(result)
+
+
+class _Batched(_Adapted):
+    """A function in TRL's style: ``f(prompts=[...], completions=[...], **columns) -> [...]``."""
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion."""
+        values = self._in_either_form(lambda as_messages: self._call(prompts, completions, as_messages=as_messages))
+        if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+            raise TypeError(f"{self.name} returned {type(values).__name__}, not one value per completion")
+        return [to_reward(value) for value in values]
+
+    def _call(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, as_messages: bool) -> Any:
+        arguments: dict[str, Any] = {
+            column: [prompt.row.get(column) for prompt in prompts]
+            for column in dict.fromkeys(column for prompt in prompts for column in prompt.row)
+            if column not in ("prompt", "prompts", "completion", "completions", "completion_ids")
+        }
+        arguments |= {
+            "prompts": [_prompt_in_form(prompt, as_messages=as_messages) for prompt in prompts],
+            "completions": [_completion_in_form(completion, as_messages=as_messages) for completion in completions],
+            "completion_ids": [list(completion.token_ids) for completion in completions],
+            "trainer_state": None,
+            "log_extra": _log,
+            "log_metric": _log,
+        }
+        return self._wait_for(self.function(**self._declared(arguments)))
+
+
+class _PerSample(_Adapted):
+    """A function of one completion: ``f(completion, answer) -> float | dict``; other names are columns of the row."""
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion; one that fails is an error by itself."""
+        results = [
+            attempt(lambda p=prompt, c=completion: self._call(p, c))
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        pending = [result for result in results if inspect.isawaitable(result)]
+        awaited = iter(run_async(pending, self.timeout_seconds))
+        results = [
+            attempt(lambda: _returned(next(awaited))) if inspect.isawaitable(result) else result for result in results
+        ]
+        return [self._reward(result) for result in results]
+
+    def _call(self, prompt: Prompt, completion: Completion) -> Any:
+        arguments = self._arguments(prompt)
+
+        def call(as_messages: bool) -> Any:
+            result = self.function(_completion_in_form(completion, as_messages=as_messages), **arguments)
+            is_undecided = self.completions_as == "auto"  # the first one alone, before the others run together
+            return self._wait_for(result) if is_undecided else result
+
+        return self._in_either_form(call)
+
+    def _arguments(self, prompt: Prompt) -> dict[str, Any]:
+        """The columns that the parameters after the first name; the second one is the answer, whatever its name."""
+        named = [
+            key
+            for key, p in list(self._parameters.items())[1:]
+            if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        ]
+        answer = prompt.row.get(self.answer_column)
+        known = {**dict.fromkeys(_ANSWER_NAMES, answer), "prompt": prompt.text, "row": prompt.row, **prompt.row}
+        if self._takes_all:
+            return {**prompt.row, **{key: known[key] for key in named if key in known}}
+        arguments = {key: known[key] for key in named if key in known}
+        if named and named[0] not in arguments and self._parameters[named[0]].default is inspect.Parameter.empty:
+            arguments[named[0]] = answer
+        return arguments
+
+    @staticmethod
+    def _reward(result: Any) -> Reward:
+        if isinstance(result, Failure):
+            return result.as_reward()
+        reward = attempt(lambda: to_reward(result))
+        return reward.as_reward() if isinstance(reward, Failure) else reward
+
+
+def to_reward(value: Any) -> Reward:
+    """A reward from a number, a tensor of one number, None or NaN (not applicable), a dictionary, or a Reward.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    if isinstance(value, Reward):
+        return value
+    if value is None:
+        return Reward(value=None, error="not_applicable", detail="the function returned None")
+    if isinstance(value, Mapping):
+        return _from_mapping(value)
+    number = float(value)
+    if number != number:
+        return Reward(value=None, error="not_applicable", detail="the function returned NaN")
+    return Reward(value=number)
+
+
+def _from_mapping(values: Mapping[str, Any]) -> Reward:
+    key = next((key for key in _VALUE_KEYS if key in values), None)
+    if key is None:
+        raise ValueError(f"the function returned {sorted(values)} without a 'reward'")
+    parts = {
+        _PART_NAMES.get(part, part): float(value)
+        for part, value in values.items()
+        if part != key and isinstance(value, (bool, int, float))
+    }
+    reward = to_reward(values[key])
+    return Reward(value=reward.value, parts=parts, error=reward.error, detail=reward.detail)
+
+
+def _completion_in_form(completion: Completion, *, as_messages: bool) -> Any:
+    return [{"role": "assistant", "content": completion.text}] if as_messages else completion.text
+
+
+def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:
+    if not as_messages:
+        return prompt.text
+    return [dict(message) for message in prompt.messages or ({"role": "user", "content": prompt.text},)]
+
+
+def _log(name: str, value: Any) -> None:
+    logger.debug("%s: %s", name, value)
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def run_async(pending: Sequence[Awaitable[Any]], timeout_seconds: float) -> list[Any]:
+    """The results of awaitables that run together in a thread of their own; an exception where one fails or is late.
+
+    All calls of the process share one event loop, so that a client that a function keeps stays bound to its loop.
+    """
+    if not pending:
+        return []
+    global _loop
+    if _loop is None:
+        _loop = asyncio.new_event_loop()
+        threading.Thread(target=_loop.run_forever, name="oncurve-rewards", daemon=True).start()
+    return asyncio.run_coroutine_threadsafe(_gather(pending, timeout_seconds), _loop).result()
+
+
+async def _gather(pending: Sequence[Awaitable[Any]], timeout_seconds: float) -> list[Any]:
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in pending]
+    _, late = await asyncio.wait(tasks, timeout=timeout_seconds)
+    for task in late:
+        task.cancel()
+    over = TimeoutError(f"over {timeout_seconds:g} s")
+    return [over if task in late else task.exception() or task.result() for task in tasks]
+
+
+def _returned(result: Any) -> Any:
+    """A result as it is; an exception in its place is raised."""
+    if isinstance(result, BaseException):
+        raise result
+    return result

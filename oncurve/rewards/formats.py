@@ -1,0 +1,154 @@
+"""Has a completion the form that the prompt asked for? Order, uniqueness and nesting count, repetition pays nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from oncurve.errors import ConfigError
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.answers import after_hash, after_thinking, last_boxed
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+_STEP = re.compile(
+    r"^[^\S\n]*(?:\*\*)?(?:step\s+)?(\d{1,2})\s*[.:)](?:\*\*)?[^\S\n]*(\S.*)$", re.IGNORECASE | re.MULTILINE
+)
+
+
+def is_tagged(text: str, tags: Sequence[str], *, may_start_open: bool = False) -> bool:
+    """Whether a text is one block per tag, in order, with only space around them, and the last one not empty.
+
+    Each tag stands exactly once; other text before or between the blocks, and a further tag after them, spoil the form.
+    With ``may_start_open`` the first opening tag may be missing, because the prompt ends with it. Text after the last
+    block is tolerated: a sampler without stop string goes on writing.
+    """
+    found = _find_tags(text, tags)
+    expected = _expected(tags)
+    names = [name for name, _, _ in found]
+    if may_start_open and names == expected[1:]:
+        found = [(expected[0], 0, 0), *found]
+    elif names != expected:
+        return False
+    gaps = [(0, found[0][1])] + [(found[k][2], found[k + 1][1]) for k in range(1, len(found) - 1, 2)]
+    return not any(text[start:end].strip() for start, end in gaps) and bool(text[found[-2][2] : found[-1][1]].strip())
+
+
+def _expected(tags: Sequence[str]) -> list[str]:
+    return [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+
+
+def _find_tags(text: str, tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    pattern = re.compile("|".join(map(re.escape, _expected(tags))))
+    return [(match.group(), match.start(), match.end()) for match in pattern.finditer(text)]
+
+
+def paid_tags(text: str, tags: Sequence[str]) -> int:
+    """The number of opening and closing tags that stand exactly once and after those that belong before them."""
+    places: dict[str, list[int]] = {}
+    for name, start, _ in _find_tags(text, tags):
+        places.setdefault(name, []).append(start)
+    paid, last = 0, -1
+    for name in _expected(tags):
+        found = places.get(name, [])
+        if len(found) == 1 and found[0] > last:
+            paid, last = paid + 1, found[0]
+    return paid
+
+
+class _Form:
+    """A reward for form alone: 1 or 0, as value and as the part "format"."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion."""
+        return [
+            self.reward(prompt, completion.text) for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+
+    def reward(self, prompt: Prompt, text: str) -> Reward:
+        """The reward of one text."""
+        value = float(self.has_form(prompt, text))
+        return Reward(value=value, parts={"format": value})
+
+    def has_form(self, prompt: Prompt, text: str) -> bool:
+        """Whether the text has the form."""
+        raise NotImplementedError
+
+
+class TagFormat(_Form):
+    """One block per tag, such as think then answer, or reasoning then answer.
+
+    The first tag may be missing from a completion whose prompt ends with it. With ``per_tag`` the value is the share of
+    tags that stand once and in order, while the part "format" stays all or nothing.
+    """
+
+    def __init__(
+        self, tags: Sequence[str] = ("think", "answer"), *, per_tag: bool = False, name: str = "format"
+    ) -> None:
+        super().__init__(name)
+        if not tags or len(set(tags)) != len(tags):
+            raise ConfigError(f"rewards: tags are {list(tags)}; name at least one tag, each once.")
+        self.tags = tuple(tags)
+        self.per_tag = per_tag
+
+    def reward(self, prompt: Prompt, text: str) -> Reward:
+        """All or nothing, or the share of tags."""
+        whole = float(self.has_form(prompt, text))
+        if not self.per_tag:
+            return Reward(value=whole, parts={"format": whole})
+        is_open = self._is_open(prompt)
+        opening = f"<{self.tags[0]}>"
+        continued = opening + text if is_open and not text.lstrip().startswith(opening) else text
+        value = (paid_tags(continued, self.tags) - is_open) / (2 * len(self.tags) - is_open)
+        return Reward(value=max(value, 0.0), parts={"format": whole})
+
+    def has_form(self, prompt: Prompt, text: str) -> bool:
+        """Whether the blocks are all there."""
+        return is_tagged(text, self.tags, may_start_open=self._is_open(prompt))
+
+    def _is_open(self, prompt: Prompt) -> bool:
+        return prompt.text.rstrip().endswith(f"<{self.tags[0]}>")
+
+
+class BoxedFormat(_Form):
+    r"""Exactly one ``\boxed{...}`` after the thinking, and something in it."""
+
+    def __init__(self, *, name: str = "format") -> None:
+        super().__init__(name)
+
+    def has_form(self, prompt: Prompt, text: str) -> bool:
+        """Whether there is one box."""
+        answer = after_thinking(text)
+        return len(_BOX.findall(answer)) == 1 and bool(last_boxed(answer))
+
+
+class HashFormat(_Form):
+    """Exactly one ``####``, at the start of the last line, with an answer after it."""
+
+    def __init__(self, *, name: str = "format") -> None:
+        super().__init__(name)
+
+    def has_form(self, prompt: Prompt, text: str) -> bool:
+        """Whether the last line is the marked answer."""
+        lines = text.strip().splitlines()
+        return text.count("####") == 1 and lines[-1].lstrip().startswith("####") and bool(after_hash(text))
+
+
+class StepFormat(_Form):
+    """A chain of thought in numbered steps, "Step 1: ..." or "2. ...", from 1 without a gap, none said twice."""
+
+    def __init__(self, *, min_steps: int = 2, name: str = "format") -> None:
+        super().__init__(name)
+        self.min_steps = min_steps
+
+    def has_form(self, prompt: Prompt, text: str) -> bool:
+        """Whether the steps are there and in order."""
+        steps = _STEP.findall(text)
+        contents = {content.strip().casefold() for _, content in steps}
+        is_counted = [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
+        return len(steps) >= self.min_steps and is_counted and len(contents) == len(steps)

@@ -1,0 +1,142 @@
+"""What tests share: no network, two threads, and tiny checkpoints that are made on the spot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Before anything imports torch or transformers. oncurve itself is imported inside the fixtures only, so that the
+# shape checks are installed first.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from oncurve.records import Prompt
+    from oncurve.train.policy import Policy
+
+ARCHITECTURES = ("qwen2", "llama", "gpt2")
+END, PAD = "<|end|>", "<|pad|>"
+MERGES = (("a", "n"), ("<", "/"), ("Ġ", "t"))
+"""Tokens of two bytes, so that a stop string can begin and end inside a token."""
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level byte pairs: every text has tokens, a few tokens have two bytes."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
+    made = Tokenizer(BPE(vocab={symbol: place for place, symbol in enumerate(symbols)}, merges=list(MERGES)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([PAD, END])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+
+
+def model_config(architecture: str, tokenizer: PreTrainedTokenizerFast) -> Any:
+    """Two layers of 32 numbers; weights large enough for a distribution that depends on the context."""
+    from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config
+
+    ends: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "initializer_range": 0.25,
+    }
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
+    match architecture:
+        case "qwen2":
+            return Qwen2Config(**ends, **sizes, tie_word_embeddings=True)
+        case "llama":
+            return LlamaConfig(**ends, **sizes, tie_word_embeddings=False)
+        case "gpt2":
+            return GPT2Config(**ends, n_embd=32, n_layer=2, n_head=4, n_positions=256)
+        case "gemma2":  # soft caps on attention and logits, a window in every other layer, dropout left at 0
+            return Gemma2Config(**ends, **sizes, head_dim=8, final_logit_softcapping=2.0, sliding_window=16)
+    raise ValueError(architecture)
+
+
+def make_model(config: Any, *, seed: int = 0) -> PreTrainedModel:
+    """A random model of a configuration, the same for the same seed, ready for use."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., PreTrainedModel]:
+    """A fresh tiny model of an architecture: ``tiny_model("llama", seed=1)``."""
+
+    def make(architecture: str = "qwen2", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
+        config = model_config(architecture, tokenizer)
+        config.update(changes)
+        return make_model(config, seed=seed)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def checkpoints(
+    tokenizer: PreTrainedTokenizerFast,
+    tiny_model: Callable[..., PreTrainedModel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """A folder with an ordinary checkpoint for each architecture."""
+    folders: dict[str, Path] = {}
+    for architecture in ARCHITECTURES:
+        folders[architecture] = tmp_path_factory.mktemp("checkpoints") / architecture
+        tiny_model(architecture).save_pretrained(folders[architecture])
+        tokenizer.save_pretrained(folders[architecture])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def make_policy(
+    tokenizer: PreTrainedTokenizerFast, tiny_model: Callable[..., PreTrainedModel]
+) -> Callable[..., Policy]:
+    """A policy around a fresh tiny model, or around the ``model`` given; other keywords go to the policy."""
+    from oncurve.train.policy import OptimizerSettings, Policy
+
+    def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> Policy:
+        options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))
+        return Policy(tiny_model(model) if isinstance(model, str) else model, tokenizer, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_prompts(tokenizer: PreTrainedTokenizerFast) -> Callable[..., list[Prompt]]:
+    """Prompts of some texts, numbered in their order."""
+    from oncurve.records import Prompt
+
+    def make(*texts: str, first_index: int = 0) -> list[Prompt]:
+        return [
+            Prompt(text, tuple(tokenizer(text)["input_ids"]), first_index + place, {"answer": text[:1]})
+            for place, text in enumerate(texts)
+        ]
+
+    return make

@@ -1,0 +1,474 @@
+"""Do rows arrive whole, in one form, with errors that say where and what to do?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncurve.data import sources
+from oncurve.data.datasets import (
+    canonical_number,
+    drop_repeats,
+    hold_out,
+    load_rows,
+    question_key,
+    save_rows,
+    statistics,
+)
+from oncurve.data.sources import read_json_lines
+from oncurve.errors import ConfigError, DataError
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+needs_shared_data = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="the public data sets are not at ../shared/data beside the project"
+)
+
+
+def write_lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def numbered_rows(count: int) -> list[dict[str, Any]]:
+    return [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(count)]
+
+
+def test_json_lines_keep_every_column_and_the_order(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "a.jsonl",
+        {"question": "2+3?", "answer": "5", "tests": [1, 2]},
+        "",
+        {"question": "é\u2028?", "answer": " 7 "},
+    )
+    assert load_rows("jsonl", path=path) == [
+        {"question": "2+3?", "answer": "5", "tests": [1, 2]},
+        {"question": "é\u2028?", "answer": "7"},
+    ]
+
+
+def test_answers_that_are_numbers_or_lists_become_text(tmp_path: Path) -> None:
+    answers = [5, 5.0, 0.5, True, ["a", 1], {"x": "é"}]
+    path = write_lines(tmp_path / "a.jsonl", *({"question": "q", "answer": answer} for answer in answers))
+    assert [row["answer"] for row in load_rows("jsonl", path=path)] == [
+        "5",
+        "5",
+        "0.5",
+        "true",
+        '["a", 1]',
+        '{"x": "é"}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "problem"),
+    [
+        (b'{"question": "a", "answer": "b"}\n{"question": \n', "line 2", "not JSON"),
+        (b'\n\n{"question": "a" "answer": "b"}\n', "line 3", "column 18"),
+        (b'{"question": "a", "answer": "b"}\n["a"]\n', "line 2", "a list, not an object"),
+        (b"5\n", "line 1", "the value 5, not an object"),
+        (b'{"question": "\xff"}\n', "line 1", "not UTF-8"),
+        (b"[" * 100_000 + b"\n", "line 1", "JSON"),
+        (b"", "a.jsonl", "empty"),
+        (b"\n \n", "a.jsonl", "empty"),
+        (b'{"question": "a", "answer": null}\n', "line 1", "'answer' is empty"),
+        (b'{"question": " ", "answer": "b"}\n', "line 1", "'question' is empty"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: bytes, place: str, problem: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load_rows("jsonl", path=path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert place in message
+    assert problem in message
+    assert "\n" not in message
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": "b"}\r\n')
+    assert read_json_lines(path) == [(1, {"question": "a", "answer": "b"})]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot be read .* Correct data\.path"):
+        load_rows("jsonl", path=tmp_path / "nowhere.jsonl")
+
+
+def test_columns_are_renamed_and_the_old_names_stay(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"problem_text": "2+3?", "label": 5})
+    rows = load_rows("jsonl", path=path, columns={"question": "problem_text", "answer": "label"})
+    assert rows == [{"problem_text": "2+3?", "label": 5, "question": "2+3?", "answer": "5"}]
+
+
+def test_two_columns_can_change_places(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"question": "5", "answer": "2+3?"})
+    rows = load_rows("jsonl", path=path, columns={"question": "answer", "answer": "question"})
+    assert rows == [{"question": "2+3?", "answer": "5"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "hint"),
+    [
+        ({"question": "q", "answr": "5"}, {}, "Nearest: 'answr'. Set data.columns: {answer: answr}"),
+        ({"question": "q", "label": "5"}, {}, "Nearest: 'label'. Set data.columns: {answer: label}"),
+        ({"query": "q", "answer": "5"}, {}, "Nearest: 'query'. Set data.columns: {question: query}"),
+        ({"question": "q", "zzz": "5"}, {}, "Set data.columns: {answer: <its name>}"),
+        (
+            {"question": "q", "labels": "5"},
+            {"answer": "label"},
+            "no column 'label'. Columns: 'question', 'labels'. Nearest: 'labels'",
+        ),
+    ],
+)
+def test_a_missing_column_is_answered_with_the_nearest(
+    tmp_path: Path, row: dict[str, str], columns: dict[str, str], hint: str
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", row)
+    with pytest.raises(DataError) as caught:
+        load_rows("jsonl", path=path, columns=columns)
+    assert f"{path}, line 1: there is no column" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_rows_are_kept_by_the_values_of_a_column(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", *({"question": f"q{n}", "answer": "1", "level": n % 3} for n in range(9)))
+    assert len(load_rows("jsonl", path=path, where={"level": [0, 1]})) == 6
+    assert len(load_rows("jsonl", path=path, where={"level": 2, "question": ["q2", "q3"]})) == 1
+    with pytest.raises(DataError, match=r"no row has a 'level' among \['2'\].*for example, 0, 1, 2"):
+        load_rows("jsonl", path=path, where={"level": "2"})
+
+
+def test_limit_takes_the_first_rows_and_shuffling_comes_before_it(tmp_path: Path) -> None:
+    path = save_rows(numbered_rows(50), tmp_path / "a.jsonl")
+    assert load_rows("jsonl", path=path, limit=3) == numbered_rows(3)
+    shuffled = load_rows("jsonl", path=path, limit=20, shuffle=True, seed=1)
+    assert shuffled == load_rows("jsonl", path=path, shuffle=True, seed=1)[:20]
+    assert shuffled != load_rows("jsonl", path=path, limit=20, shuffle=True, seed=2)
+    assert shuffled != numbered_rows(20)
+
+
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.limit is 0"):
+        load_rows("jsonl", path="any", limit=0)
+
+
+def test_an_unknown_type_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no 'gms8k'\. Did you mean 'gsm8k'\?"):
+        load_rows("gms8k")
+
+
+def test_a_type_without_a_path_says_that_it_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"data\.path is missing: 'jsonl'"):
+        load_rows("jsonl")
+
+
+def test_a_folder_holds_one_file_per_split(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", {"question": "a", "answer": "1"})
+    write_lines(tmp_path / "mine-test.jsonl", {"question": "b", "answer": "2"})
+    assert load_rows("jsonl", path=tmp_path)[0]["question"] == "a"
+    assert load_rows("jsonl", path=tmp_path, split="test")[0]["question"] == "b"
+    with pytest.raises(DataError, match=r"no dev\.jsonl, it has 'mine-test\.jsonl', 'train\.jsonl'"):
+        load_rows("jsonl", path=tmp_path, split="dev")
+    write_lines(tmp_path / "yours_test.jsonl", {"question": "c", "answer": "3"})
+    with pytest.raises(DataError, match="several files could be the split 'test'"):
+        load_rows("jsonl", path=tmp_path, split="test")
+
+
+def test_gsm8k_answers_are_canonical_and_the_solution_is_what_stands_before(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"question": "q", "answer": "500+500 = <<500+500=1000>>1000\n#### 1,000"})
+    assert load_rows("gsm8k", path=path) == [
+        {"question": "q", "answer": "1000", "solution": "500+500 = <<500+500=1000>>1000"}
+    ]
+
+
+def test_gsm8k_without_a_marked_answer_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"question": "q", "answer": "1000"})
+    with pytest.raises(DataError, match=r"line 1: the answer does not end in '#### number'.*data\.type: jsonl"):
+        load_rows("gsm8k", path=path)
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"solution": r"So \boxed{3}, no, $\boxed{\frac{1}{2}}$."}, r"\frac{1}{2}"),
+        ({"solution": r"So $x = \boxed 7$."}, "7"),
+        ({"solution": r"\boxed{3}", "answer": "4"}, "4"),
+        ({"solution": r"\boxed{3}", "answer": None}, "3"),
+    ],
+)
+def test_math_answers_come_from_their_column_or_the_last_box(tmp_path: Path, row: dict[str, Any], answer: str) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"problem": "p"} | row)
+    loaded = load_rows("math", path=path)[0]
+    assert (loaded["question"], loaded["answer"], loaded["solution"]) == ("p", answer, row["solution"])
+
+
+def test_math_without_a_box_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"problem": "p", "solution": r"so \boxed{3"})
+    with pytest.raises(DataError, match=r"line 1: the solution has no \\boxed"):
+        load_rows("math", path=path)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("1,000", "1000"),
+        ("$1,450,000.", "1450000"),
+        ("-$5", "-5"),
+        ("$-5.50", "-5.5"),
+        ("−3", "-3"),
+        ("+3", "3"),
+        ("-0.0", "0"),
+        ("007", "7"),
+        (".5", "0.5"),
+        ("18.00", "18"),
+        ("1,00", "1,00"),
+        ("3/4", "3/4"),
+        ("50%", "50%"),
+        (".", "."),
+        ("$", "$"),
+        ("", ""),
+        ("x = 5", "x = 5"),
+    ],
+)
+def test_numbers_have_one_canonical_form(text: str, canonical: str) -> None:
+    assert canonical_number(text) == canonical
+    assert canonical_number(canonical) == canonical
+
+
+def test_word_problems_are_rows_with_their_level() -> None:
+    rows = load_rows("word_problems", limit=20, levels=(1,), seed=3)
+    assert len(rows) == 20
+    assert {row["level"] for row in rows} == {1}
+    assert all(row["question"] and row["answer"] and row["solution"] for row in rows)
+    assert rows == load_rows("word_problems", limit=20, levels=(1,), seed=3)
+
+
+def test_word_problems_without_a_number_of_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.limit: .* for example limit: 2000"):
+        load_rows("word_problems")
+
+
+def test_repeats_are_dropped_whatever_their_case_and_white_space(tmp_path: Path) -> None:
+    rows = [
+        {"question": "How  many?", "answer": "1"},
+        {"question": "how many?\n", "answer": "2"},
+        {"question": "x", "answer": "3"},
+    ]
+    assert drop_repeats(rows) == ([rows[0], rows[2]], 1)
+    path = save_rows(rows, tmp_path / "a.jsonl")
+    assert len(load_rows("jsonl", path=path)) == 3
+    assert len(load_rows("jsonl", path=path, deduplicate=True)) == 2
+
+
+@pytest.mark.parametrize("size", [{"count": 30}, {"fraction": 0.3}])
+def test_the_held_out_split_does_not_depend_on_the_order_of_rows(size: dict[str, Any]) -> None:
+    rows = numbered_rows(100)
+    train, held_out = hold_out(rows, **size, seed=5)
+    _, held_out_backwards = hold_out(rows[::-1], **size, seed=5)
+    assert held_out_backwards == held_out[::-1]
+    assert sorted(train + held_out, key=rows.index) == rows
+    assert train == [row for row in rows if row in train]
+    assert hold_out(rows, **size, seed=6)[1] != held_out
+
+
+def test_a_held_out_count_is_exact_and_a_fraction_is_close() -> None:
+    rows = numbered_rows(1000)
+    assert len(hold_out(rows, count=37)[1]) == 37
+    assert len(hold_out(rows, count=999)[1]) == 999
+    assert len(hold_out(rows, fraction=0.2)[1]) == pytest.approx(200, abs=50)
+
+
+def test_a_fraction_holds_out_the_same_questions_when_rows_are_added() -> None:
+    few, many = numbered_rows(100), numbered_rows(200)
+    assert hold_out(few, fraction=0.3)[1] == [row for row in hold_out(many, fraction=0.3)[1] if row in few]
+
+
+@pytest.mark.parametrize("size", [{"count": 20}, {"fraction": 0.5}])
+def test_the_same_question_is_never_on_both_sides(size: dict[str, Any]) -> None:
+    rows = numbered_rows(40) + [{"question": f"  what IS {n} + 1?", "answer": "?"} for n in range(40)]
+    train, held_out = hold_out(rows, **size)
+    sides = [{question_key(row["question"]) for row in side} for side in (train, held_out)]
+    assert not sides[0] & sides[1]
+    assert len(train) + len(held_out) == 80
+
+
+@pytest.mark.parametrize("size", [{"count": 10}, {"count": 0}, {"count": -1}, {"fraction": 0.0}, {"fraction": 1.0}])
+def test_a_side_without_rows_is_refused(size: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="change the size of the held-out split"):
+        hold_out(numbered_rows(10), **size)
+
+
+@pytest.mark.parametrize("size", [{}, {"count": 1, "fraction": 0.5}])
+def test_the_held_out_size_is_given_in_one_way(size: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="exactly one"):
+        hold_out(numbered_rows(10), **size)
+
+
+def test_saved_rows_are_read_back_and_not_overwritten_by_accident(tmp_path: Path) -> None:
+    path = save_rows(numbered_rows(3), tmp_path / "new" / "a.jsonl")
+    with pytest.raises(DataError, match="exists already"):
+        save_rows(numbered_rows(1), path)
+    assert load_rows("jsonl", path=path) == numbered_rows(3)
+    save_rows(numbered_rows(1), path, overwrite=True)
+    assert load_rows("jsonl", path=path) == numbered_rows(1)
+    assert [file.name for file in path.parent.iterdir()] == ["a.jsonl"]
+
+
+def test_rows_that_cannot_be_written_leave_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        save_rows([{"question": "a"}, {"question": object()}], tmp_path / "a.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_statistics_count_rows_repeats_kinds_and_lengths() -> None:
+    rows = [
+        {"question": "abc", "answer": "5", "solution": "x"},
+        {"question": "ABC", "answer": "1.5", "extra": 1},
+        {"question": "abcdefg", "answer": r"\pi", "solution": "xyz"},
+    ]
+    found = statistics(rows)
+    assert (found.num_rows, found.num_repeated) == (3, 1)
+    assert found.columns == ("question", "answer", "solution", "extra")
+    assert found.question_characters == (3, 3, 7)
+    assert found.solution_characters == (1, 2.0, 3)
+    assert found.answer_kinds == {"integer": 1, "decimal": 1, "other": 1}
+    assert "3 rows, 1 repeated questions" in found.describe()
+    with pytest.raises(DataError, match="no rows"):
+        statistics([])
+
+
+@pytest.fixture
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the files of the ``datasets`` library inside the test."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_folders_that_the_datasets_library_saved_are_read(tmp_path: Path) -> None:
+    import datasets
+
+    rows = numbered_rows(5)
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": table, "dev": table.select(range(2))}).save_to_disk(str(tmp_path / "two"))
+    assert load_rows("huggingface", path=tmp_path / "one") == rows
+    assert load_rows("huggingface", path=tmp_path / "two", split="dev") == rows[:2]
+    with pytest.raises(DataError, match=r"no split 'tran'\. Did you mean 'train'\? It has 'train', 'dev'"):
+        load_rows("huggingface", path=tmp_path / "two", split="tran")
+
+
+@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
+def test_single_files_are_read_by_their_suffix(tmp_path: Path, suffix: str) -> None:
+    import datasets
+
+    rows = [{"question": f"q{n}", "answer": f"a{n}"} for n in range(3)]
+    path = tmp_path / f"rows.{suffix}"
+    getattr(datasets.Dataset.from_list(rows), f"to_{suffix}")(str(path))
+    assert load_rows("huggingface", path=path) == rows
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_folder_of_parquet_files_has_splits(tmp_path: Path) -> None:
+    import datasets
+
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, count in (("train", 4), ("test", 2)):
+        datasets.Dataset.from_list(numbered_rows(count)).to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
+    assert len(load_rows("huggingface", path=folder, split="test")) == 2
+    with pytest.raises(DataError, match="the split 'dev' cannot be loaded"):
+        load_rows("huggingface", path=folder, split="dev")
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_named_data_set_can_lie_in_parquet_files(tmp_path: Path) -> None:
+    import datasets
+
+    path = tmp_path / "gsm.parquet"
+    datasets.Dataset.from_list([{"question": "q", "answer": "so\n#### 1,200"}]).to_parquet(str(path))
+    assert load_rows("gsm8k", path=path)[0]["answer"] == "1200"
+
+
+def test_a_file_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.xlsx"
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"rows\.xlsx: not a file of a known kind"):
+        load_rows("huggingface", path=path)
+
+
+@pytest.mark.parametrize(
+    ("type", "name", "subset"), [("gsm8k", "openai/gsm8k", "main"), ("math", "nlile/hendrycks-MATH-benchmark", None)]
+)
+def test_named_data_sets_are_fetched_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch, type: str, name: str, subset: str | None
+) -> None:
+    import datasets
+
+    asked: list[Any] = []
+
+    def load_dataset(*arguments: Any, **options: Any) -> Any:
+        asked.append((arguments, options))
+        return datasets.Dataset.from_list([{"question": "q", "problem": "q", "answer": "s\n#### 5"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load_rows(type, split="test", revision="abc")[0]["question"] == "q"
+    assert asked == [((name, subset), {"split": "test", "revision": "abc"})]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load_dataset(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("Couldn't reach the Hub\n(offline)")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(
+        DataError, match=r"nobody/nothing: the split 'train' cannot be loaded: Couldn't reach .* network"
+    ):
+        load_rows("huggingface", path="nobody/nothing")
+
+
+def test_an_empty_hub_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list([]))
+    with pytest.raises(DataError, match="the split 'train' has no rows"):
+        load_rows("huggingface", path="nobody/nothing")
+
+
+def test_reading_json_lines_does_not_import_the_datasets_library() -> None:
+    assert "datasets" not in vars(sources)
+
+
+@needs_shared_data
+@pytest.mark.parametrize(("split", "count", "with_commas"), [("train", 7473, 79), ("test", 1319, 14)])
+def test_all_of_gsm8k_loads_with_canonical_answers(split: str, count: int, with_commas: int) -> None:
+    rows = load_rows("gsm8k", path=SHARED, split=split)
+    raw = [row for _, row in read_json_lines(SHARED / f"gsm8k_{split}.jsonl")]
+    assert len(rows) == count
+    assert all(str(int(row["answer"])) == row["answer"] for row in rows)
+    changed = [
+        row for row, source in zip(rows, raw, strict=True) if not source["answer"].endswith(f"#### {row['answer']}")
+    ]
+    assert len(changed) == with_commas
+    assert all("####" not in row["solution"] for row in rows)
+    assert drop_repeats(rows)[1] == 0
+
+
+@needs_shared_data
+def test_all_of_math_500_loads_and_its_answers_are_the_last_boxes(tmp_path: Path) -> None:
+    rows = load_rows("math", path=SHARED / "math500.jsonl")
+    without_answers = [{k: v for k, v in row.items() if k in ("problem", "solution")} for row in rows]
+    boxed = load_rows("math", path=save_rows(without_answers, tmp_path / "math.jsonl"))
+    assert len(rows) == 500
+    assert [row["answer"] for row in boxed] == [row["answer"] for row in rows]
+    assert {row["subject"] for row in rows} >= {"Algebra", "Geometry"}

@@ -1,0 +1,119 @@
+"""Is a solution found inside a prompt, and is an ordinary prompt left in peace?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers_for_tests import byte_tokenizer
+
+from oncurve.data.datasets import load_rows
+from oncurve.data.leaks import contains_solution, leaked_excerpt
+from oncurve.data.prompts import TEMPLATES, render_prompts
+from oncurve.records import Prompt
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+SOLUTION = "Anna has 3 boxes of 4 shells, which is 3*4 = <<3*4=12>>12 shells.\nShe finds 5 more, so she has 17 shells."
+ROW = {"question": "Anna has 3 boxes of 4 shells and finds 5 more. How many?", "answer": "17", "solution": SOLUTION}
+
+
+def prompt_of(text: str) -> Prompt:
+    return Prompt(text=text, prompt_ids=(), index=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{ROW['question']} {SOLUTION}",
+        f"{ROW['question']}\nHINT: she  FINDS 5 more, so\nshe has 17 shells.",
+        f"{ROW['question']} Anna has 3 boxes of 4 shells, which is 3*4 = 12 shells.",
+        f"{ROW['question']} \\boxed{{17}}",
+        f"{ROW['question']}\n#### 17",
+        f"{ROW['question']} <answer>\n17 </answer>",
+    ],
+)
+def test_a_solution_inside_a_prompt_is_found(text: str) -> None:
+    assert contains_solution(prompt_of(text), ROW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ROW["question"],
+        f"User: {ROW['question']}\nAssistant: <think>",
+        f"There are 17 of them. {ROW['question']}",
+        f"{ROW['question']} Write <answer> your answer </answer>, \\boxed{{}} or #### 170",
+        f"{ROW['question']} #### 17.5 and #### 17/2",
+    ],
+)
+def test_an_ordinary_prompt_is_left_in_peace(text: str) -> None:
+    assert leaked_excerpt(prompt_of(text), ROW) is None
+
+
+def test_a_question_column_that_holds_the_chain_of_thought_is_found() -> None:
+    row = ROW | {"question": f"{ROW['question']}\n{SOLUTION}"}
+    assert contains_solution(prompt_of(row["question"]), row)
+
+
+def test_a_sentence_that_a_solution_repeats_from_its_question_is_no_leak() -> None:
+    row = {"question": "The train leaves the station at nine. When?", "answer": "9"}
+    row["solution"] = "The train leaves the station at nine. Therefore the answer is nine. That is all there is to say."
+    assert not contains_solution(prompt_of(row["question"]), row)
+
+
+def test_a_long_answer_outside_the_question_is_found() -> None:
+    row = {"question": "Which point?", "answer": r"\left( 3, \frac{\pi}{2} \right)"}
+    assert contains_solution(prompt_of(r"Which point? \left( 3, \frac{\pi}{2} \right)"), row)
+    inside = row | {"question": f"Is it {row['answer']} or not?"}
+    assert not contains_solution(prompt_of(inside["question"]), inside)
+
+
+def test_drawing_code_shared_by_question_and_solution_is_no_leak() -> None:
+    drawing = "[asy]\ndraw((0,0)--(10,0),black+linewidth(1));\ndraw((0,0)--(10,9),black+linewidth(1));\n[/asy]"
+    row = {
+        "question": f"How long?\n{drawing}",
+        "answer": "10",
+        "solution": f"{drawing}\nIt is ten units long, as one sees.",
+    }
+    assert not contains_solution(prompt_of(row["question"]), row)
+
+
+def test_an_example_that_is_the_row_itself_is_found() -> None:
+    row = ROW | {"question": f" {str(ROW['question']).upper()}"}
+    assert contains_solution(prompt_of(ROW["question"]), ROW, few_shot=[row])
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
+def test_examples_may_have_the_same_answer(template: str) -> None:
+    example = {
+        "question": "10 + 7?",
+        "answer": "17",
+        "solution": "Ten and seven are \\boxed{17} in total, as one can see.",
+    }
+    prompts, _ = render_prompts([ROW], byte_tokenizer(), template=template, few_shot=[example, EXAMPLE_TWO])
+    assert leaked_excerpt(prompts[0], ROW, few_shot=[example, EXAMPLE_TWO]) is None
+    leaky = Prompt(
+        text=f"{prompts[0].text} \\boxed{{17}} <answer>17</answer> #### 17 \\boxed{{17}}", prompt_ids=(), index=0
+    )
+    assert contains_solution(leaky, ROW, few_shot=[example, EXAMPLE_TWO])
+
+
+EXAMPLE_TWO: dict[str, Any] = {"question": "1 + 1?", "answer": "2"}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public data sets are not at ../shared/data beside the project")
+@pytest.mark.parametrize(
+    ("type", "file"), [("gsm8k", "gsm8k_train.jsonl"), ("gsm8k", "gsm8k_test.jsonl"), ("math", "math500.jsonl")]
+)
+def test_no_public_row_is_accused_and_every_prompt_with_its_solution_is_caught(type: str, file: str) -> None:
+    rows = load_rows(type, path=SHARED / file)
+    few_shot, rows = rows[:2], rows[2:]
+    shown = "".join(f"Q: {row['question']} A: {row['solution']} #### {row['answer']}\n" for row in few_shot)
+    prompts = [prompt_of(f"{shown}Q: {row['question']} A:") for row in rows]
+    assert [
+        row for row, prompt in zip(rows, prompts, strict=True) if contains_solution(prompt, row, few_shot=few_shot)
+    ] == []
+    leaky = [prompt_of(f"{prompt.text} {row['solution']}") for row, prompt in zip(rows, prompts, strict=True)]
+    assert all(contains_solution(prompt, row, few_shot=few_shot) for row, prompt in zip(rows, leaky, strict=True))

@@ -1,0 +1,141 @@
+"""Does a comparison say what changed, how sure that is, and refuse to compare what cannot be compared?"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evaluation_fakes import evaluation_of
+from rich.console import Console
+
+from oncurve.errors import DataError
+from oncurve.evaluate.compare import Comparison, compare
+from oncurve.evaluate.stats import mcnemar_exact
+
+#        same    answer   format   lost     lost form  same wrong
+BEFORE = ["[1]", "[9]", "3", "[4]", "[5]", "[0]"]
+AFTER = ["[1]", "[2]", "[3]", "[0]", "5", "[0]"]
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    return compare(evaluation_of(BEFORE), evaluation_of(AFTER))
+
+
+def test_counts_change_and_paired_test_are_those_of_a_hand_count(comparison: Comparison) -> None:
+    rows = {row.name: row for row in comparison.rows}
+    correct = rows["correct"]
+    assert (correct.before.successes, correct.after.successes) == (3, 3)
+    assert correct.change == 0.0
+    assert correct.p_value == mcnemar_exact(2, 2) == 1.0
+    assert rows["correct in any format"].before.successes == 4
+    assert rows["bad format"].change == 0.0
+    assert list(rows) == [
+        "correct",
+        "correct in any format",
+        "right format, wrong answer",
+        "bad format",
+        "cut off at the token limit",
+    ]
+
+
+def test_a_large_improvement_is_significant_and_its_interval_excludes_nothing() -> None:
+    before = evaluation_of([f"[{n + 1 if n % 5 == 0 else 'x'}]" for n in range(60)])
+    after = evaluation_of([f"[{n + 1 if n % 5 else 'x'}]" for n in range(60)])
+    row = compare(before, after).rows[0]
+    assert row.change == pytest.approx(0.6)
+    assert 0.3 < row.low < 0.6 < row.high < 0.9
+    assert row.p_value == mcnemar_exact(12, 48) < 1e-5
+    assert row.factor == pytest.approx(4.0)
+
+
+def test_improvements_are_told_apart_from_mere_changes_of_form(comparison: Comparison) -> None:
+    assert [(change.before.index, change.kind) for change in comparison.improved] == [(1, "answer"), (2, "format")]
+    assert [(change.before.index, change.kind) for change in comparison.worsened] == [(3, "answer"), (4, "format")]
+
+
+def test_without_the_loose_reward_nobody_knows_what_changed() -> None:
+    found = compare(evaluation_of(BEFORE, loose=False), evaluation_of(AFTER, loose=False))
+    assert {change.kind for change in (*found.improved, *found.worsened)} == {"unknown"}
+    assert "correct in any format" not in [row.name for row in found.rows]
+
+
+def test_failures_of_the_grader_get_a_row_of_their_own() -> None:
+    found = compare(evaluation_of(["[1]", "boom"]), evaluation_of(["[1]", "[2]"]))
+    assert "could not be graded" in [row.name for row in found.rows]
+
+
+def test_several_completions_per_prompt_are_compared_prompt_by_prompt() -> None:
+    before = evaluation_of([["[x]", "[x]"]] * 20, samples=2)
+    after = evaluation_of([[f"[{n + 1}]", "[x]"] for n in range(20)], samples=2)
+    found = compare(before, after)
+    assert found.rows[0].change == 0.5
+    assert (found.rows[0].low, found.rows[0].high) == (0.5, 0.5)
+    assert found.rows[0].p_value < 0.001
+    assert "20 held-out problems, 2 completions each" in found.title()
+    assert "sign flips" in found.footnote()
+
+
+def test_the_same_table_in_text_markdown_and_terminal(comparison: Comparison) -> None:
+    out = io.StringIO()
+    Console(file=out, width=200).print(comparison.table())
+    for shown in (comparison.text(), comparison.markdown(), " ".join(out.getvalue().split())):
+        assert "base and trained on 6 held-out problems" in shown
+        assert "3/6 (50.0%) [18.8, 81.2]" in shown
+        assert "Both greedy" in shown
+        assert "2 examples improved, 2 got worse (1 of the improved changed only their format)" in shown
+    table = [line for line in comparison.markdown().splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in table} == {7}
+    assert len(table) == 2 + len(comparison.rows)
+
+
+def test_examples_are_shown_with_both_completions(comparison: Comparison) -> None:
+    text = comparison.examples_text(limit=1)
+    assert "Improved: 2 examples, the first 1:" in text
+    assert "What is 1 plus 1?" in text
+    assert "reference answer: 2" in text
+    assert "base (wrong, 3 tokens):\n    [9]" in text
+    assert "trained (correct, 3 tokens):\n    [2]" in text
+    assert "What is 2 plus 1?" not in text
+    assert "only its form changed" in comparison.examples_text(limit=2)
+    assert "[...]" in comparison.examples_text(max_characters=1)
+
+
+def test_everything_is_written_and_counts_the_same(comparison: Comparison, tmp_path: Path) -> None:
+    comparison.write(tmp_path / "new")
+    summary = json.loads((tmp_path / "new" / "comparison.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "new" / "comparison.jsonl").read_text().splitlines()]
+    assert summary["num_improved"] == sum(row["change"] == "improved" for row in rows) == 2
+    assert summary["num_improved_by_format_only"] == 1
+    assert summary["num_worsened"] == sum(row["change"] == "worsened" for row in rows) == 2
+    assert rows[1]["before"]["completion"] == "[9]"
+    assert rows[1]["after"]["category"] == "correct"
+    assert rows[0]["kind"] is None
+    assert "| correct |" in (tmp_path / "new" / "comparison.md").read_text()
+
+
+def test_other_examples_are_refused() -> None:
+    with pytest.raises(DataError, match="2 and 1 examples"):
+        compare(evaluation_of(["[1]", "[2]"]), evaluation_of(["[1]"]))
+    swapped = evaluation_of(["[1]", "[2]"])
+    swapped = replace(swapped, examples=swapped.examples[::-1])
+    with pytest.raises(DataError, match="example 0 is row 0 in one evaluation and row 1"):
+        compare(evaluation_of(["[1]", "[2]"]), swapped)
+
+
+def test_other_decoding_is_refused_but_a_list_read_from_a_file_is_the_same_as_a_tuple() -> None:
+    found = evaluation_of(["[1]"])
+    with pytest.raises(DataError, match=r"decoded differently: temperature 0\.0 and 1\.0"):
+        compare(found, replace(found, params={**found.params, "temperature": 1.0}))
+    compare(found, replace(found, params={**found.params, "stop": []}))
+
+
+def test_a_model_compared_with_itself_shows_no_change() -> None:
+    found = evaluation_of(BEFORE)
+    same = compare(found, found, names=("model", "model"))
+    assert all((row.change, row.p_value) == (0.0, 1.0) for row in same.rows)
+    assert same.improved == same.worsened == ()
+    assert json.dumps(same.summary(), allow_nan=False)

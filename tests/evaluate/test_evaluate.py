@@ -1,0 +1,144 @@
+"""Does an evaluation count what a model did, and keep every example?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evaluation_fakes import GREEDY, Anywhere, Boxed, Reciter, evaluation_of, prompts_of
+
+from oncurve.errors import DataError
+from oncurve.evaluate.evaluate import evaluate, read_evaluation
+from oncurve.evaluate.stats import wilson_interval
+from oncurve.observe.metrics import unknown_keys
+from oncurve.observe.record import RunFolder
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rollouts.base import SamplingParams
+
+TEXTS = ["[1]", "[9]", "3", "boom", "nonsense"]
+
+
+def test_every_example_falls_into_one_of_four_categories() -> None:
+    found = evaluation_of(TEXTS)
+    assert [example.category for example in found.examples] == ["correct", "wrong", "bad_format", "error", "bad_format"]
+    assert found.counts == {"correct": 1, "wrong": 1, "bad_format": 2, "error": 1}
+    assert [example.correct_any_format for example in found.examples] == [True, False, True, None, False]
+
+
+def test_shares_are_over_all_examples_with_wilson_intervals() -> None:
+    found = evaluation_of(TEXTS)
+    assert (found.correct.successes, found.correct.total) == (1, 5)
+    assert (found.correct.low, found.correct.high) == wilson_interval(1, 5)
+    assert found.any_format is not None
+    assert found.any_format.fraction == 0.4
+    assert found.category_share("bad_format").fraction == 0.4
+    assert str(found.correct).startswith("1/5 = 20.0% [")
+
+
+def test_examples_keep_question_answer_text_and_why_it_ended() -> None:
+    sampler = Reciter(["[1]", "[2"], ["stop", "length"])
+    found = evaluate(prompts_of(2), sampler, Boxed(), params=GREEDY, step=40)
+    second = found.examples[1]
+    assert (second.index, second.question, second.answer) == (1, "What is 1 plus 1?", "2")
+    assert (second.completion, second.num_tokens, second.finish_reason) == ("[2", 2, "length")
+    assert (second.reward, second.detail, second.correct_any_format) == (0.0, "read [2", None)
+    assert found.any_format is None
+    assert found.step == 40
+
+
+def test_a_prompt_without_a_question_column_is_shown_as_it_is() -> None:
+    prompt = Prompt("text of the prompt", (1,), 0, {"answer": "1"})
+    (example,) = evaluate([prompt], Reciter(["[1]"]), Boxed(), params=GREEDY).examples
+    assert example.question == "text of the prompt"
+
+
+def test_the_metrics_are_all_in_the_glossary() -> None:
+    metrics = evaluation_of(TEXTS).metrics()
+    assert unknown_keys(metrics) == []
+    assert metrics["evaluation/correct_fraction"] == 0.2
+    assert metrics["evaluation/any_format_fraction"] == 0.4
+    assert metrics["evaluation/error_fraction"] == 0.2
+    assert metrics["evaluation/mean_tokens"] == pytest.approx(19 / 5)
+    assert "evaluation/any_format_fraction" not in evaluation_of(TEXTS, loose=False).metrics()
+
+
+def test_prompts_go_to_the_sampler_in_parts_with_the_given_decoding() -> None:
+    sampler, told = Reciter(["[1]"] * 5), []
+    evaluate(
+        prompts_of(5),
+        sampler,
+        Boxed(),
+        params=GREEDY,
+        step=7,
+        prompts_per_call=2,
+        on_progress=lambda done, total: told.append((done, total)),
+    )
+    assert sampler.calls == [(2, 1, 7, GREEDY), (2, 1, 7, GREEDY), (1, 1, 7, GREEDY)]
+    assert told == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_several_completions_of_a_prompt_are_counted_and_drawn_together() -> None:
+    texts = [["[1]"] * 4, ["[9]"] * 4] * 1 + [["[3]", "[3]", "[9]", "[9]"]]
+    found = evaluation_of(texts, samples=4)
+    assert (found.correct.successes, found.correct.total) == (6, 12)
+    assert [example.sample for example in found.examples] == [0, 1, 2, 3] * 3
+    assert found.correct.high - found.correct.low > wilson_interval(6, 12)[1] - wilson_interval(6, 12)[0]
+    assert found.pass_at_k(1) == pytest.approx(0.5)
+    assert found.pass_at_k(2) == pytest.approx((1 + 0 + 5 / 6) / 3)
+    assert list(found.summary()["pass_at_k"]) == ["1", "2", "4"]
+
+
+def test_a_reward_function_that_raises_costs_its_own_examples_only() -> None:
+    class Fragile(Boxed):
+        def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+            if any(completion.text == "[9]" for completion in completions):
+                raise RuntimeError("cannot read this")
+            return super().__call__(prompts, completions)
+
+    found = evaluate(prompts_of(2), Reciter(["[1]", "[9]"]), Fragile(), params=GREEDY)
+    assert [example.category for example in found.examples] == ["correct", "error"]
+    assert "cannot read this" in found.examples[1].detail
+
+
+def test_a_right_answer_in_the_right_form_is_right_in_any_form() -> None:
+    class Never(Anywhere):
+        def _one(self, prompt: Prompt, text: str) -> Reward:
+            return Reward(0.0, {"correct": 0.0})
+
+    found = evaluate(prompts_of(1), Reciter(["[1]"]), Boxed(), loose_reward_function=Never(), params=GREEDY)
+    assert found.examples[0].correct_any_format is True
+
+
+def test_nothing_to_evaluate_twice_the_same_row_and_greedy_repetition_are_refused() -> None:
+    with pytest.raises(DataError, match="no prompt"):
+        evaluate([], Reciter([]), Boxed(), params=GREEDY)
+    with pytest.raises(ValueError, match="row 0 is among the prompts more than once"):
+        evaluate(prompts_of(1) * 2, Reciter(["[1]"]), Boxed(), params=GREEDY)
+    with pytest.raises(ValueError, match="greedy"):
+        evaluate(prompts_of(1), Reciter(["[1]"]), Boxed(), params=GREEDY, samples_per_prompt=2)
+
+
+def test_an_evaluation_survives_its_files(tmp_path: Path) -> None:
+    written = replace(evaluation_of(TEXTS), name="base", params={"temperature": 0.0, "stop": ["x"]})
+    with RunFolder(tmp_path) as run:
+        run.write_evaluation("base", written.rows(), written.summary())
+    assert read_evaluation(tmp_path / "evaluations", "base") == written
+    json.dumps(written.summary(), allow_nan=False)
+
+
+def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text('{"name": "old"}')
+    (tmp_path / "old.jsonl").write_text('{"question": "?"}\n')
+    with pytest.raises(DataError, match=r"old\.jsonl: is no evaluation"):
+        read_evaluation(tmp_path, "old")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_evaluation(tmp_path, "missing")
+
+
+def test_the_sampler_may_draw_by_any_setting() -> None:
+    found = evaluate(prompts_of(1), Reciter(["[1]"]), Boxed(), params=SamplingParams(temperature=0.6, stop=("]",)))
+    assert found.params["temperature"] == 0.6
+    assert found.params["stop"] == ("]",)
