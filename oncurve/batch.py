@@ -110,20 +110,41 @@ class Batch:
             part = self.select(torch.arange(start, start + rows_per_update))
             yield replace(part, size=part.measure())
 
-    def split_tokens(self, max_tokens: int) -> Iterator[Batch]:
-        """Microbatches of at most ``max_tokens`` padded tokens, rows of similar length together.
+    def with_signal(self) -> Batch:
+        """The rows whose advantage is not zero. The denominators stay, so the gradient of a policy loss stays too."""
+        return self.select((self.advantages != 0).nonzero().flatten())
 
-        A row longer than the budget gets a microbatch of its own. The denominators stay those of the update.
+    def split_tokens(self, max_tokens: int, *, share_prompts: bool = False) -> Iterator[Batch]:
+        """Microbatches of at most ``max_tokens`` computed tokens; their denominators stay those of the update."""
+        for rows in self.plan_microbatches(max_tokens, share_prompts=share_prompts):
+            yield self.select(rows)
+
+    def plan_microbatches(self, max_tokens: int, *, share_prompts: bool = False) -> Iterator[Int[Tensor, " b"]]:
+        """The rows of each microbatch.
+
+        Padded rows cost the longest of their microbatch, so rows of similar length go together. With ``share_prompts``
+        rows cost their own tokens and a prompt is counted once for all its rows that follow each other, so groups stay
+        together. A row longer than the budget gets a microbatch of its own.
         """
-        order = torch.argsort(self.row_lengths, stable=True).tolist()
-        lengths = self.row_lengths.tolist()
-        start = 0
-        while start < len(order):
-            stop = start + 1
-            while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= max_tokens:
-                stop += 1
-            yield self.select(torch.tensor(order[start:stop]))
-            start = stop
+        order = range(len(self)) if share_prompts else torch.argsort(self.row_lengths, stable=True).tolist()
+        prompts, completions = self.prompt_lengths.tolist(), self.completion_lengths.tolist()
+        groups = self.group_ids.tolist()
+        picked: list[int] = []
+        cost = 0
+        for row in order:
+            whole = prompts[row] + completions[row]
+            if share_prompts:
+                known = bool(picked) and groups[row] == groups[picked[-1]]
+                grown = cost + completions[row] + (0 if known else prompts[row])
+            else:
+                grown = (len(picked) + 1) * whole
+            if picked and grown > max_tokens:
+                yield torch.tensor(picked)
+                picked, grown = [], whole
+            picked.append(row)
+            cost = grown
+        if picked:
+            yield torch.tensor(picked)
 
     def measure(self) -> Size:
         """The denominators of these rows alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -89,7 +90,7 @@ def ask(
     engine.load_weights(policy, version=0)
     for place, question in enumerate(questions or _typed(console)):
         rows = [{"question": question, "answer": ""}]
-        prompts, _ = render_prompts(rows, policy.tokenizer, template=template, chat=chat)
+        prompts, _ = render_prompts(rows, cast("Any", policy.tokenizer), template=template, chat=chat)
         for group in engine.sample(prompts, count, step=place):
             for completion in group.completions:
                 console.print(group.prompt.text, style="dim", end="", markup=False, highlight=False)
@@ -114,7 +115,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(policy.model.config))
     findings = check_data(
         rows,
-        policy.tokenizer,
+        cast("Any", policy.tokenizer),
         grade=pays,
         template=config.data.template,
         chat=config.data.chat,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from oncurve.config.schema import (
     Config,
@@ -94,7 +94,12 @@ def make_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, *, context_
         if not part:
             return []
         prompts, too_long = render_prompts(
-            part, tokenizer, template=data.template, chat=data.chat, few_shot=few_shot, max_prompt_tokens=limit
+            part,
+            cast("Any", tokenizer),
+            template=data.template,
+            chat=data.chat,
+            few_shot=few_shot,
+            max_prompt_tokens=limit,
         )
         excluded.extend(too_long)
         return prompts
@@ -260,6 +265,7 @@ def make_policy(config: Config) -> Policy:
         compute_type=compute,
         tokens_per_microbatch=config.policy.tokens_per_microbatch,
         gradient_checkpointing=config.policy.gradient_checkpointing,
+        packing=config.policy.packing,
         reference=reference,
     )
 

@@ -1,6 +1,14 @@
-"""How does a completion compare with the others of its group?"""
+"""How does a completion compare with the others of its group?
+
+Every function takes the rewards of a step and gives one advantage per completion. Completions without a reward are left
+out of every mean and deviation and get zero, and so does a group without signal: fewer than two rewards, or rewards
+that differ by less than 1e-6. In float32, eight rewards of 0.7 have a standard deviation of 6e-8, and dividing by it
+would give every completion an advantage of 0.94.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,10 +31,6 @@ def group_relative(
     DeepSeekMath does not say which standard deviation it means. ddof=1 (divide by G - 1, as torch.std does) makes the
     advantages smaller than ddof=0 (divide by G) by sqrt((G - 1) / G): 0.866 instead of 1 for rewards 1, 1, 0, 0.
 
-    A group whose rewards differ by less than 1e-6 counts as equal and gets exactly zero: in float32, eight rewards of
-    0.7 have a standard deviation of 6e-8, and dividing by it would give every completion an advantage of 0.94.
-    Completions without a reward are left out of the mean and the deviation and get zero.
-
     Raises ValueError for a group of one, which has no baseline.
 
     >>> group_relative(Rewards.of([[1.0, 1.0, 0.0, 0.0]]), ddof=0, epsilon=0.0).tolist()
@@ -38,7 +42,147 @@ def group_relative(
         return centered
     count = rewards.graded.sum(dim=1, keepdim=True)
     variance = (centered**2).sum(dim=1, keepdim=True) / (count - ddof).clamp(min=1)
-    return centered / (variance.sqrt() + epsilon).clamp(min=torch.finfo(centered.dtype).tiny)
+    return _divide(centered, variance.sqrt() + epsilon)
+
+
+def batch_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float[Tensor, "P G"]:
+    """Each reward minus the mean of its group, divided by the standard deviation of all rewards of the batch.
+
+        A_i = (r_i - mean(r)) / (std_batch(r) + epsilon)      Tricks or traps?, arXiv:2508.08221
+
+    A group of nearly equal rewards is not blown up, as it is when divided by its own deviation.
+
+    Raises ValueError for a group of one, which has no baseline.
+    """
+    refuse_groups_of_one(rewards)
+    centered = center(rewards.values, rewards.graded)
+    return _divide(centered, _batch_deviation(rewards.values, rewards.graded, ddof) + epsilon)
+
+
+def batch_centered_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float[Tensor, "P G"]:
+    """Each reward minus the mean of its group, divided by the deviation over the batch of what is left.
+
+        A_i = (r_i - mean(r)) / (std_batch(r - mean(r)) + epsilon)
+                                                              REINFORCE++ with baseline, arXiv:2501.03262
+                                                              ScaleRL, arXiv:2510.13786
+
+    Differences between prompts do not enter the deviation, as they do in ``batch_std``. REINFORCE++ also subtracts the
+    mean over the batch, which is zero here.
+
+    Raises ValueError for a group of one, which has no baseline.
+    """
+    refuse_groups_of_one(rewards)
+    centered = center(rewards.values, rewards.graded)
+    return _divide(centered, _batch_deviation(centered, rewards.graded, ddof) + epsilon)
+
+
+def whitened(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float[Tensor, "P G"]:
+    """Each reward minus the mean of the batch, divided by the deviation of the batch. Groups play no part.
+
+        A_i = (r_i - mean_batch(r)) / (std_batch(r) + epsilon)        REINFORCE++, arXiv:2501.03262, equation 10
+
+    A prompt that is solved by every completion still gets positive advantages: the baseline does not know how hard a
+    prompt is. Mean and deviation are over completions; OpenRLHF and verl weigh each completion by its tokens.
+    """
+    values, graded = rewards.values.reshape(1, -1), rewards.graded.reshape(1, -1)
+    centered = center(values, graded)
+    deviation = _batch_deviation(values, graded, ddof)
+    return _divide(centered, deviation + epsilon).reshape(rewards.values.shape)
+
+
+def leave_one_out(rewards: Rewards) -> Float[Tensor, "P G"]:
+    """Each reward minus the mean of the others of its group.
+
+        A_i = r_i - 1/(G-1) sum_{j != i} r_j = G/(G-1) (r_i - mean(r))
+                                                              RLOO, arXiv:2402.14740; Kool et al. 2019
+
+    The baseline does not depend on the completion itself, so the gradient is unbiased; ``group_mean`` is this times
+    (G - 1) / G.
+
+    Raises ValueError for a group of one, which has no baseline.
+    """
+    refuse_groups_of_one(rewards)
+    count = rewards.graded.sum(dim=1, keepdim=True)
+    return center(rewards.values, rewards.graded) * count / (count - 1).clamp(min=1)
+
+
+def mean_normalized(rewards: Rewards) -> Float[Tensor, "P G"]:
+    """Each reward minus the mean of its group, divided by that mean.
+
+        A_i = (r_i - mean(r)) / mean(r)                       MaxRL, arXiv:2602.02710
+
+    For rewards of 0 and 1 this is the gradient of the logarithm of the pass rate, where the plain difference is that of
+    the pass rate: a prompt solved once in eight weighs as much as one solved always.
+
+    Raises ValueError for a group of one, and for a negative reward, of which the mean is no scale.
+    """
+    refuse_groups_of_one(rewards)
+    if bool((rewards.graded & (rewards.values < 0)).any()):
+        raise ValueError("the advantage mean_normalized needs rewards of 0 or more; another one takes negative rewards")
+    count = rewards.graded.sum(dim=1, keepdim=True).clamp(min=1)
+    mean = torch.where(rewards.graded, rewards.values, 0.0).sum(dim=1, keepdim=True) / count
+    return _divide(center(rewards.values, rewards.graded), mean)
+
+
+def length_weighted(rewards: Rewards) -> Float[Tensor, "P G"]:
+    """Each reward minus the mean of its group weighed by length.
+
+        A_i = r_i - sum_j |o_j| r_j / sum_j |o_j|             OPO, arXiv:2505.23585
+
+    The baseline of least variance when the squared norm of a completion's gradient grows with its length. Right for one
+    update per batch only.
+
+    Raises ValueError for a group of one, which has no baseline.
+    """
+    refuse_groups_of_one(rewards)
+    values = torch.where(rewards.graded, rewards.values, 0.0)
+    weights = torch.where(rewards.graded, rewards.num_tokens, 0).to(values.dtype)
+    total = weights.sum(dim=1, keepdim=True)
+    even = rewards.graded.to(values.dtype)
+    weights = torch.where(total > 0, weights, even)  # completions without a single token weigh the same
+    baseline = (weights * values).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True).clamp(min=1)
+    teaches = rewards.graded & has_signal(rewards.values, rewards.graded)[:, None]
+    return torch.where(teaches, values - baseline, 0.0)
+
+
+def multi_objective(
+    rewards: Rewards, *, weights: Mapping[str, float] | None = None, ddof: int = 1, epsilon: float = 1e-4
+) -> Float[Tensor, "P G"]:
+    """Each part of the reward is normalized in its group; their weighted sum is normalized over the batch.
+
+        s_i = sum_k weight_k (r_ki - mean(r_k)) / (std(r_k) + epsilon)
+        A_i = (s_i - mean_batch(s)) / (std_batch(s) + epsilon)        GDPO, arXiv:2601.05242
+
+    A part of small range counts as much as one of large range. ``weights`` names the parts that count; None takes every
+    part once. The reward itself is not used.
+
+    Raises ValueError for a group of one, for rewards without parts, and for a weight whose part does not exist.
+    """
+    refuse_groups_of_one(rewards)
+    chosen = dict.fromkeys(rewards.parts, 1.0) if weights is None else weights
+    if not chosen:
+        raise ValueError("the advantage multi_objective needs rewards with named parts, and these have none")
+    if missing := sorted(set(chosen) - set(rewards.parts)):
+        raise ValueError(f"the reward has no part {missing[0]!r}; its parts are {', '.join(sorted(rewards.parts))}")
+    total = torch.zeros_like(rewards.values)
+    for name, weight in chosen.items():
+        part = Rewards(rewards.parts[name], rewards.graded, rewards.num_tokens, rewards.is_truncated)
+        total = total + weight * group_relative(part, ddof=ddof, epsilon=epsilon)
+    summed = Rewards(total, rewards.graded, rewards.num_tokens, rewards.is_truncated)
+    return whitened(summed, ddof=ddof, epsilon=epsilon)
+
+
+def raw(rewards: Rewards) -> Float[Tensor, "P G"]:
+    """The reward itself, without a baseline.
+
+        A_i = r_i                                             REINFORCE, Williams 1992
+
+    With rewards of 0 and 1 this is rejection sampling: supervised training on the right completions.
+
+    Raises ValueError for a group of one, as all the others do.
+    """
+    refuse_groups_of_one(rewards)
+    return torch.where(rewards.graded, rewards.values, 0.0)
 
 
 def center(values: Float[Tensor, "P G"], graded: Bool[Tensor, "P G"]) -> Float[Tensor, "P G"]:
@@ -59,3 +203,16 @@ def refuse_groups_of_one(rewards: Rewards) -> None:
     """Raise ValueError where a group cannot have a baseline because it has one member."""
     if rewards.values.shape[1] < 2:
         raise ValueError("a group of one has no baseline; sample at least 2 completions per prompt")
+
+
+def _batch_deviation(values: Tensor, graded: Tensor, ddof: int) -> Tensor:
+    """Standard deviation over every graded completion of the batch, as a scalar."""
+    count = graded.sum()
+    mean = torch.where(graded, values, 0.0).sum() / count.clamp(min=1)
+    squares = torch.where(graded, values - mean, 0.0) ** 2
+    return (squares.sum() / (count - ddof).clamp(min=1)).sqrt()
+
+
+def _divide(values: Tensor, divisor: Tensor) -> Tensor:
+    """values / divisor; zero stays zero where the divisor is zero too."""
+    return values / divisor.clamp(min=torch.finfo(values.dtype).tiny)

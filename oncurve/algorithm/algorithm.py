@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from oncurve.algorithm.kl import k3
-from oncurve.algorithm.losses import is_clipped
+from oncurve.algorithm.entropy import EntropyBonus, high_entropy
+from oncurve.algorithm.kl import importance_corrected, k3, per_completion
+from oncurve.algorithm.losses import sequence_ratio
+from oncurve.algorithm.normalize import token_mean
+from oncurve.algorithm.statistics import EffectiveFraction, Largest
 from oncurve.batch import Batch, Rewards, Size
 from oncurve.records import Mean
 
@@ -35,9 +38,47 @@ class TokenLoss(Protocol):
 class Normalizer(Protocol):
     """Losses of tokens to a scalar, with the denominators of the whole update."""
 
-    def __call__(self, loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size) -> Float[Tensor, ""]:
+    def __call__(
+        self,
+        loss: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+        *,
+        of: Size,
+        prompt_tokens: Int[Tensor, " B"] | None,
+    ) -> Float[Tensor, ""]:
         """The contribution of these rows to the loss of the update."""
         ...
+
+
+@runtime_checkable
+class Weights(Protocol):
+    """(trainer_logprobs, sampler_logprobs, mask) to the weight of each token, a constant."""
+
+    def __call__(
+        self,
+        trainer_logprobs: Float[Tensor, "B T"],
+        sampler_logprobs: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        """The weight of each token."""
+        ...
+
+
+@dataclass(frozen=True)
+class KLTerm:
+    """The KL to a reference: how it is estimated, where it enters, and what becomes of the reference."""
+
+    coefficient: float = 0.0
+    """0 means that there is no such term and no reference in memory."""
+    estimator: Callable[[Tensor, Tensor], Tensor] = k3
+    place: Literal["loss", "reward"] = "loss"
+    importance: bool = True
+    """Multiply the estimate by the ratio, so that k1 and k3 have the gradient of the KL."""
+    reference: Literal["frozen", "refreshed", "average", "old", "base"] = "frozen"
+    """old is the policy that sampled; base the weights under an adapter."""
+    every_steps: int = 1
+    share: float = 1.0
+    """How much of the policy goes into the reference after every so many steps: 1 for refreshed."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +91,70 @@ class Algorithm:
     normalize: Normalizer
     group_size: int
     """Completions per prompt, G."""
-    kl_coef: float = 0.0
-    """Weight of the KL to the reference in the loss; 0 means that no reference exists."""
-    clip_low: float = 0.2
-    """Only for the statistic of clipped tokens; the loss carries its own bounds."""
-    clip_high: float = 0.2
+    kl: KLTerm = field(default_factory=KLTerm)
+    correction: Weights | None = None
+    """Weights for the gap between sampler and trainer; None only measures the gap."""
+    entropy: EntropyBonus = field(default_factory=EntropyBonus)
+    high_entropy_share: float = 1.0
+    old_logprobs: Literal["trainer", "sampler"] = "trainer"
+    uses_ratio: bool = True
+    """The token loss compares with the old log-probabilities."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    limited: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(ratio, advantages) to the tokens that the loss clips or caps, for the statistic; None for a loss without one."""
 
     @property
     def needs_reference(self) -> bool:
-        """A KL term asks for the log-probabilities of the reference."""
-        return self.kl_coef > 0
+        """A KL term asks for the log-probabilities of a reference, unless that is the policy that sampled."""
+        return self.kl.coefficient > 0 and self.kl.reference != "old"
+
+    @property
+    def needs_entropy(self) -> bool:
+        """The entropies of all tokens of the step are asked for before its first update."""
+        return self.high_entropy_share < 1
+
+    def needs_old(self, updates_per_step: int) -> bool:
+        """Whether the trainer must recompute the log-probabilities of the policy that sampled.
+
+        With one update per batch they are the current ones, and the extra forward pass does not exist.
+        """
+        in_loss = self.kl.coefficient > 0 and self.kl.place == "loss"
+        used = self.uses_ratio or (in_loss and (self.kl.importance or self.kl.reference == "old"))
+        return updates_per_step > 1 and used and self.old_logprobs == "trainer"
+
+    def reference_share(self, step: int) -> float:
+        """How much of the policy goes into the reference after this step, counted from 0; 0 leaves it alone."""
+        if not self.needs_reference or self.kl.reference not in ("refreshed", "average"):
+            return 0.0
+        return self.kl.share if (step + 1) % self.kl.every_steps == 0 else 0.0
 
     def advantages(self, rewards: Rewards) -> Float[Tensor, "P G"]:
-        """The advantage of every completion."""
+        """The advantage of every completion, from its rewards alone."""
         return self.advantage(rewards)
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch, rewards: Rewards) -> Batch:
+        """The annotated batch of a step with what depends on its log-probabilities: call it before the first update.
+
+        A KL in the reward is subtracted from it and the advantages are made anew; training on tokens of high entropy
+        marks them. Most algorithms need neither and get the batch back as it is.
+
+            r_i <- r_i - kl_coef sum_t kl_it          RLOO, arXiv:2402.14740
+
+        Raises ValueError if the rows are not those of the rewards, in their order.
+        """
+        if len(batch) != rewards.values.numel():
+            raise ValueError(f"{len(batch)} rows cannot be matched with {rewards.values.numel()} rewards")
+        if self.kl.coefficient > 0 and self.kl.place == "reward":
+            sampled = batch.old_logprobs if batch.old_logprobs is not None else batch.sampler_logprobs
+            kl = per_completion(self.kl.estimator(sampled, self._reference(batch, sampled)), batch.mask)
+            penalty = self.kl.coefficient * kl.reshape(rewards.values.shape).to(rewards.values)
+            shifted = replace(rewards, values=torch.where(rewards.graded, rewards.values - penalty, 0.0))
+            batch = replace(batch, advantages=self.advantage(shifted).reshape(-1).to(batch.advantages))
+        if self.needs_entropy:
+            chosen = high_entropy(batch.old_entropy, batch.mask, share=self.high_entropy_share)
+            batch = replace(batch, policy_mask=chosen)
+        return batch
 
     def loss(
         self,
@@ -73,39 +164,98 @@ class Algorithm:
     ) -> tuple[Float[Tensor, ""], dict[str, Mean]]:
         """The microbatch's share of the update's loss, and statistics that add up over microbatches.
 
+            L = normalize(correction * token_loss + kl_coef kl) - entropy_coef H
+
         Without stored old log-probabilities the current ones stand for them, detached: with one update per batch of
         rollouts they are the same numbers, and the second forward pass is saved.
         """
         mask = microbatch.mask
-        old = microbatch.old_logprobs if microbatch.old_logprobs is not None else logprobs.detach()
+        logprobs, entropy = torch.where(mask, logprobs, 0.0), torch.where(mask, entropy, 0.0)
+        trainer = logprobs.detach() if microbatch.old_logprobs is None else microbatch.old_logprobs
+        old = microbatch.sampler_logprobs if self.old_logprobs == "sampler" else trainer
+        old = torch.where(mask, old, 0.0)
         per_token = self.token_loss(logprobs, old, microbatch.advantages, mask)
-        kl = None
-        if microbatch.ref_logprobs is not None and self.needs_reference:
-            kl = k3(logprobs, microbatch.ref_logprobs)
-            per_token = per_token + self.kl_coef * kl
-        loss = self.normalize(per_token, mask, of=microbatch.size)
-        return loss, self._statistics(loss, logprobs, old, entropy, kl, microbatch)
+        weights = None if self.correction is None else self.correction(trainer, microbatch.sampler_logprobs, mask)
+        per_token = self._weigh(per_token, weights, microbatch)
+        reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
+        if reference is not None and self.kl.place == "loss":
+            per_token = per_token + self.kl.coefficient * self._kl(logprobs, old, reference, mask)
+        loss = self.normalize(per_token, mask, of=microbatch.size, prompt_tokens=_prompt_tokens(microbatch))
+        if self.entropy.applied:
+            loss = loss - self.entropy.applied * token_mean(entropy, mask, of=microbatch.size)
+        return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, microbatch)
+
+    def _weigh(self, per_token: Tensor, weights: Tensor | None, microbatch: Batch) -> Tensor:
+        """The policy loss with the weights of the correction, and without the tokens that it leaves out."""
+        if weights is not None:
+            per_token = per_token * weights
+        if not self.needs_entropy:
+            return per_token
+        chosen = getattr(microbatch, "policy_mask", None)
+        if chosen is None:
+            raise ValueError("training on tokens of high entropy needs prepare() before the first update of a step")
+        return torch.where(chosen, per_token, 0.0)
+
+    def _kl(self, logprobs: Tensor, old: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+        kl = self.kl.estimator(logprobs, reference)
+        if not self.kl.importance:
+            return kl
+        log_ratio = logprobs - old
+        if self.ratio_level == "sequence":
+            log_ratio = torch.log(sequence_ratio(log_ratio, mask))
+        return importance_corrected(kl, log_ratio)
+
+    def _reference(self, batch: Batch, old: Tensor) -> Tensor:
+        if self.kl.reference == "old":
+            return old
+        if batch.ref_logprobs is None:
+            raise ValueError("a KL term needs the log-probabilities of the reference, and this batch has none")
+        return torch.where(batch.mask, batch.ref_logprobs, 0.0)
 
     @torch.no_grad()
     def _statistics(
-        self, loss: Tensor, logprobs: Tensor, old: Tensor, entropy: Tensor, kl: Tensor | None, microbatch: Batch
+        self,
+        loss: Tensor,
+        logprobs: Tensor,
+        old: Tensor,
+        trainer: Tensor,
+        entropy: Tensor,
+        reference: Tensor | None,
+        weights: Tensor | None,
+        microbatch: Batch,
     ) -> dict[str, Mean]:
+        """Everything that is measured, with one transfer from the device."""
         mask = microbatch.mask
-        tokens = int(mask.sum())
         ratio = torch.exp(logprobs - old)
-        clipped = is_clipped(ratio, microbatch.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
-        gap = torch.where(mask, microbatch.sampler_logprobs - old, 0.0)  # log p_sampler / p_trainer
-        statistics = {
-            "policy/entropy": _sum(entropy, mask, tokens),
-            "policy/ratio_mean": _sum(ratio, mask, tokens),
-            "policy/clip_fraction": _sum(clipped.float(), mask, tokens),
-            "mismatch/kl": _sum(torch.exp(-gap) + gap - 1, mask, tokens),
-            "policy/loss": Mean(loss.item(), len(microbatch) / microbatch.size.num_rows),
-        }
-        if kl is not None:
-            statistics["policy/kl"] = _sum(kl, mask, tokens)
+        gap = torch.where(mask, trainer - microbatch.sampler_logprobs, 0.0)  # log p_trainer / p_sampler
+        mismatch = torch.exp(gap)
+        summed = {"policy/entropy": entropy, "policy/ratio_mean": ratio, "mismatch/kl": mismatch - gap - 1}
+        if self.limited is not None:
+            measured = ratio if self.ratio_level == "token" else sequence_ratio(logprobs - old, mask).expand_as(ratio)
+            summed["policy/clip_fraction"] = self.limited(measured, microbatch.advantages)
+        if weights is not None:
+            summed["mismatch/corrected_fraction"] = weights != mismatch
+        if reference is not None:
+            summed["policy/kl"] = k3(logprobs, reference)
+        extra = [mask, torch.where(mask, mismatch, 0.0), torch.where(mask, mismatch**2, 0.0)]
+        sums = [torch.where(mask, values, 0).sum().to(loss.dtype) for values in (*summed.values(), *extra)]
+        largest = torch.where(mask, mismatch, 0.0).amax() if mask.numel() else loss.new_zeros(())
+        sums += [largest.to(loss.dtype), loss.detach()]
+        *numbers, tokens, total, squares, top, value = torch.stack(sums).tolist()
+        statistics = {key: Mean(number, tokens) for key, number in zip(summed, numbers, strict=True)}
+        statistics["mismatch/effective_sample_fraction"] = EffectiveFraction(total, tokens, squares)
+        statistics["mismatch/max_ratio"] = Largest.of(top)
+        statistics["policy/loss"] = Mean(value, len(microbatch) / microbatch.size.num_rows)
+        if self.entropy.applied or self.entropy.target is not None:
+            statistics["policy/entropy_coef"] = Mean(self.entropy.applied, 1)
         return statistics
 
 
-def _sum(values: Tensor, mask: Tensor, tokens: int) -> Mean:
-    return Mean(torch.where(mask, values, 0.0).sum().item(), tokens)
+def _prompt_tokens(microbatch: Batch) -> Tensor | None:
+    """Trained tokens of each row's prompt in the update: as stored, or counted where these rows are all of it."""
+    stored = getattr(microbatch, "prompt_tokens", None)
+    if stored is not None or len(microbatch) != microbatch.size.num_rows:
+        return stored
+    _, prompts = torch.unique(microbatch.group_ids, return_inverse=True)
+    counts = torch.zeros_like(prompts).index_add(0, prompts, microbatch.mask.sum(dim=1))
+    return counts[prompts]

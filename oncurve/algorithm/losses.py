@@ -1,10 +1,13 @@
 """What does one token of a completion contribute to the loss?
 
 Every function here has the same signature, so that a row of the table of algorithms can name any of them. They return
-one number per token, also on masked tokens; a normalizer turns them into a scalar.
+one number per token, also on masked tokens; a normalizer turns them into a scalar. w_t = exp(log p_t - log p_old,t) is
+the ratio of a token, |o| the number of tokens of its completion, sg[.] what is taken as a constant.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,6 +30,21 @@ def policy_gradient(
     return -advantages[:, None] * logprobs
 
 
+def importance_weighted(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+) -> Float[Tensor, "B T"]:
+    """The ratio times the advantage, without any bound.
+
+        l_t = -w_t A                                  PPO, arXiv:1707.06347, equation 6
+
+    What clipping is measured against. With stale completions a few tokens of large ratio take over.
+    """
+    return -torch.exp(logprobs - old_logprobs) * advantages[:, None]
+
+
 def clipped(
     logprobs: Float[Tensor, "B T"],
     old_logprobs: Float[Tensor, "B T"],
@@ -35,27 +53,166 @@ def clipped(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    ratio_max: float | None = None,
 ) -> Float[Tensor, "B T"]:
     """PPO's clipped surrogate: no gain from moving a token's ratio further than the bounds.
 
-        w_t = exp(log p_t - log p_old,t)
         l_t = -min(w_t A, clip(w_t, 1 - clip_low, 1 + clip_high) A)     PPO, arXiv:1707.06347, equation 7
 
-    With one update per batch w_t is 1 and the gradient is that of the plain policy gradient.
+    clip_high above clip_low leaves rare tokens more room to rise (DAPO, arXiv:2503.14476). ``ratio_max`` also bounds
+    the loss of a bad completion's token, which min leaves unbounded: w_t becomes min(w_t, ratio_max) first (dual
+    clipping, arXiv:1912.09729; INTELLECT-2, arXiv:2505.07291). With one update per batch w_t is 1 and the gradient is
+    that of the plain policy gradient.
 
     >>> zero = torch.zeros(1, 1)
     >>> round(clipped(zero + 0.4, zero, torch.ones(1), zero == 0).item(), 3)  # exp(0.4) = 1.49 is cut to 1.2
     -1.2
     """
     ratio = torch.exp(logprobs - old_logprobs)
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max)
+
+
+def sequence_clipped(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    ratio_max: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """The clipped surrogate of the whole completion, the same number on each of its tokens.
+
+        s   = (p(o) / p_old(o))^(1/|o|) = exp(1/|o| sum_t log w_t)
+        l_t = -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)         GSPO, arXiv:2507.18071, equation 5
+
+    Take sequence_mean with it, which gives the objective of the paper; sequence_sum gives that of LUSPO,
+    arXiv:2602.05261. A geometric mean moves far less than a token's ratio, hence bounds of a few 1e-4.
+    """
+    ratio = sequence_ratio(logprobs - old_logprobs, mask)
+    return _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max).expand_as(logprobs)
+
+
+def sequence_clipped_token(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    ratio_max: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """The ratio of the completion as the value, the token's own probability as the gradient.
+
+        s_t = sg[s] p_t / sg[p_t],  s as in sequence_clipped
+        l_t = -min(s_t A, clip(s_t, 1 - clip_low, 1 + clip_high) A)     GSPO-token, arXiv:2507.18071, equation 13
+
+    Summed over a completion, value and gradient are those of ``sequence_clipped``: it differs once the tokens of a
+    completion have different advantages.
+    """
+    log_ratio = torch.log(sequence_ratio((logprobs - old_logprobs).detach(), mask))
+    ratio = torch.exp(log_ratio + logprobs - logprobs.detach())
+    return _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max)
+
+
+def truncated_importance(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    ratio_max: float = 5.0,
+) -> Float[Tensor, "B T"]:
+    """The policy gradient weighted by the capped ratio, which is a constant: no token loses its gradient.
+
+        l_t = -sg[min(w_t, ratio_max)] A log p_t      CISPO, MiniMax-M1, arXiv:2506.13585
+
+    The cap is the largest ratio itself, not its distance from 1: below 1 it would scale every token. The paper also has
+    a lower bound and does not use it. ScaleRL, arXiv:2510.13786, found caps from 4 to 8 equal.
+    """
+    weight = torch.exp(logprobs - old_logprobs).clamp(max=ratio_max).detach()
+    return -weight * advantages[:, None] * logprobs
+
+
+def soft_gated(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    sharpness_positive: float = 1.0,
+    sharpness_negative: float = 1.05,
+) -> Float[Tensor, "B T"]:
+    """A sigmoid of the ratio in place of clipping; bad completions get the sharper one.
+
+        l_t = -4/k sigmoid(k (w_t - 1)) A,  k = sharpness_positive if A > 0 else sharpness_negative
+                                                      SAPO, arXiv:2511.20347
+
+    At w_t = 1 its slope is 1, so that on policy the gradient is that of the plain policy gradient. Its value there is
+    2/k A and not A: only gradients compare with the other losses.
+    """
     weight = advantages[:, None]
-    return -torch.minimum(ratio * weight, bounded * weight)
+    sharpness = torch.where(weight > 0, sharpness_positive, sharpness_negative)
+    ratio = torch.exp(logprobs - old_logprobs)
+    return -4 / sharpness * torch.sigmoid(sharpness * (ratio - 1)) * weight
+
+
+def sequence_gated(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    power_positive: float = 2.0,
+    decay_positive: float = 3.0,
+    power_negative: float = 3.0,
+    decay_negative: float = 2.0,
+) -> Float[Tensor, "B T"]:
+    """The policy gradient weighted by a smooth bump of the whole completion's ratio, which is a constant.
+
+        W   = p(o) / p_old(o), kept in [1e-8, e^20];  phi = W^k e^(d (1 - W)), k and d by the sign of A
+        l_t = -sg[phi] A log p_t                      VESPO, arXiv:2602.10693
+
+    phi is 1 on policy. W is the product over tokens, not a mean: long completions leave 1 quickly.
+    """
+    weight = advantages[:, None]
+    total = torch.where(mask, (logprobs - old_logprobs).detach(), 0.0).clamp(-20, 20).sum(dim=1, keepdim=True)
+    log_ratio = total.clamp(math.log(1e-8), 20)
+    power = torch.where(weight >= 0, power_positive, power_negative)
+    decay = torch.where(weight >= 0, decay_positive, decay_negative)
+    phi = torch.exp(decay + power * log_ratio - decay * torch.exp(log_ratio))
+    return -phi * weight * logprobs
+
+
+def sequence_ratio(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+    """The geometric mean of the ratios of a completion's tokens; 1 for a completion without a token."""
+    total = torch.where(mask, log_ratio, 0.0).sum(dim=1, keepdim=True)
+    return torch.exp(total / mask.sum(dim=1, keepdim=True).clamp(min=1))
 
 
 def is_clipped(
-    ratio: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], *, clip_low: float, clip_high: float
+    ratio: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    ratio_max: float | None = None,
 ) -> Bool[Tensor, "B T"]:
-    """Tokens whose gradient the clipped loss removes: the ratio left the bounds in the direction of the advantage."""
+    """Tokens whose gradient a clipped loss removes: the ratio left the bounds in the direction of the advantage."""
     weight = advantages[:, None]
-    return ((ratio > 1 + clip_high) & (weight > 0)) | ((ratio < 1 - clip_low) & (weight < 0))
+    removed = ((ratio > 1 + clip_high) & (weight > 0)) | ((ratio < 1 - clip_low) & (weight < 0))
+    return removed if ratio_max is None else removed | ((ratio > ratio_max) & (weight < 0))
+
+
+def is_capped(ratio: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], *, ratio_max: float) -> Bool[Tensor, "B T"]:
+    """Tokens whose weight truncated importance holds back; their gradient is smaller, not gone."""
+    return (ratio > ratio_max) & (advantages[:, None] != 0)
+
+
+def _clip(ratio: Tensor, weight: Tensor, clip_low: float, clip_high: float, ratio_max: float | None) -> Tensor:
+    """-min(w A, clip(w) A), the unclipped w bounded by ``ratio_max`` where there is one."""
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    unclipped = ratio if ratio_max is None else ratio.clamp(max=ratio_max)
+    return -torch.minimum(unclipped * weight, bounded * weight)

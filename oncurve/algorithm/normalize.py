@@ -1,15 +1,21 @@
-"""How do losses of tokens become one scalar? The denominator is always handed in, never taken from a microbatch."""
+"""How do losses of tokens become one scalar? The denominator is always handed in, never taken from a microbatch.
+
+Every function here has the same signature, so that a row of the table of algorithms can name any of them. l_it is the
+loss of token t of completion i, N the number of completions of the update, P that of its prompts.
+"""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oncurve.batch import Size
 
 
-def sequence_mean(loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size) -> Float[Tensor, ""]:
+def sequence_mean(
+    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, prompt_tokens: Int[Tensor, " B"] | None = None
+) -> Float[Tensor, ""]:
     """Mean over the tokens of each completion, then over the completions of the update.
 
         L = 1/N sum_i 1/|o_i| sum_t l_it              DeepSeekMath, arXiv:2402.03300, equation 3
@@ -20,16 +26,25 @@ def sequence_mean(loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: 
     return (torch.where(mask, loss, 0.0).sum(dim=1) / tokens).sum() / max(of.num_rows, 1)
 
 
-def token_mean(loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size) -> Float[Tensor, ""]:
+def token_mean(
+    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, prompt_tokens: Int[Tensor, " B"] | None = None
+) -> Float[Tensor, ""]:
     """Mean over all completion tokens of the update.
 
-    L = sum_it l_it / sum_i |o_i|                 DAPO, arXiv:2503.14476, equation 8
+        L = sum_it l_it / sum_i |o_i|                 DAPO, arXiv:2503.14476, equation 8
+
+    Every token weighs the same, so that a long completion weighs more than a short one.
     """
     return torch.where(mask, loss, 0.0).sum() / max(of.num_tokens, 1)
 
 
 def constant(
-    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, tokens_per_row: int
+    loss: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    of: Size,
+    tokens_per_row: int,
+    prompt_tokens: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
     """Sum over the tokens, divided by a number that does not depend on what was sampled.
 
@@ -38,6 +53,36 @@ def constant(
     ``tokens_per_row`` is the limit on completion tokens, so that a token weighs the same however long its completion.
     """
     return torch.where(mask, loss, 0.0).sum() / (max(of.num_rows, 1) * tokens_per_row)
+
+
+def prompt_mean(
+    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, prompt_tokens: Int[Tensor, " B"] | None = None
+) -> Float[Tensor, ""]:
+    """Mean over the completion tokens of each prompt, then over the prompts of the update.
+
+        L = 1/P sum_p sum_{i in p} sum_t l_it / sum_{i in p} |o_i|       ScaleRL, arXiv:2510.13786
+
+    ``prompt_tokens`` holds for each row the trained tokens of all rows of its prompt in the update: a group may be
+    spread over microbatches, so it cannot be counted here.
+
+    Raises ValueError without ``prompt_tokens``.
+    """
+    if prompt_tokens is None:
+        raise ValueError("prompt_mean needs the number of trained tokens of each row's prompt in the update")
+    per_row = torch.where(mask, loss, 0.0).sum(dim=1) / prompt_tokens.clamp(min=1)
+    return per_row.sum() / max(of.num_prompts, 1)
+
+
+def sequence_sum(
+    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, prompt_tokens: Int[Tensor, " B"] | None = None
+) -> Float[Tensor, ""]:
+    """Sum over the tokens of each completion, then mean over the completions of the update.
+
+        L = 1/N sum_i sum_t l_it                      REINFORCE on log p(o) = sum_t log p_t, arXiv:2402.14740
+
+    The loss grows with the length of completions, and so does the step that a learning rate makes.
+    """
+    return torch.where(mask, loss, 0.0).sum() / max(of.num_rows, 1)
 
 
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

@@ -1,38 +1,32 @@
-"""Which algorithms have a name? A table: one row each, composed of the functions beside this file."""
+"""How does a name become an algorithm? Each choice of its row is looked up among the functions beside this file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm.advantages import group_relative, refuse_groups_of_one
-from oncurve.algorithm.algorithm import Algorithm, Normalizer, TokenLoss
-from oncurve.algorithm.losses import clipped, policy_gradient
-from oncurve.algorithm.normalize import constant, sequence_mean, token_mean
+from oncurve.algorithm import advantages, correction, kl, losses, normalize
+from oncurve.algorithm.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
+from oncurve.algorithm.entropy import EntropyBonus
+from oncurve.algorithm.table import PRESETS, Row, resolve
 from oncurve.batch import Rewards
 
-LossName = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"]
-NormalizerName = Literal["sequence_mean", "token_mean", "constant"]
+__all__ = ["PRESETS", "build"]
 
+Advantage = Callable[[Rewards], Float[Tensor, "P G"]]
 
-@dataclass(frozen=True)
-class Preset:
-    """The choices that make a named algorithm; every one can be overridden in a recipe."""
-
-    loss: LossName
-    scale_by_std: bool
-    normalize: NormalizerName
-    paper: str
-
-
-PRESETS: dict[str, Preset] = {
-    "grpo": Preset("grpo_clip", True, "sequence_mean", "DeepSeekMath, arXiv:2402.03300"),
-    "dr_grpo": Preset("grpo_clip", False, "constant", "Understanding R1-Zero-like training, arXiv:2503.20783"),
+SEQUENCE_LOSSES = ("sequence_clipped", "sequence_clipped_token")
+"""Losses whose ratio is that of the whole completion."""
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": kl.k1,
+    "k2": kl.k2,
+    "k3": kl.k3,
+    "absolute": kl.absolute,
+    "k1_reversed": kl.k1_reversed,
 }
 
 
@@ -41,47 +35,118 @@ def build(
     *,
     group_size: int,
     max_completion_tokens: int,
-    loss: LossName | None = None,
-    scale_by_std: bool | None = None,
-    std_ddof: int = 1,
-    std_epsilon: float = 1e-6,
-    normalize: NormalizerName | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl_coef: float = 0.0,
+    loss: str | TokenLoss | None = None,
+    advantage: str | Advantage | None = None,
+    part_weights: Mapping[str, float] | None = None,
+    **choices: Any,
 ) -> Algorithm:
-    """The algorithm of a name, with the choices that are given in place of the preset's."""
-    preset = PRESETS[name]
-    loss = loss or preset.loss
-    scaled = preset.scale_by_std if scale_by_std is None else scale_by_std
-    advantage: Callable[[Rewards], Float[Tensor, "P G"]] = partial(
-        group_relative, scale_by_std=scaled, ddof=std_ddof, epsilon=std_epsilon
-    )
-    if loss == "no_baseline":
-        advantage = raw_rewards
-    token_losses: dict[str, TokenLoss] = {
-        "no_baseline": policy_gradient,
-        "reinforce_with_baseline": policy_gradient,
-        "grpo_clip": partial(clipped, clip_low=clip_low, clip_high=clip_high),
-    }
-    normalizers: dict[str, Normalizer] = {
-        "sequence_mean": sequence_mean,
-        "token_mean": token_mean,
-        "constant": partial(constant, tokens_per_row=max_completion_tokens),
-    }
+    """The algorithm of a name, with the choices that are given in place of its row's.
+
+    ``loss`` and ``advantage`` are names, or functions of your own with the same signature. ``part_weights`` says which
+    parts of the reward count for multi_objective. The other choices are the fields of ``table.Row``; None takes the
+    row's.
+
+    >>> build("dapo", group_size=8, max_completion_tokens=512, clip_low=0.1).name
+    'dapo'
+
+    Raises ValueError for a name, choice or value that does not exist.
+    """
+    named_loss = "custom" if callable(loss) else loss
+    named_advantage = "custom" if callable(advantage) else advantage
+    row = resolve(name, loss=named_loss, advantage=named_advantage, **choices)
     return Algorithm(
         name=name,
-        advantage=advantage,
-        token_loss=token_losses[loss],
-        normalize=normalizers[normalize or preset.normalize],
+        advantage=advantage if callable(advantage) else find_advantage(row, part_weights),
+        token_loss=loss if callable(loss) else find_loss(row),
+        normalize=find_normalizer(row, max_completion_tokens),
         group_size=group_size,
-        kl_coef=kl_coef,
-        clip_low=clip_low,
-        clip_high=clip_high,
+        kl=KLTerm(
+            coefficient=row.kl_coef,
+            estimator=_find(ESTIMATORS, row.kl_estimator, "KL estimator"),
+            place=row.kl_in,
+            importance=row.kl_importance,
+            reference=row.reference,
+            every_steps=row.reference_every_steps,
+            share=row.reference_share if row.reference == "average" else 1.0,
+        ),
+        correction=find_correction(row),
+        entropy=EntropyBonus(row.entropy_coef, row.entropy_target, row.entropy_coef_step, row.entropy_coef_max),
+        high_entropy_share=row.high_entropy_share,
+        old_logprobs=row.old_logprobs,
+        uses_ratio=row.loss != "policy_gradient",
+        ratio_level="sequence" if row.loss in SEQUENCE_LOSSES else "token",
+        limited=find_limit(row),
     )
 
 
-def raw_rewards(rewards: Rewards) -> Float[Tensor, "P G"]:
-    """The reward itself, without a baseline: the loss ``no_baseline``. Ungraded completions get zero."""
-    refuse_groups_of_one(rewards)
-    return rewards.values * rewards.graded
+def find_advantage(row: Row, part_weights: Mapping[str, float] | None = None) -> Advantage:
+    """The advantage function of a row, its constants bound."""
+    constants: dict[str, Any] = {"ddof": row.std_ddof, "epsilon": row.std_epsilon}
+    functions: dict[str, Advantage] = {
+        "group_std": partial(advantages.group_relative, scale_by_std=True, **constants),
+        "group_mean": partial(advantages.group_relative, scale_by_std=False),
+        "batch_std": partial(advantages.batch_std, **constants),
+        "batch_centered_std": partial(advantages.batch_centered_std, **constants),
+        "whitened": partial(advantages.whitened, **constants),
+        "leave_one_out": advantages.leave_one_out,
+        "mean_normalized": advantages.mean_normalized,
+        "length_weighted": advantages.length_weighted,
+        "multi_objective": partial(advantages.multi_objective, weights=part_weights, **constants),
+        "raw": advantages.raw,
+    }
+    return _find(functions, row.advantage, "advantage")
+
+
+def find_loss(row: Row) -> TokenLoss:
+    """The token loss of a row, its constants bound."""
+    bounds: dict[str, Any] = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
+    cap: dict[str, Any] = {} if row.ratio_max is None else {"ratio_max": row.ratio_max}
+    functions: dict[str, TokenLoss] = {
+        "policy_gradient": losses.policy_gradient,
+        "importance_weighted": losses.importance_weighted,
+        "clipped": partial(losses.clipped, **bounds),
+        "sequence_clipped": partial(losses.sequence_clipped, **bounds),
+        "sequence_clipped_token": partial(losses.sequence_clipped_token, **bounds),
+        "truncated_importance": partial(losses.truncated_importance, **cap),
+        "soft_gated": losses.soft_gated,
+        "sequence_gated": losses.sequence_gated,
+    }
+    return _find(functions, row.loss, "loss")
+
+
+def find_limit(row: Row) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Which tokens the loss of a row clips or caps; None for a loss without limit."""
+    if row.loss in ("clipped", *SEQUENCE_LOSSES):
+        return partial(losses.is_clipped, clip_low=row.clip_low, clip_high=row.clip_high, ratio_max=row.ratio_max)
+    if row.loss == "truncated_importance":
+        return partial(losses.is_capped, ratio_max=5.0 if row.ratio_max is None else row.ratio_max)
+    return None
+
+
+def find_normalizer(row: Row, max_completion_tokens: int) -> Normalizer:
+    """The normalizer of a row, its constants bound."""
+    functions: dict[str, Normalizer] = {
+        "sequence_mean": normalize.sequence_mean,
+        "token_mean": normalize.token_mean,
+        "constant": partial(normalize.constant, tokens_per_row=max_completion_tokens),
+        "prompt_mean": normalize.prompt_mean,
+        "sequence_sum": normalize.sequence_sum,
+    }
+    return _find(functions, row.normalize, "normalizer")
+
+
+def find_correction(row: Row) -> Weights | None:
+    """The correction of a row, its constants bound; None where the gap is only measured."""
+    constants: dict[str, Any] = {"level": row.correction_level, "low": row.correction_low, "high": row.correction_high}
+    functions: dict[str, Weights | None] = {
+        "none": None,
+        "truncate": partial(correction.truncate, **constants),
+        "mask": partial(correction.mask_out, **constants),
+    }
+    return _find(functions, row.correction, "correction")
+
+
+def _find(functions: Mapping[str, Any], name: str, kind: str) -> Any:
+    if name not in functions:
+        raise ValueError(f"there is no {kind} {name!r}. There are: {', '.join(functions)}")
+    return functions[name]

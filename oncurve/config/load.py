@@ -21,9 +21,11 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys: set[Any] = set()
+    keys: set[str] = set()
     for key_node, _ in node.value:
         key: Any = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
+        if not isinstance(key, str):
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word")
         if key in keys:
             raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} stands here twice; remove one")
         keys.add(key)

@@ -5,9 +5,17 @@ A recipe holds only what differs from these defaults. Nothing below ``wiring`` e
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -19,6 +27,17 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_as_number(cls, tree: object) -> object:
+        """YAML's true and yes would pass as the number 1."""
+        if isinstance(tree, dict):
+            for key, value in cast("dict[str, object]", tree).items():
+                field = cls.model_fields.get(key)
+                if isinstance(value, bool) and field is not None and field.annotation not in (bool, bool | None):
+                    raise PydanticCustomError("truth_value", "{key} takes no truth value", {"key": key})
+        return cast("object", tree)
 
 
 class DataSection(Section):
@@ -206,6 +225,8 @@ class PolicySection(Section):
     """Recompute activations in the backward pass: less memory, a third more time."""
     tokens_per_microbatch: PositiveInt = 8192
     """Prompt and completion tokens in one forward and backward pass."""
+    packing: bool = True
+    """Compute without padding and each prompt once for its group, where the model allows; false pads every row."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose authors you trust."""
     revision: str | None = None
@@ -216,8 +237,8 @@ class OptimizerSection(Section):
     """AdamW and its schedule."""
 
     learning_rate: PositiveFloat = 1e-6
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.99
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     epsilon: PositiveFloat = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_gradient_norm: Annotated[float, Field(ge=0)] = 1.0

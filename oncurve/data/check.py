@@ -144,7 +144,7 @@ def find_repeats(rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
     findings: list[DataFinding] = []
     for what, places, remedy in (
         ("the question occurs twice with different answers", contradicting, "Correct or drop one of the two rows."),
-        ("the question came before", again, "Drop repeats with data.deduplicate: true."),
+        ("the question came before", again, "Remove the later rows from the data, since they count twice."),
     ):
         if places:
             example = _beside(rows, first[question_key(str(rows[places[0]]["question"]))], places[0])

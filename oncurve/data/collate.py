@@ -17,12 +17,14 @@ def stack_rewards(groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -
     """The rewards of groups as [P, G] tensors; a completion whose grader failed is marked, not given a 0."""
     names = sorted({name for group in graded for reward in group for name in reward.parts})
     return Rewards(
-        values=torch.tensor([[reward.value or 0.0 for reward in group] for group in graded]),
+        values=torch.tensor([[reward.value or 0.0 for reward in group] for group in graded], dtype=torch.float32),
         graded=torch.tensor([[reward.error is None for reward in group] for group in graded]),
         num_tokens=torch.tensor([[len(c.token_ids) for c in group.completions] for group in groups]),
         is_truncated=torch.tensor([[c.is_truncated for c in group.completions] for group in groups]),
         parts={
-            name: torch.tensor([[reward.parts.get(name, 0.0) for reward in group] for group in graded])
+            name: torch.tensor(
+                [[reward.parts.get(name, 0.0) for reward in group] for group in graded], dtype=torch.float32
+            )
             for name in names
         },
     )

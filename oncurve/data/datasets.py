@@ -138,7 +138,7 @@ def hold_out(
     Raises ConfigError unless exactly one of the two sizes is given, DataError if a side would be empty.
     """
     if (count is None) == (fraction is None):
-        raise ConfigError("data.held_out needs either a count or a fraction of the rows. Give exactly one.")
+        raise ConfigError("a held-out split needs either a count or a fraction of the rows. Give exactly one.")
     hashes = [_hash_fraction(row["question"], seed) for row in rows]
     bound = fraction if fraction is not None else _bound(hashes, count or 0)
     train, held_out = [], []
@@ -189,7 +189,7 @@ def statistics(rows: Sequence[Row]) -> RowStatistics:
     Raises DataError for no rows at all.
     """
     if not rows:
-        raise DataError("there are no rows to describe. Check data.path, data.split and data.where.")
+        raise DataError("there are no rows to describe. Check data.path and data.split.")
     solutions = [row["solution"] for row in rows if isinstance(row.get("solution"), str)]
     kinds = [_kind_of_number(row["answer"]) for row in rows]
     return RowStatistics(
@@ -231,7 +231,7 @@ def _kept(located: list[Located], column: str, allowed: Any) -> list[Located]:
     if not kept:
         present = sorted({repr(row[column]) for _, row in located})[:8]
         raise DataError(
-            f"data.where: no row has a {column!r} among {values}. Its values are, for example, {', '.join(present)}."
+            f"where: no row has a {column!r} among {values}. Its values are, for example, {', '.join(present)}."
         )
     return kept
 

@@ -52,7 +52,7 @@ def leaked_excerpt(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence
         return answer
     sentences = _sentences_of(row)
     found = [sentence for sentence in sentences if sentence in text]
-    alone = [sentence for sentence in found if sentence in outside and sentence not in question]
+    alone = [sentence for sentence in found if sentence in outside]
     return next(iter(alone), None) or (found[0] if len(found) >= 2 and 2 * len(found) >= len(sentences) else None)
 
 

@@ -26,10 +26,25 @@ CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 class Tokenizer(Protocol):
     """What this file uses of a ``transformers`` tokenizer."""
 
-    chat_template: Any
-    name_or_path: Any
-    eos_token: Any
-    eos_token_id: Any
+    @property
+    def chat_template(self) -> Any:
+        """The model's own form of a conversation; None if it has none."""
+        ...
+
+    @property
+    def name_or_path(self) -> Any:
+        """Where it came from."""
+        ...
+
+    @property
+    def eos_token(self) -> Any:
+        """The text of the end token."""
+        ...
+
+    @property
+    def eos_token_id(self) -> Any:
+        """The number of the end token."""
+        ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Texts to token ids."""
@@ -186,7 +201,7 @@ def render_prompts(
     Raises ConfigError for an unknown template or a missing chat template, DataError if no prompt is left.
     """
     if not rows:
-        raise DataError("there are no rows to make prompts of. Check data.path, data.split and data.where.")
+        raise DataError("there are no rows to make prompts of. Check data.path and data.split.")
     if isinstance(template, str):
         template = find_template(template)
     conversations: list[list[Message]] | list[None]

@@ -140,7 +140,7 @@ def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: s
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(
-            f"{name}: the split {split!r} cannot be loaded: {reason} Check data.path, data.split and data.subset; "
+            f"{name}: the split {split!r} cannot be loaded: {reason} Check data.path and data.split; "
             f"without a network, give the path of a file or folder."
         ) from error
     if isinstance(loaded, datasets.DatasetDict):

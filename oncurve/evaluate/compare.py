@@ -10,11 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from oncurve.errors import DataError
 from oncurve.evaluate.evaluate import Evaluation, Example, Share
-from oncurve.evaluate.stats import bootstrap_interval, mcnemar_exact, sign_flip_p
+from oncurve.evaluate.stats import bootstrap_interval, mcnemar_exact, paired_difference_interval, sign_flip_p
 from oncurve.observe.record import write_json, write_lines, write_text
 
 
@@ -28,7 +30,7 @@ class Row:
     change: float
     """Difference of the shares."""
     low: float
-    """Lower end of the 95 % interval of the difference, from drawing the prompts again."""
+    """Lower end of the 95 % interval of the difference, which knows that both models had the same examples."""
     high: float
     p_value: float
     """Chance of a difference this large between equal models, from the same examples."""
@@ -65,15 +67,15 @@ class Comparison:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Correct, correct in any format, right form but wrong, bad format, not gradable (if any), truncated."""
+        """Correct, correct in any format, wrong in the right format, bad format, not gradable (if any), truncated."""
         rows = [self._row("correct", lambda example: example.is_correct)]
         if self.before.any_format is not None and self.after.any_format is not None:
-            rows.append(self._row("correct in any format", lambda example: example.correct_any_format is True))
-        rows.append(self._row("right format, wrong answer", lambda example: example.category == "wrong"))
+            rows.append(self._row("correct, any format", lambda example: example.correct_any_format is True))
+        rows.append(self._row("wrong, right format", lambda example: example.category == "wrong"))
         rows.append(self._row("bad format", lambda example: example.category == "bad_format"))
         if self.before.counts["error"] or self.after.counts["error"]:
-            rows.append(self._row("could not be graded", lambda example: example.category == "error"))
-        rows.append(self._row("cut off at the token limit", lambda example: example.finish_reason != "stop"))
+            rows.append(self._row("not gradable", lambda example: example.category == "error"))
+        rows.append(self._row("cut off at limit", lambda example: example.finish_reason != "stop"))
         return tuple(rows)
 
     @cached_property
@@ -95,13 +97,21 @@ class Comparison:
         return first, second
 
     def table(self) -> Table:
-        """The comparison for a terminal."""
-        table = Table(title=self.title())
+        """The comparison for a terminal, intervals below the numbers so that it fits into 80 columns."""
+        title, caption = Text(self.title(), style="bold"), Text(self.footnote(), style="dim")
+        table = Table(
+            title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+            title_justify="left", caption_justify="left",
+        )  # fmt: skip
         for place, name in enumerate(self._header()):
-            table.add_column(name, justify="right" if place else "left")
-        for cells in self._cells():
-            table.add_row(*cells)
-        table.caption = self.footnote()
+            table.add_column(Text(name), justify="right" if place else "left", no_wrap=True)
+        for row in self.rows:
+            shares = [
+                f"{share.successes} ({share.fraction:.1%})\n{_interval(share)}" for share in (row.before, row.after)
+            ]
+            change = f"{100 * row.change:+.1f}\n{_interval(row)}"
+            cells = (row.name, *shares, change, _factor_text(row.factor), _p_text(row.p_value))
+            table.add_row(*map(Text, cells))
         return table
 
     def markdown(self) -> str:
@@ -128,13 +138,13 @@ class Comparison:
         temperature = self.before.params.get("temperature")
         decoding = "greedy" if temperature == 0 else f"sampled at temperature {temperature}"
         single = self.before.samples_per_prompt == 1
-        test = "McNemar, exact" if single else "sign flips over prompts"
-        interval = "Wilson" if single else "bootstrap over prompts"
+        test = "McNemar's exact test" if single else "sign flips over prompts"
+        interval = "Wilson and Newcombe" if single else "bootstrap over prompts"
         sides = f"{len(self.improved)} examples improved, {len(self.worsened)} got worse"
         if kinds := sum(change.kind == "format" for change in self.improved):
             sides += f" ({kinds} of the improved changed only their format)"
         tokens = f"mean length {self.mean_tokens[0]:.0f} and {self.mean_tokens[1]:.0f} tokens"
-        return f"Both {decoding}; {tokens}; 95 % intervals: {interval}; paired test: {test}. {sides}."
+        return f"Both {decoding}; {tokens}. [95 % intervals]: {interval}; p: {test}, paired. {sides}."
 
     def summary(self) -> dict[str, Any]:
         """Everything but the examples, as one JSON object."""
@@ -186,7 +196,7 @@ class Comparison:
         path = Path(folder)
         write_lines(path / "comparison.jsonl", self.example_rows())
         write_json(path / "comparison.json", self.summary())
-        fenced = f"```text\n{self.examples_text()}```\n"
+        fenced = f"~~~~text\n{self.examples_text()}~~~~\n"
         write_text(path / "comparison.md", f"{self.markdown()}\n{fenced}")
         return path / "comparison.md"
 
@@ -199,15 +209,18 @@ class Comparison:
             fmean(map(holds, second)) - fmean(map(holds, first))
             for first, second in zip(self.before.by_prompt(), self.after.by_prompt(), strict=True)
         ]
-        low, high = bootstrap_interval(differences, seed=self.seed)
         if self.before.samples_per_prompt == 1:
-            p_value = mcnemar_exact(sum(d < 0 for d in differences), sum(d > 0 for d in differences))
+            lost, won = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
+            both = before.successes - lost
+            low, high = paired_difference_interval(both, lost, won, before.total - both - lost - won)
+            p_value = mcnemar_exact(lost, won)
         else:
+            low, high = bootstrap_interval(differences, seed=self.seed)
             p_value = sign_flip_p(differences, seed=self.seed)
         return Row(name, before, after, after.fraction - before.fraction, low, high, p_value)
 
     def _header(self) -> tuple[str, ...]:
-        return ("", *self.names, "change in points", "factor", "p (paired)")
+        return ("", *self.names, "points", "factor", "p")
 
     def _cells(self) -> list[tuple[str, ...]]:
         return [
@@ -215,8 +228,8 @@ class Comparison:
                 row.name,
                 _share_text(row.before),
                 _share_text(row.after),
-                f"{100 * row.change:+.1f} [{100 * row.low:+.1f}, {100 * row.high:+.1f}]",
-                f"{row.factor:.2f}x" if math.isfinite(row.factor) else "-",
+                f"{100 * row.change:+.1f} {_interval(row)}",
+                _factor_text(row.factor),
                 _p_text(row.p_value),
             )
             for row in self.rows
@@ -295,12 +308,21 @@ def _change_lines(change: Change, names: tuple[str, str], max_characters: int) -
     return [*lines, ""]
 
 
+def _interval(of: Share | Row) -> str:
+    sign = "+" if isinstance(of, Row) else ""
+    return f"[{100 * of.low:{sign}.1f}, {100 * of.high:{sign}.1f}]"
+
+
 def _share_text(share: Share) -> str:
-    return f"{share.successes}/{share.total} ({share.fraction:.1%}) [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    return f"{share.successes}/{share.total} ({share.fraction:.1%}) {_interval(share)}"
+
+
+def _factor_text(factor: float) -> str:
+    return f"{factor:.2f}x" if math.isfinite(factor) else "-"
 
 
 def _p_text(p_value: float) -> str:
-    return "< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+    return "<0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
 
 
 def _padded(cell: str, width: int, place: int) -> str:

@@ -124,12 +124,15 @@ class Evaluation:
         """The share of the examples for which something holds.
 
         The interval is Wilson's with one completion per prompt. With more it is a bootstrap over prompts, since the
-        completions of a prompt resemble each other and count for less than as many prompts would.
+        completions of a prompt resemble each other and count for less than as many prompts would; where all or none
+        hold, it is Wilson's over the prompts, since drawing equal prompts again would give no width at all.
         """
         held = [[holds(example) for example in prompt] for prompt in self.by_prompt()]
         successes, total = sum(map(sum, held)), len(self.examples)
         if self.samples_per_prompt == 1:
             low, high = wilson_interval(successes, total)
+        elif successes in (0, total):
+            low, high = wilson_interval(len(held) if successes else 0, len(held))
         else:
             low, high = bootstrap_interval([fmean(row) for row in held], seed=self.seed)
         return Share(successes, total, low, high)

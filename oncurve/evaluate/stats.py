@@ -58,6 +58,47 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def paired_difference_interval(
+    both: int, only_first: int, only_second: int, neither: int, *, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of the share of the second model minus that of the first, when both answered the same examples.
+
+    With p1, p2 the shares, (l1, u1), (l2, u2) their Wilson intervals and phi the correlation of the two outcomes:
+
+        p2 - p1 - sqrt((p2 - l2)^2 - 2 phi (p2 - l2)(u1 - p1) + (u1 - p1)^2)
+        p2 - p1 + sqrt((u2 - p2)^2 - 2 phi (u2 - p2)(p1 - l1) + (p1 - l1)^2)
+
+    phi = (ad - bc - n/2) / sqrt(product of the four margins), its numerator not taken below 0 by the correction n/2,
+    and 0 when a margin is 0. Unlike a bootstrap it keeps a width where nothing was seen to change.
+
+    Source: Newcombe 1998, Statistics in Medicine 17, 2635, method 10.
+
+    Raises ValueError for negative counts or no example.
+    """
+    total = both + only_first + only_second + neither
+    if min(both, only_first, only_second, neither) < 0 or total == 0:
+        raise ValueError(f"{both}, {only_first}, {only_second} and {neither} are no counts of paired examples")
+    first, second = (both + only_first) / total, (both + only_second) / total
+    first_low, first_high = wilson_interval(both + only_first, total, confidence=confidence)
+    second_low, second_high = wilson_interval(both + only_second, total, confidence=confidence)
+    phi = _phi(both, only_first, only_second, neither)
+    below, above = second - second_low, first_high - first
+    low = math.sqrt(max(0.0, below**2 - 2 * phi * below * above + above**2))
+    above, below = second_high - second, first - first_low
+    high = math.sqrt(max(0.0, above**2 - 2 * phi * above * below + below**2))
+    change = second - first
+    return max(-1.0, change - low), min(1.0, change + high)
+
+
+def _phi(both: int, only_first: int, only_second: int, neither: int) -> float:
+    margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
+    if margins == 0:
+        return 0.0
+    agreement = both * neither - only_first * only_second
+    half = (both + only_first + only_second + neither) / 2
+    return (max(agreement - half, 0.0) if agreement >= 0 else agreement) / math.sqrt(margins)
+
+
 def mcnemar_exact(only_first: int, only_second: int) -> float:
     """Two-sided p-value that two models are equally often right, from the examples on which they disagree.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -176,11 +177,13 @@ def _train_and_held_out(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth
 
 def _loss(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth: int) -> None:
     _title(axes, "Surrogate loss: not a measure of progress", legend_rows=2)
-    axes.axhline(0.0, color=GREY, linewidth=0.9)
     loss = Series.of(metrics, "policy/loss")
+    if loss:
+        axes.axhline(0.0, color=GREY, linewidth=0.9)
     _lines(axes, metrics, {loss.key: ("on policy it stays near the KL term, whatever is learned", PURPLE)}, smooth)
-    reach = 1.15 * max(map(abs, loss.finite().values), default=0.0) or 1.0
-    axes.set_ylim(-reach, reach)
+    reach = max(map(abs, loss.finite().values), default=0.0)
+    axes.set_ylim(*(side * max(1.15 * reach, 0.001) for side in (-1, 1)))  # rounding errors are not magnified
+    axes.yaxis.set_major_formatter("{x:.3g}")
     broken = len(loss.steps) - len(loss.finite().steps)
     _note_missing(axes, metrics, (loss.key,), more=f"steps without a finite loss: {broken}" if broken else "")
     _legend(axes)
@@ -262,8 +265,13 @@ def _percent(axes: Axes) -> None:
 
 
 def _from_zero(axes: Axes) -> None:
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(0.0, low), high + 0.06 * max(0.0, high))
+    """The axis from 0 upwards, or from the lowest value where that is below 0 by more than rounding."""
+    if not axes.has_data():
+        return
+    lowest, highest = axes.dataLim.intervaly
+    below = lowest if lowest < -1e-3 * abs(highest) else 0.0
+    axes.set_ylim(1.08 * below, 1.08 * highest if highest > below else below + 1.0)
+    axes.yaxis.set_major_formatter("{x:.3g}")
 
 
 def _title(axes: Axes, text: str, *, legend_rows: int = 1) -> None:
@@ -284,13 +292,15 @@ def _legend(axes: Axes, *, columns: int = 3) -> None:
 def _note_missing(axes: Axes, metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], more: str = "") -> None:
     """Names what was not recorded: below the panel, or in the middle of one that stays empty."""
     missing = [key for key in keys if not Series.of(metrics, key)]
+    lines = [f"not recorded: {', '.join(missing)}"] if missing else []
     if len(missing) == len(keys):
         axes.set_yticks([])
         where = {"x": 0.5, "y": 0.5, "ha": "center", "va": "center"}
+        lines = ["not recorded:", *missing]
     else:
         where = {"x": 1.0, "y": -0.1, "ha": "right", "va": "top", "fontsize": 7.5}
-    lines = [f"not recorded: {', '.join(missing)}"] if missing else []
-    axes.text(s="\n".join([*lines, more] if more else lines), transform=axes.transAxes, color=GREY, **where)
+    text = "\n".join(wrapped for line in [*lines, more] for wrapped in textwrap.wrap(line, width=52))
+    axes.text(s=text, transform=axes.transAxes, color=GREY, **where)
 
 
 def _same_steps(figure: Figure, metrics: Sequence[Mapping[str, Any]]) -> None:
@@ -300,7 +310,7 @@ def _same_steps(figure: Figure, metrics: Sequence[Mapping[str, Any]]) -> None:
     margin = max(0.5, 0.02 * (last - first))
     for axes in figure.axes:
         axes.set_xlim(first - margin, last + margin)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
         axes.set_xlabel("step", loc="left")
 
 

@@ -18,7 +18,7 @@ def _percent(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}"
+    return f"{value:.3g}"
 
 
 _TRAINING: tuple[tuple[str, str, _Form], ...] = (
@@ -116,8 +116,8 @@ def _training(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         if values:
             tenth = max(1, len(values) // 10)
             start, end = fmean(values[:tenth]), fmean(values[-tenth:])
-            lines.append(f"  {name:<26}{form(start):>9}{form(end):>9}   {sparkline(values, width=30)}".rstrip())
-    return [f"{'Training prompts':<28}{'start':>9}{'end':>9}", *lines] if lines else []
+            lines.append(f"  {name:<26}{form(start):>11}{form(end):>11}   {sparkline(values, width=30)}".rstrip())
+    return [f"{'Training prompts':<28}{'start':>11}{'end':>11}", *lines] if lines else []
 
 
 def _time(metrics: Sequence[Mapping[str, Any]]) -> list[str]:

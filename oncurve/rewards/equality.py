@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from oncurve.rewards.exact import MAX_NUMBER_CHARACTERS, Quantity, read_quantity, same_quantity
+from oncurve.rewards.exact import MAX_NUMBER_CHARACTERS, Quantity, read_quantity, same_quantity, split_unit
 from oncurve.rewards.latex import compact, nesting, split_top, tidy
 
 MAX_ANSWER_CHARACTERS = 600
@@ -17,19 +17,32 @@ Oracle = Callable[[str, str], bool]
 """Decides about a tidied answer and a tidied reference, in that order, when no exact rule applies."""
 
 _CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-J])\s*\)?\s*\}?\s*\)?\.?")
-_CHOSEN = re.compile(r"(?:\\text\{\s*)?(?:\(([A-J])\)|([A-J])\s*[).:])\s*\}?(?![a-zA-Z]*\()\s*\S.*", re.DOTALL)
+_CHOICE_WITH_VALUE = re.compile(
+    r"(?:\\text\{\s*)?(?:\(([A-J])\)|([A-J])\s*[).:])\s*\}?(?![a-zA-Z]*\()\s*\S.*", re.DOTALL
+)
+_CHOICE_IN_PROSE = re.compile(
+    r"(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:?\s*\(?([A-J])\)?\.?", re.IGNORECASE
+)
 _ARTICLE = re.compile(r"^(?:the|an?) ")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
-_ASSIGNMENT = re.compile(r"(?:\\text\{[^{}]*\}|[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?'?|\\[a-z]+)\s*(?:=|\\in(?![a-zA-Z]))\s*")
+_ASSIGNMENT = re.compile(
+    r"(?:\\text\{[^{}]*\}|[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?'?|\\[a-z]+)\s*(?:=|\\in(?![a-zA-Z]))\s*"
+)
 _EQUATION = re.compile(r"(?<![<>!=\\])=(?!=)")
 _HEDGE = re.compile(
     r"(?<![a-zA-Z])(?:or|either|maybe|perhaps|possibly|probably|about|approximately|approx|around|roughly|nearly|almost"
     r"|not|isn't|between|less than|more than|at least|at most|unless|unsure|guess)(?![a-zA-Z])"
-    r"|\\lor|\\vee|\\implies|\\Rightarrow|\\approx|\\sim(?![a-z])|~|≈|\?",
+    r"|\\lor|\\vee|\\implies|\\Rightarrow|\\approx|\\sim(?![a-z])|~|≈|\?|\\[lcd]?dots|\.\.\.|…",
     re.IGNORECASE,
 )
-_JOIN = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*\}|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|\\lor(?![a-z])|\\vee(?![a-z])")
-_NUMBER_WORD = re.compile(r"(?<![\w.])[-+]?\\?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s?\\?%)?")
+_JOIN = re.compile(
+    r"\\text\{\s*,?\s*(?:and|or)\s*\}|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|\\lor(?![a-z])|\\vee(?![a-z])|;"
+)
+_PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
+_MATHEMATICS = re.compile(r"\\(?!\$|%|text)|[\^_{}]")
+_NUMBER_IN_PROSE = re.compile(
+    r"(?<![\w.])[-+]?\\?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s?\\?%)?"
+)
 _EXPENSIVE = re.compile(
     r"\\(?:sum|int|prod|lim|iint|oint|limits)(?![a-zA-Z])"  # may take for ever to evaluate
     r"|\^\s*(?:\{[^{}]*(?:\^|\d{4,})|\d{4,}|[^\s{]\s*\^|\([^()]*\^)"  # towers of powers, exponents of four digits
@@ -82,39 +95,37 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
     value = _right_hand_side(candidate)
     if value != candidate:
         return _equal(value, gold_text, oracle)
-    if _is_hedged(candidate, gold_text) or len(split_top(candidate)) > 1 or ":" in candidate:
+    if _is_hedged(candidate, gold_text) or len(split_top(candidate)) > 1 or "--" in candidate:
         return False
-    return _ask(candidate, gold_text, oracle)
+    return _ask_without_units(candidate, gold_text, oracle)
 
 
 def _is_prose(answer: str) -> bool:
-    return len(re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", answer)) >= 1 and not re.search(r"\\(?!\$|%|text)|[\^_{}]", answer)
+    return _PROSE.search(answer) is not None and _MATHEMATICS.search(answer) is None
 
 
 def _number_in_prose(answer: str) -> Quantity | None:
     """The only number of a sentence; None if there are several or the sentence does not commit to it."""
     if _HEDGE.search(answer) or len(answer) > MAX_NUMBER_CHARACTERS:
         return None
-    numbers = list(_NUMBER_WORD.finditer(answer))
-    if len(numbers) != 1 or sum(sign.isdigit() for sign in answer) != sum(sign.isdigit() for sign in numbers[0].group()):
+    numbers = list(_NUMBER_IN_PROSE.finditer(answer))
+    if len(numbers) != 1 or any(sign.isdigit() for sign in _NUMBER_IN_PROSE.sub("", answer)):
         return None
-    before, after = answer[: numbers[0].start()], answer[numbers[0].end() :]
-    if re.search(r"[a-zA-Z*/+.^(]\s?$", before) and not before.endswith((" ", "\n", ". ", "**")):
+    before, number, after = answer[: numbers[0].start()], numbers[0].group().strip(), answer[numbers[0].end() :]
+    if re.search(r"[-a-zA-Z*/+^(]$|[-*/+^(]\s$", before.removesuffix("**")):
         return None
-    if re.match(r"\s*[-+*/^!(\[]|[a-zA-Z]", after) and not after.startswith("**"):
+    if re.match(r"\s*[-+*/^!(\[]|[a-zA-Z]", after.removeprefix("**")):
         return None
     unit = re.match(r"\s*[a-zA-Z]*", after)
-    with_unit = read_quantity(numbers[0].group().strip() + (unit.group() if unit else ""))
-    return with_unit or read_quantity(numbers[0].group().strip())
+    return read_quantity(number + (unit.group() if unit else "")) or read_quantity(number)
 
 
 def _chosen(candidate: str) -> str | None:
     """The letter of a multiple-choice answer: "C", "(C)", "C.", "(C) 12"."""
     if len(candidate) <= 3:
         candidate = candidate.upper()
-    match = _CHOICE.fullmatch(candidate) or _CHOSEN.fullmatch(candidate)
-    if match is None:
-        match = re.fullmatch(r"(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:?\s*\(?([A-J])\)?\.?", candidate, re.I)
+    patterns = (_CHOICE, _CHOICE_WITH_VALUE, _CHOICE_IN_PROSE)
+    match = next((match for match in (pattern.fullmatch(candidate) for pattern in patterns) if match), None)
     return next((letter.upper() for letter in match.groups() if letter), None) if match else None
 
 
@@ -150,7 +161,7 @@ def _right_hand_side(answer: str) -> str:
 
 def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
     """Compares lists, tuples, sets and equations piece by piece, and the rest as expressions."""
-    if ":" in gold or ":" in candidate:
+    if len(split_top(gold, ":")) > 1 or len(split_top(candidate, ":")) > 1:
         return _same_ratio(candidate, gold, oracle)
     if _JOIN.search(candidate) and not _JOIN.search(gold):
         candidate = _JOIN.sub(",", candidate)
@@ -162,7 +173,7 @@ def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
         return True
     gold_open, gold_inside, gold_close = _bracketed(gold)
     opening, inside, closing = _bracketed(candidate)
-    gold_pieces, pieces = split_top(_JOIN.sub(",", gold_inside)), split_top(_JOIN.sub(",", inside))
+    gold_pieces, pieces = _list_members(gold_inside), _list_members(inside)
     if len(gold_pieces) > 1 and len(pieces) > 1:
         is_ordered = gold_open in ("(", "[")
         if is_ordered and (opening, closing) != (gold_open, gold_close):
@@ -174,7 +185,26 @@ def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
         if opening in ("(", "["):
             return False
         return _same_set(pieces, gold_pieces, oracle)
-    return _ask(candidate, gold, oracle)
+    return _ask_without_units(candidate, gold, oracle)
+
+
+def _ask_without_units(candidate: str, gold: str, oracle: Oracle) -> bool:
+    """Compares what stands before the units, which may be missing but must not differ."""
+    expression, unit = split_unit(candidate)
+    gold_expression, gold_unit = split_unit(gold)
+    if unit and gold_unit and unit != gold_unit:
+        return False
+    if compact(expression) == compact(gold_expression):
+        return True
+    return _ask(expression, gold_expression, oracle)
+
+
+def _list_members(text: str) -> list[str]:
+    """What stands between commas, "and" or "or"; ``1,000, 2,000`` has two members."""
+    text = _JOIN.sub(",", text)
+    if re.search(r",\s", text):
+        text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    return split_top(text)
 
 
 def _same_ratio(candidate: str, gold: str, oracle: Oracle) -> bool:
@@ -187,15 +217,17 @@ def _same_ratio(candidate: str, gold: str, oracle: Oracle) -> bool:
 
 def _bracketed(text: str) -> tuple[str, str, str]:
     """Opening, inside and closing of an answer in one pair of brackets; empty strings around it without one."""
-    for opening in _BRACKETS:
-        for closing in (")", "]", r"\}"):
-            inside = text[len(opening) : -len(closing)]
-            is_interval = opening != r"\{" and closing != r"\}"
-            if not text.startswith(opening) or not text.endswith(closing) or (closing != _BRACKETS[opening] and not is_interval):
-                continue
-            if nesting(inside.replace(r"\{", "{").replace(r"\}", "}")) <= MAX_NESTING:
-                return opening, inside, closing
+    opening, inside, closing = text[:1], text[1:-1], text[-1:]
+    if opening == "\\":
+        opening, inside, closing = text[:2], text[2:-2], text[-2:]
+    is_pair = (opening in ("(", "[") and closing in (")", "]")) or (opening, closing) == (r"\{", r"\}")
+    if is_pair and nesting(_plain_braces(inside)) <= MAX_NESTING:
+        return opening, inside, closing
     return "", text, ""
+
+
+def _plain_braces(text: str) -> str:
+    return text.replace(r"\{", "{").replace(r"\}", "}")
 
 
 def _same_set(pieces: list[str], gold_pieces: list[str], oracle: Oracle) -> bool:
@@ -213,7 +245,7 @@ def _same_set(pieces: list[str], gold_pieces: list[str], oracle: Oracle) -> bool
 
 def _ask(candidate: str, gold: str, oracle: Oracle) -> bool:
     """The oracle's word, unless the answer could keep it busy for ever."""
-    if nesting(candidate.replace("\\{", "{").replace("\\}", "}").replace("\\", "")) > MAX_NESTING:
+    if nesting(_plain_braces(candidate)) > MAX_NESTING or ":" in candidate:
         return False
     if _EXPENSIVE.search(candidate) and not _EXPENSIVE.search(gold):
         return False

@@ -16,9 +16,10 @@ _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d+(
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3}))|[eE]([-+]?\d{1,3}))"
 _NUMBER = re.compile(
     rf"""(?P<sign>[-+]?)\s*
-    (?:(?P<currency>\\?\$|€|£)|\\text\{{\\?\$\}})?\s*(?P<sign_after_currency>-?)\s*
+    (?:(?:\\?\$|€|£|\\text\{{\\?\$\}})\s*(?P<sign_after_currency>-?)\s*)?
     (?:(?P<mixed_whole>\d+)(?:\s*\\frac\{{\s*(?P<mixed_top>\d+)\s*\}}\{{\s*(?P<mixed_bottom>\d+)\s*\}}
                             |\s+(?P<plain_top>\d+)/(?P<plain_bottom>\d+)(?![\d.]))
+      |(?P<before>\d*)\.(?P<fixed>\d*)\\(?:overline|bar|dot)\{{(?P<period>\d+)\}}
       |\\frac\{{\s*(?P<top>[-+]?\s*{_DECIMAL})\s*\}}\{{\s*(?P<bottom>[-+]?\s*{_DECIMAL})\s*\}}
       |(?P<over>{_DECIMAL})\s*/\s*(?P<under>-?\s*{_DECIMAL})
       |(?P<decimal>{_DECIMAL})(?P<ten>{_TEN})?(?P<base>_(?:\{{\d{{1,2}}\}}|\d{{1,2}}))?
@@ -30,11 +31,12 @@ _UNIT = re.compile(
     r"|(?P<words>(?<=\s)[a-zA-Z°][a-zA-Z.'/ ]*))"
     r"\s*(?P<power>\^(?:\{\d\}|\d))?\s*"
 )
+_TRAILING_UNIT = re.compile(r"(.*?\S)(\s*(?:\\text\{[^{}]*\}\s*(?:\^(?:\{\d\}|\d))?|\^\{\\circ\}|\\?%))", re.DOTALL)
 _NOT_UNITS = frozenset(
     re.split(
         " ",
-        "a and are but by either equals for from if in is let maybe minus mod nor not or plus than the then times to "
-        "undefined unless up versus vs when where with x y z n k i t r",
+        "and are but by either equals for from if is let maybe minus mod nor not or plus than then times to "
+        "undefined unless up versus vs when where with",
     )
 )
 _FACTORS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -47,7 +49,7 @@ _UNIT_NAMES = {
     "$": "dollar usd buck", "cent": "cent", "€": "euro eur", "£": "gbp",
     "mm": "millimeter millimetre mm", "cm": "centimeter centimetre cm", "m": "meter metre m",
     "km": "kilometer kilometre km", "in": "inch inche in", "ft": "foot feet ft", "yd": "yard yd", "mi": "mile mi",
-    "mg": "milligram mg", "g": "gram g", "kg": "kilogram kg", "lb": "pound lb", "oz": "ounce oz", "t": "tonne ton",
+    "mg": "milligram mg", "g": "gram g", "kg": "kilogram kg", "lb": "pound lb", "oz": "ounce oz", "ton": "tonne ton",
     "ml": "milliliter millilitre ml", "l": "liter litre l", "gal": "gallon gal",
     "s": "second sec s", "min": "minute min", "h": "hour hr h", "day": "day", "week": "week wk",
     "month": "month", "year": "year yr",
@@ -131,6 +133,10 @@ def _unsigned(match: re.Match[str]) -> Fraction | None:
         return int(match["mixed_whole"]) + part
     if match["top"]:
         return _decimal(match["top"]) / _decimal(match["bottom"])
+    if match["period"]:
+        once = int((match["before"] + match["fixed"]) or "0")
+        nines = 10 ** len(match["period"]) - 1
+        return (once + Fraction(int(match["period"]), nines)) / 10 ** len(match["fixed"])
     if match["over"]:
         return _decimal(match["over"]) / _decimal(match["under"])
     power = 0
@@ -145,6 +151,15 @@ def _decimal(text: str) -> Fraction:
     return Fraction(re.sub(r"[,\s]", "", text).removesuffix("."))
 
 
+def split_unit(answer: str) -> tuple[str, str]:
+    r"""An expression and the canonical unit behind it; unknown units are dropped, ``x\text{ cm}`` gives ``x``, "cm"."""
+    match = _TRAILING_UNIT.fullmatch(answer)
+    unit = _read_unit(match[2]) if match else None
+    if match is None or unit is None or unit[0] != 1:
+        return answer, ""
+    return match[1].strip(), unit[1]
+
+
 def _read_unit(rest: str) -> tuple[int, str] | None:
     """Factor and canonical unit of what follows a number; None if it is no unit."""
     if not rest.strip():
@@ -157,7 +172,8 @@ def _read_unit(rest: str) -> tuple[int, str] | None:
     if match["degree"] or match["currency"]:
         return 1, "deg" if match["degree"] else ""
     words = (match["text"] if match["text"] is not None else match["words"]).replace(".", "").lower().split()
-    if len(words) > 5 or any(word in _NOT_UNITS for word in words) or not _are_words(words):
+    is_variable = len(words) == 1 and len(words[0]) == 1 and words[0] not in _CANONICAL_UNIT
+    if len(words) > 5 or is_variable or any(word in _NOT_UNITS for word in words) or not _are_words(words):
         return None
     factor = 1
     while words and words[0] in _FACTORS:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+MAX_TIDIED_CHARACTERS = 2_000
+"""A longer text is no answer and is left as it is."""
+UNBALANCED = 10**9
+"""The nesting of brackets that do not close."""
+
 _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-",
@@ -57,6 +62,8 @@ def tidy(answer: str) -> str:
     >>> tidy(r"$\dfrac12\,$.")
     '\\frac{1}{2}'
     """
+    if len(answer) > MAX_TIDIED_CHARACTERS:
+        return answer
     answer = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", answer).translate(_SIGNS).strip()
     answer = unwrap(answer)
     for pattern, same in _SAME_COMPILED:
@@ -97,8 +104,8 @@ def unwrap(answer: str) -> str:
     while before != answer:
         before = answer
         answer = answer.strip()
-        if answer.endswith((".", ";", ":", ",", "!")) and not answer.endswith(("\\;", "\\:", "\\,", "\\!", "..")):
-            answer = answer[:-1].rstrip() if not re.search(r"\d!$", answer) else answer
+        if answer.endswith((".", ";", ":", ",", "\\")) and not answer.endswith(("\\;", "\\:", "\\,", "..", "\\\\")):
+            answer = answer[:-1].rstrip()
         for left, right in _WRAPPERS:
             inner = answer[len(left) : -len(right)]
             if len(answer) > len(left) + len(right) and answer.startswith(left) and answer.endswith(right):
@@ -138,10 +145,10 @@ def bracket_depths(text: str) -> Iterator[tuple[int, int]]:
 
 
 def nesting(text: str) -> int:
-    """The greatest number of brackets that are open at once, or a large number if they do not close."""
+    """The greatest number of brackets that are open at once, or ``UNBALANCED`` if one of them lacks its partner."""
     deepest, last = 0, 0
     for _, depth in bracket_depths(text + " "):
         deepest, last = max(deepest, depth), depth
         if depth < 0:
-            return len(text) + 1
-    return deepest if last == 0 else len(text) + 1
+            return UNBALANCED
+    return deepest if last == 0 else UNBALANCED

@@ -100,6 +100,11 @@ def _exact_verdict(candidate: str | None, gold: str) -> Verdict | None:
         return "unparsable_reference"
     if candidate is None or len(candidate) > MAX_ANSWER_CHARACTERS:
         return "wrong"
+    verdict = attempt(lambda: _decided(candidate, gold))
+    return "crashed" if isinstance(verdict, Failure) else verdict
+
+
+def _decided(candidate: str, gold: str) -> Verdict | None:
     try:
         return "right" if equal_answers(candidate, gold, _no_oracle) else "wrong"
     except _NeedsOracleError:

@@ -10,7 +10,7 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
-from sympy import And, Equality, I, Or, Set, Unequality, expand_complex
+from sympy import And, Equality, I, Or, Unequality, expand_complex
 from sympy.core.relational import Relational
 
 from oncurve.rewards.base import Failure, attempt
@@ -19,7 +19,7 @@ from oncurve.rewards.equality import equal_answers
 logging.disable(logging.CRITICAL)
 
 _NORMALIZATION = NormalizationConfig(
-    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\_])i(?![a-zA-Z])")
 _IRRATIONAL = re.compile(
@@ -35,8 +35,8 @@ class UnparsableReference(Exception):
 def grade(payload: dict[str, Any]) -> str:
     """The verdict on ``{"candidate": ..., "gold": ...}``: "right", "wrong" or "unparsable_reference"."""
     try:
-        if payload["candidate"] is None:
-            _parse(payload["gold"], is_complex=False)
+        if payload["candidate"] is None:  # is it the reference that takes so long?
+            equal_expressions("0", payload["gold"])
             return "wrong"
         return "right" if equal_answers(payload["candidate"], payload["gold"], equal_expressions) else "wrong"
     except UnparsableReference:
@@ -70,11 +70,10 @@ def equal_expressions(candidate: str, gold: str) -> bool:
     )
 
 
-def _solutions(expression: Any) -> Set | None:
+def _solutions(expression: Any) -> Any | None:
     """The set of numbers that satisfy an inequality in one variable; None for anything else."""
-    if not isinstance(expression, And | Or | Relational) or isinstance(expression, Equality | Unequality):
-        return None
-    if len(expression.free_symbols) != 1:
+    is_inequality = isinstance(expression, (And, Or, Relational)) and not isinstance(expression, (Equality, Unequality))
+    if not is_inequality or len(expression.free_symbols) != 1:
         return None
     solutions = attempt(expression.as_set, log=False)
     return None if isinstance(solutions, Failure) else solutions
@@ -90,7 +89,7 @@ def _parse(text: str, *, is_complex: bool) -> Any:
 
 def _read(text: str, *, is_complex: bool) -> Any:
     normalized = normalize_latex(text, config=_NORMALIZATION)
-    expression = latex2sympy(
+    expression: Any = latex2sympy(
         normalized,
         is_real=not is_complex,
         convert_degrees=False,

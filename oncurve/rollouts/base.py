@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from oncurve.errors import SamplerError
 from oncurve.records import Completion, FinishReason, Group, Prompt
 
 if TYPE_CHECKING:
@@ -93,9 +95,17 @@ def make_group(
     end_ids: tuple[int, ...],
     version: int,
 ) -> Group:
-    """The record of what was sampled for one prompt: (tokens, log-probabilities, why it ended) for each completion."""
+    """The record of what was sampled for one prompt: (tokens, log-probabilities, why it ended) for each completion.
+
+    Raises SamplerError for a log-probability that is not finite.
+    """
     completions: list[Completion] = []
     for index, (ids, logprobs, reason) in enumerate(sampled):
+        if not math.isfinite(sum(logprobs)):
+            raise SamplerError(
+                f"the model's logits are not finite (prompt {prompt.index}, policy version {version}). "
+                f"Lower optimizer.learning_rate if it was trained, or take policy.compute_type float32 or bfloat16"
+            )
         shown = ids[:-1] if ids and ids[-1] in end_ids else ids
         text = tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         completions.append(

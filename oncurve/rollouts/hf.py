@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
 from oncurve.errors import SamplerError
 from oncurve.records import FinishReason, Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group, padding_id
 from oncurve.rollouts.engine.cache import left_pad
+from oncurve.rollouts.engine.stops import StopStrings
 
 
 class HfSampler:
@@ -67,14 +69,15 @@ class HfSampler:
         pad_id = padding_id(tokenizer, end_ids)
         ids, mask = left_pad([prompt.prompt_ids for prompt in prompts], pad_id=pad_id, device=model.device)
         settings = generation_settings(params, end_ids=end_ids, pad_id=pad_id, group_size=group_size)
-        stop: dict[str, Any] = {"stop_strings": list(params.stop), "tokenizer": tokenizer} if params.stop else {}
+        ends = _Ends(params, StopStrings(params.stop, tokenizer), end_ids, prompt_width=ids.shape[1])
         generate: Any = model.generate
-        output = generate(input_ids=ids, attention_mask=mask, generation_config=settings, **stop)
+        with _no_settings_of_its_own(model):
+            output = generate(input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=[ends])
         tokens = output.sequences[:, ids.shape[1] :]
         logprobs = _sampled_logprobs(output.logits, tokens, params.temperature)
         sampled = [
-            _cut(row_ids, row_logprobs, tokenizer, params, end_ids)
-            for row_ids, row_logprobs in zip(tokens.tolist(), logprobs.tolist(), strict=True)
+            _cut(row_ids, row_logprobs, length)
+            for row_ids, row_logprobs, length in zip(tokens.tolist(), logprobs.tolist(), ends.lengths, strict=True)
         ]
         return [
             make_group(
@@ -96,7 +99,7 @@ def generation_settings(
         "max_new_tokens": params.max_completion_tokens,
         "num_return_sequences": group_size,
         "do_sample": params.temperature > 0,
-        "eos_token_id": list(end_ids),
+        "eos_token_id": list(end_ids) or None,
         "pad_token_id": pad_id,
         "return_dict_in_generate": True,
         "output_logits": True,
@@ -123,15 +126,40 @@ def _sampled_logprobs(logits: Sequence[Tensor], tokens: Tensor, temperature: flo
     return torch.cat(columns, dim=1)
 
 
-def _cut(
-    ids: list[int], logprobs: list[float], tokenizer: Any, params: SamplingParams, end_ids: tuple[int, ...]
-) -> tuple[list[int], list[float], FinishReason]:
+@contextmanager
+def _no_settings_of_its_own(model: PreTrainedModel) -> Iterator[None]:
+    """While it lasts, the model has no generation settings: ``generate`` fills in from them what it was not given."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+class _Ends(StoppingCriteria):
+    """Ends rows where the engine would: ``generate`` looks for stop strings in the prompt, and before the minimum."""
+
+    def __init__(
+        self, params: SamplingParams, stops: StopStrings, end_ids: tuple[int, ...], *, prompt_width: int
+    ) -> None:
+        self.params, self.stops, self.end_ids, self.prompt_width = params, stops, end_ids, prompt_width
+        self.lengths: list[int | None] = []
+        """Tokens of each completion when it ended by itself; None while it has not."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        """Which rows have ended."""
+        rows = input_ids[:, self.prompt_width :].tolist()
+        self.lengths = self.lengths or [None] * len(rows)
+        running = [place for place, length in enumerate(self.lengths) if length is None]
+        stopped = self.stops.ended([rows[place] for place in running])
+        for place, is_stopped in zip(running, stopped, strict=True):
+            ids = rows[place]
+            if ids[-1] in self.end_ids or (is_stopped and len(ids) >= self.params.min_completion_tokens):
+                self.lengths[place] = len(ids)
+        return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
+
+
+def _cut(ids: list[int], logprobs: list[float], length: int | None) -> tuple[list[int], list[float], FinishReason]:
     """Remove the padding after the end of a completion and say why it ended."""
-    for place, token in enumerate(ids):
-        if token in end_ids:
-            return ids[: place + 1], logprobs[: place + 1], "stop"
-        if params.stop and place + 1 >= params.min_completion_tokens:
-            text = tokenizer.decode(ids[: place + 1], skip_special_tokens=False)
-            if any(stop in text for stop in params.stop):
-                return ids[: place + 1], logprobs[: place + 1], "stop"
-    return ids, logprobs, "length"
+    return (ids, logprobs, "length") if length is None else (ids[:length], logprobs[:length], "stop")

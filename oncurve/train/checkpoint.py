@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from oncurve.errors import CheckpointError
 
@@ -18,7 +26,9 @@ EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
 
 def locate(name: str) -> str:
     """The folder or hub name behind a model's name in a recipe."""
-    return str(EMBEDDED) if name == "embedded" else name
+    if name == "embedded":
+        return str(EMBEDDED)
+    return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def load_model(
@@ -34,8 +44,8 @@ def load_model(
     Raises CheckpointError if there is none, or if its files cannot be read.
     """
     place = locate(name)
-    looks_local = Path(place).is_absolute() or place.startswith((".", "~")) or place.count("/") != 1
-    if looks_local and not Path(place).expanduser().is_dir():
+    looks_local = Path(place).is_absolute() or place.startswith(".") or place.count("/") != 1
+    if looks_local and not Path(place).is_dir():
         raise CheckpointError(
             f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as "
             f'Qwen/Qwen2.5-0.5B, or "embedded"'
@@ -44,12 +54,39 @@ def load_model(
     try:
         AutoConfig.from_pretrained(place, **options)
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, report = load(place, dtype=dtype, output_loading_info=True, **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}") from None
+    if absent := sorted(report["missing_keys"]):
+        raise CheckpointError(
+            f"model {name!r} is no whole causal language model: {len(absent)} of its weights are missing and would be "
+            f"random, among them {absent[0]}. Give a complete checkpoint"
+        )
+    if len(tokenizer.get_added_vocab()) >= len(tokenizer):
+        raise CheckpointError(
+            f"model {name!r}: its tokenizer has no vocabulary. Put its tokenizer.json into the folder"
+        )
+    model.generation_config = savable(model.generation_config)
     model = model.to(device)
     model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
     return model, tokenizer
+
+
+def savable(settings: GenerationConfig | None) -> GenerationConfig | None:
+    """Generation settings that can be written again.
+
+    Many models of the hub come with a temperature and no ``do_sample``, which can be read but not saved.
+    """
+    if settings is None:
+        return None
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        return GenerationConfig(
+            bos_token_id=settings.bos_token_id, eos_token_id=settings.eos_token_id, pad_token_id=settings.pad_token_id
+        )
+    return settings
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
@@ -58,21 +95,23 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     Raises CheckpointError if it cannot be written; an older checkpoint of that name is then still there.
     """
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
         if folder.exists():
             folder.rename(old)
         partial.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if old.exists():
+            old.rename(folder)
         raise CheckpointError(
             f"{folder}: the checkpoint cannot be written: {error}. Older ones are untouched"
         ) from error
+    shutil.rmtree(old, ignore_errors=True)
     return folder
 
 

@@ -71,10 +71,22 @@ def coldstart(
     tokenizer = tiny_tokenizer(prompt + completion for prompt, completion in pairs)
     model = tiny_model(tokenizer, seed=seed, hidden_size=hidden_size, num_layers=num_layers)
     fine_tune(
-        model, tokenizer, pairs, seed=seed, updates=updates, batch_size=batch_size,
-        learning_rate=learning_rate, on_progress=on_progress,
+        model,
+        tokenizer,
+        pairs,
+        seed=seed,
+        updates=updates,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        on_progress=on_progress,
     )
-    _save(output, model, tokenizer, settings=settings, command=command or f"oncurve coldstart --output {output.name} --seed {seed}")
+    _save(
+        output,
+        model,
+        tokenizer,
+        settings=settings,
+        command=command or f"oncurve coldstart --output {output.name} --seed {seed}",
+    )
     return output
 
 

@@ -33,7 +33,8 @@ def train(
             batch = policy.annotate(batch, old=run.updates_per_step > 1, reference=algorithm.needs_reference)
 
             for update in batch.split(run.completions_per_update):  # optimizer updates on this batch of rollouts
-                for microbatch in update.split_tokens(policy.tokens_per_microbatch):
+                trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
+                for microbatch in policy.microbatches(trained):
                     logprobs, entropy = policy.logprobs(microbatch)  # log pi_theta(o_t | q, o_<t)   [b, T]
                     loss, statistics = algorithm.loss(logprobs, entropy, microbatch)
                     policy.backward(loss)

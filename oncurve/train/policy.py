@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from oncurve.algorithm.logprobs import from_hidden, from_logits
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
 from oncurve.records import Mean
+from oncurve.train.forward import completion_logprobs, enable_packing
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -64,14 +67,15 @@ class Policy:
         compute_type: ComputeType = "float32",
         tokens_per_microbatch: int = 8192,
         gradient_checkpointing: bool = False,
+        packing: bool = True,
         reference: PreTrainedModel | None = None,
     ) -> None:
         self._model, self._tokenizer, self.reference = model, tokenizer, reference
         self.settings, self.temperature = optimizer, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
-        if gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.is_packed = packing and enable_packing(model) and (reference is None or enable_packing(reference))
+        self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained,
@@ -99,8 +103,8 @@ class Policy:
 
     def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""
-        with self.compute():
-            return completion_logprobs(self._model, batch, temperature=self.temperature)
+        with self.compute(), recomputing(self._recomputed):
+            return completion_logprobs(self._model, batch, temperature=self.temperature, packed=self.is_packed)
 
     @torch.no_grad()
     def annotate(self, batch: Batch, *, old: bool, reference: bool) -> Batch:
@@ -115,19 +119,28 @@ class Policy:
 
     def _fixed_logprobs(self, model: PreTrainedModel, batch: Batch) -> Float[Tensor, "B T"]:
         result = torch.zeros_like(batch.sampler_logprobs)
-        places = torch.arange(len(batch))
-        for part in replace(batch, group_ids=places).split_tokens(self.tokens_per_microbatch):
+        for rows in batch.plan_microbatches(self.tokens_per_microbatch, share_prompts=self.is_packed):
+            part = batch.select(rows)
             with compute_context(model.device, self.compute_type):
-                logprobs, _ = completion_logprobs(model, part, temperature=self.temperature)
-            result[part.group_ids, : logprobs.shape[1]] = logprobs.to(result.dtype)
+                logprobs, _ = completion_logprobs(model, part, temperature=self.temperature, packed=self.is_packed)
+            result[rows, : logprobs.shape[1]] = logprobs.to(result.dtype)
         return result
+
+    def microbatches(self, update: Batch) -> Iterator[Batch]:
+        """The rows of an update in parts of at most ``tokens_per_microbatch`` tokens, counted as they are computed."""
+        return update.split_tokens(self.tokens_per_microbatch, share_prompts=self.is_packed)
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a microbatch to that of the update."""
         loss.backward()
 
     def update(self) -> dict[str, Mean]:
-        """Clip the gradient, move the weights, forget the gradient. A gradient that is not finite stops the run."""
+        """Clip the gradient, move the weights, forget the gradient. A gradient that is not finite stops the run.
+
+        Without any gradient (no group of the update has a signal) nothing moves, and the update is counted as skipped.
+        """
+        if all(parameter.grad is None for parameter in self._trained()):
+            return {"policy/skipped_updates": Mean(1, 1)}
         rate = self.settings.rate(self.num_updates)
         limit = self.settings.max_gradient_norm or math.inf
         norm = float(nn.utils.clip_grad_norm_(self._trained(), limit))
@@ -141,10 +154,42 @@ class Policy:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
-        return {"policy/gradient_norm": Mean(norm, 1), "policy/learning_rate": Mean(rate, 1)}
+        return {
+            "policy/gradient_norm": Mean(norm, 1),
+            "policy/learning_rate": Mean(rate, 1),
+            "policy/skipped_updates": Mean(0, 1),
+        }
 
     def _trained(self) -> Iterable[nn.Parameter]:
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+
+def recomputable_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    """The layers of a model that may keep only their inputs and run again in the backward pass.
+
+    Raises TrainingError for a model without such layers.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise TrainingError(
+            f"{type(model).__name__} cannot recompute its activations. Set policy.gradient_checkpointing to false"
+        )
+    return layers
+
+
+@contextmanager
+def recomputing(layers: Sequence[GradientCheckpointingLayer]) -> Iterator[None]:
+    """While it lasts, what these layers compute will be computed again in the backward pass.
+
+    The models' own switch for this works in training mode only, and that would bring dropout with it.
+    """
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # the class's own again
 
 
 def compute_context(device: torch.device, compute_type: ComputeType) -> AbstractContextManager[object]:
@@ -152,67 +197,3 @@ def compute_context(device: torch.device, compute_type: ComputeType) -> Abstract
     if compute_type in ("float32", "float64"):
         return nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, compute_type))
-
-
-def completion_logprobs(
-    model: PreTrainedModel, batch: Batch, *, temperature: float
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Log-probabilities and entropies of the completion tokens under a model, [B, T], 0 outside the mask.
-
-    Rows are right-padded, so that under a causal mask padding cannot reach a token, and no attention mask is needed.
-    Only the hidden states that predict a completion token pass through the head.
-    """
-    device = model.device
-    ids, predicts = join_rows(batch)
-    hidden = hidden_states(model, ids.to(device))
-    targets = batch.completion_ids[batch.mask].to(device)
-    selected = hidden[predicts.to(device)]
-    logprobs, entropy = head(model, selected, targets, temperature)
-    mask = batch.mask.to(device)
-    full = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
-    return full.masked_scatter(mask, logprobs), full.masked_scatter(mask, entropy)
-
-
-def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Token ids of prompt and completion side by side [B, L], and the places whose output predicts a trained token."""
-    width = int(batch.row_lengths.max())
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    predicts = torch.zeros(len(batch), width, dtype=torch.bool)
-    for row in range(len(batch)):
-        prompt, completion = int(batch.prompt_lengths[row]), int(batch.completion_lengths[row])
-        ids[row, :prompt] = batch.prompt_ids[row, :prompt]
-        ids[row, prompt : prompt + completion] = batch.completion_ids[row, :completion]
-        predicts[row, prompt - 1 : prompt - 1 + completion] = batch.mask[row, :completion]
-    return ids, predicts
-
-
-def hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Last hidden states [B, L, H] of right-padded rows, before the head."""
-    body = getattr(model, model.base_model_prefix)
-    return body(input_ids=ids, use_cache=False).last_hidden_state
-
-
-def head(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of tokens from hidden states, in chunks where the head is a plain matrix."""
-    layer = model.get_output_embeddings()
-    if layer is None:
-        raise TrainingError(f"{type(model).__name__} has no language-model head; oncurve trains causal language models")
-    if is_plain_head(model):
-        return from_hidden(hidden, layer.weight, targets, temperature=temperature)
-    logits: Tensor = layer(hidden)
-    config = model.config.get_text_config()
-    if cap := getattr(config, "final_logit_softcapping", None):
-        logits = torch.tanh(logits / cap) * cap
-    if scale := getattr(config, "logits_scaling", None):
-        logits = logits / scale
-    if scale := getattr(config, "logit_scale", None):
-        logits = logits * scale
-    return from_logits(logits, targets, temperature=temperature)
-
-
-def is_plain_head(model: PreTrainedModel) -> bool:
-    """The logits are hidden @ weight.T and nothing else."""
-    layer = model.get_output_embeddings()
-    config = model.config.get_text_config()
-    changes = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-    return type(layer) is nn.Linear and layer.bias is None and not any(getattr(config, key, None) for key in changes)

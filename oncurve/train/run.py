@@ -46,7 +46,7 @@ class Run:
         every: Sequence[tuple[int, Due]] = (),
         save: Callable[[int], None] | None = None,
     ) -> None:
-        """``every`` lists (n, what to do after every n steps; 0 means never); ``save`` is for a run that is cut short."""
+        """``every`` lists (n, what to do after every n steps; 0: never); ``save`` is for a run that is cut short."""
         self.folder, self.progress = folder, progress
         self.total_steps = total_steps
         self.completions_per_update = completions_per_update
@@ -104,6 +104,7 @@ class Run:
         """Write and show the step's metrics and do what is due after it."""
         done = step + 1
         metrics = self._metrics | {key: mean.value for key, mean in self._sums.items()}
+        metrics["tokens/trained"] = self._sums["policy/entropy"].count if "policy/entropy" in self._sums else 0.0
         metrics |= self._speeds(metrics)
         for interval, due in self.every:
             if interval and done % interval == 0:
@@ -114,12 +115,12 @@ class Run:
 
     def _speeds(self, metrics: Mapping[str, float]) -> dict[str, float]:
         seconds = time.perf_counter() - self._step_started
-        sampled = metrics["tokens/sampled"]
+        sampled, trained = metrics["tokens/sampled"], metrics.get("tokens/trained", 0.0)
         speeds = {"time/step_seconds": seconds, "memory/process_gib": memory_gib()}
         speeds["speed/tokens_per_second"] = sampled / seconds
-        for phase, name in (("sample", "sampled"), ("train", "trained")):
+        for phase, name, tokens in (("sample", "sampled", sampled), ("train", "trained", trained)):
             if spent := metrics.get(f"time/{phase}_seconds"):
-                speeds[f"speed/{name}_tokens_per_second"] = sampled / spent
+                speeds[f"speed/{name}_tokens_per_second"] = tokens / spent
         if torch.cuda.is_available():
             speeds["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
         return speeds

@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-END_TOKEN = "<|end|>"
+END_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
-WORDS = r"\p{N}| ?\p{L}+|[^\s\p{L}\p{N}]+ ?|\s+"
-"""Where text is cut before byte pairs merge: one digit at a time, a word with its space, marks with theirs."""
 
+def tiny_tokenizer(texts: Iterable[str], *, num_merges: int = 400) -> PreTrainedTokenizerBase:
+    """Byte-level byte-pair encoding, learned from some texts, whose digits are single tokens.
 
-def tiny_tokenizer(texts: Iterable[str], *, num_merges: int = 330) -> PreTrainedTokenizerFast:
-    """Byte-level byte-pair encoding whose digits are single tokens.
+    The four tags are tokens that decoding keeps; the end and the pad token are special. There is no chat template, and
+    nothing is added to the tokens of a text.
 
-    The four tags are tokens that decoding keeps; the end and the pad token are special. There is no chat template and
-    no token is added on its own, so that the tokens of a text are those of its parts.
+    The text is cut into words as Qwen2 does it: AutoTokenizer gives every checkpoint of that architecture Qwen2's own
+    rule, whatever its files say.
     """
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = BpeTrainer(
-        vocab_size=len(alphabet) + num_merges, initial_alphabet=sorted(alphabet), show_progress=False
-    )
-    tokenizer.train_from_iterator((_without_tags(text) for text in texts), trainer)
-    tokenizer.add_special_tokens([PAD_TOKEN, END_TOKEN])
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    qwen2 = Qwen2Tokenizer().backend_tokenizer
+    learned = Tokenizer(BPE())
+    learned.normalizer, learned.pre_tokenizer = qwen2.normalizer, qwen2.pre_tokenizer
+    alphabet = sorted(ByteLevel.alphabet())
+    trainer = BpeTrainer(vocab_size=len(alphabet) + num_merges, initial_alphabet=alphabet, show_progress=False)
+    learned.train_from_iterator((_without_tags(text) for text in texts), trainer)
+    state = json.loads(learned.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=state["vocab"],
+        merges=[tuple(merge) for merge in state["merges"]],
         eos_token=END_TOKEN,
         pad_token=PAD_TOKEN,
         clean_up_tokenization_spaces=False,
     )
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    return tokenizer
 
 
 def tiny_model(
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
     hidden_size: int = 192,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from oncurve.data import sources
 from oncurve.data.datasets import (
     canonical_number,
     drop_repeats,
@@ -60,44 +59,6 @@ def test_answers_that_are_numbers_or_lists_become_text(tmp_path: Path) -> None:
         '["a", 1]',
         '{"x": "é"}',
     ]
-
-
-@pytest.mark.parametrize(
-    ("content", "place", "problem"),
-    [
-        (b'{"question": "a", "answer": "b"}\n{"question": \n', "line 2", "not JSON"),
-        (b'\n\n{"question": "a" "answer": "b"}\n', "line 3", "column 18"),
-        (b'{"question": "a", "answer": "b"}\n["a"]\n', "line 2", "a list, not an object"),
-        (b"5\n", "line 1", "the value 5, not an object"),
-        (b'{"question": "\xff"}\n', "line 1", "not UTF-8"),
-        (b"[" * 100_000 + b"\n", "line 1", "JSON"),
-        (b"", "a.jsonl", "empty"),
-        (b"\n \n", "a.jsonl", "empty"),
-        (b'{"question": "a", "answer": null}\n', "line 1", "'answer' is empty"),
-        (b'{"question": " ", "answer": "b"}\n', "line 1", "'question' is empty"),
-    ],
-)
-def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: bytes, place: str, problem: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        load_rows("jsonl", path=path)
-    message = str(caught.value)
-    assert str(path) in message
-    assert place in message
-    assert problem in message
-    assert "\n" not in message
-
-
-def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": "b"}\r\n')
-    assert read_json_lines(path) == [(1, {"question": "a", "answer": "b"})]
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot be read .* Correct data\.path"):
-        load_rows("jsonl", path=tmp_path / "nowhere.jsonl")
 
 
 def test_columns_are_renamed_and_the_old_names_stay(tmp_path: Path) -> None:
@@ -163,28 +124,16 @@ def test_an_unknown_type_is_answered_with_the_nearest() -> None:
         load_rows("gms8k")
 
 
-def test_a_type_without_a_path_says_that_it_needs_one() -> None:
-    with pytest.raises(ConfigError, match=r"data\.path is missing: 'jsonl'"):
-        load_rows("jsonl")
-
-
-def test_a_folder_holds_one_file_per_split(tmp_path: Path) -> None:
-    write_lines(tmp_path / "train.jsonl", {"question": "a", "answer": "1"})
-    write_lines(tmp_path / "mine-test.jsonl", {"question": "b", "answer": "2"})
-    assert load_rows("jsonl", path=tmp_path)[0]["question"] == "a"
-    assert load_rows("jsonl", path=tmp_path, split="test")[0]["question"] == "b"
-    with pytest.raises(DataError, match=r"no dev\.jsonl, it has 'mine-test\.jsonl', 'train\.jsonl'"):
-        load_rows("jsonl", path=tmp_path, split="dev")
-    write_lines(tmp_path / "yours_test.jsonl", {"question": "c", "answer": "3"})
-    with pytest.raises(DataError, match="several files could be the split 'test'"):
-        load_rows("jsonl", path=tmp_path, split="test")
-
-
 def test_gsm8k_answers_are_canonical_and_the_solution_is_what_stands_before(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", {"question": "q", "answer": "500+500 = <<500+500=1000>>1000\n#### 1,000"})
     assert load_rows("gsm8k", path=path) == [
         {"question": "q", "answer": "1000", "solution": "500+500 = <<500+500=1000>>1000"}
     ]
+
+
+def test_the_last_mark_of_a_gsm8k_answer_counts(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"question": "q", "answer": "#### Step 1\n2+3=5\n#### 5"})
+    assert load_rows("gsm8k", path=path)[0]["answer"] == "5"
 
 
 def test_gsm8k_without_a_marked_answer_is_refused(tmp_path: Path) -> None:
@@ -298,6 +247,11 @@ def test_the_same_question_is_never_on_both_sides(size: dict[str, Any]) -> None:
     assert len(train) + len(held_out) == 80
 
 
+def test_a_held_out_count_with_repeated_questions_is_rounded_up() -> None:
+    rows = numbered_rows(10) * 2
+    assert [len(hold_out(rows, count=count)[1]) for count in range(1, 19)] == [2 * ((n + 1) // 2) for n in range(1, 19)]
+
+
 @pytest.mark.parametrize("size", [{"count": 10}, {"count": 0}, {"count": -1}, {"fraction": 0.0}, {"fraction": 1.0}])
 def test_a_side_without_rows_is_refused(size: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="change the size of the held-out split"):
@@ -341,112 +295,6 @@ def test_statistics_count_rows_repeats_kinds_and_lengths() -> None:
     assert "3 rows, 1 repeated questions" in found.describe()
     with pytest.raises(DataError, match="no rows"):
         statistics([])
-
-
-@pytest.fixture
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the files of the ``datasets`` library inside the test."""
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.mark.usefixtures("_own_cache")
-def test_folders_that_the_datasets_library_saved_are_read(tmp_path: Path) -> None:
-    import datasets
-
-    rows = numbered_rows(5)
-    table = datasets.Dataset.from_list(rows)
-    table.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict({"train": table, "dev": table.select(range(2))}).save_to_disk(str(tmp_path / "two"))
-    assert load_rows("huggingface", path=tmp_path / "one") == rows
-    assert load_rows("huggingface", path=tmp_path / "two", split="dev") == rows[:2]
-    with pytest.raises(DataError, match=r"no split 'tran'\. Did you mean 'train'\? It has 'train', 'dev'"):
-        load_rows("huggingface", path=tmp_path / "two", split="tran")
-
-
-@pytest.mark.usefixtures("_own_cache")
-@pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
-def test_single_files_are_read_by_their_suffix(tmp_path: Path, suffix: str) -> None:
-    import datasets
-
-    rows = [{"question": f"q{n}", "answer": f"a{n}"} for n in range(3)]
-    path = tmp_path / f"rows.{suffix}"
-    getattr(datasets.Dataset.from_list(rows), f"to_{suffix}")(str(path))
-    assert load_rows("huggingface", path=path) == rows
-
-
-@pytest.mark.usefixtures("_own_cache")
-def test_a_folder_of_parquet_files_has_splits(tmp_path: Path) -> None:
-    import datasets
-
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for split, count in (("train", 4), ("test", 2)):
-        datasets.Dataset.from_list(numbered_rows(count)).to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
-    assert len(load_rows("huggingface", path=folder, split="test")) == 2
-    with pytest.raises(DataError, match="the split 'dev' cannot be loaded"):
-        load_rows("huggingface", path=folder, split="dev")
-
-
-@pytest.mark.usefixtures("_own_cache")
-def test_a_named_data_set_can_lie_in_parquet_files(tmp_path: Path) -> None:
-    import datasets
-
-    path = tmp_path / "gsm.parquet"
-    datasets.Dataset.from_list([{"question": "q", "answer": "so\n#### 1,200"}]).to_parquet(str(path))
-    assert load_rows("gsm8k", path=path)[0]["answer"] == "1200"
-
-
-def test_a_file_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.xlsx"
-    path.write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"rows\.xlsx: not a file of a known kind"):
-        load_rows("huggingface", path=path)
-
-
-@pytest.mark.parametrize(
-    ("type", "name", "subset"), [("gsm8k", "openai/gsm8k", "main"), ("math", "nlile/hendrycks-MATH-benchmark", None)]
-)
-def test_named_data_sets_are_fetched_from_the_hub(
-    monkeypatch: pytest.MonkeyPatch, type: str, name: str, subset: str | None
-) -> None:
-    import datasets
-
-    asked: list[Any] = []
-
-    def load_dataset(*arguments: Any, **options: Any) -> Any:
-        asked.append((arguments, options))
-        return datasets.Dataset.from_list([{"question": "q", "problem": "q", "answer": "s\n#### 5"}])
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert load_rows(type, split="test", revision="abc")[0]["question"] == "q"
-    assert asked == [((name, subset), {"split": "test", "revision": "abc"})]
-
-
-def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    def load_dataset(*_: Any, **__: Any) -> Any:
-        raise ConnectionError("Couldn't reach the Hub\n(offline)")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(
-        DataError, match=r"nobody/nothing: the split 'train' cannot be loaded: Couldn't reach .* network"
-    ):
-        load_rows("huggingface", path="nobody/nothing")
-
-
-def test_an_empty_hub_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list([]))
-    with pytest.raises(DataError, match="the split 'train' has no rows"):
-        load_rows("huggingface", path="nobody/nothing")
-
-
-def test_reading_json_lines_does_not_import_the_datasets_library() -> None:
-    assert "datasets" not in vars(sources)
 
 
 @needs_shared_data

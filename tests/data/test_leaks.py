@@ -70,6 +70,31 @@ def test_a_long_answer_outside_the_question_is_found() -> None:
     assert not contains_solution(prompt_of(inside["question"]), inside)
 
 
+def test_an_example_with_the_same_long_answer_is_no_leak() -> None:
+    row = {"question": "Which point is it now?", "answer": r"\left( 3, \frac{\pi}{2} \right)"}
+    example = {"question": "Which point was it?", "answer": row["answer"]}
+    text = f"{example['question']} {row['answer']}\n{row['question']}"
+    assert not contains_solution(prompt_of(text), row, few_shot=[example])
+    assert contains_solution(prompt_of(text), row)
+
+
+def test_a_few_sentences_shared_by_question_and_solution_are_no_leak() -> None:
+    shared = ["There are seven rows of trees.", "Every one of them has nine trees."]
+    own = [
+        "So we have to multiply seven by nine.",
+        "Seven times nine is sixty-three.",
+        "The answer is therefore sixty-three.",
+    ]
+    row = {
+        "question": f"{' '.join(shared)} How many trees?",
+        "answer": "63",
+        "solution": "\n".join([shared[0], own[0], shared[1], *own[1:]]),
+    }
+    assert not contains_solution(prompt_of(row["question"]), row)
+    row["solution"] = "\n".join([shared[0], own[0], shared[1], own[1]])
+    assert contains_solution(prompt_of(row["question"]), row)
+
+
 def test_drawing_code_shared_by_question_and_solution_is_no_leak() -> None:
     drawing = "[asy]\ndraw((0,0)--(10,0),black+linewidth(1));\ndraw((0,0)--(10,9),black+linewidth(1));\n[/asy]"
     row = {

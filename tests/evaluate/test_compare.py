@@ -31,14 +31,14 @@ def test_counts_change_and_paired_test_are_those_of_a_hand_count(comparison: Com
     assert (correct.before.successes, correct.after.successes) == (3, 3)
     assert correct.change == 0.0
     assert correct.p_value == mcnemar_exact(2, 2) == 1.0
-    assert rows["correct in any format"].before.successes == 4
+    assert rows["correct, any format"].before.successes == 4
     assert rows["bad format"].change == 0.0
     assert list(rows) == [
         "correct",
-        "correct in any format",
-        "right format, wrong answer",
+        "correct, any format",
+        "wrong, right format",
         "bad format",
-        "cut off at the token limit",
+        "cut off at limit",
     ]
 
 
@@ -60,12 +60,12 @@ def test_improvements_are_told_apart_from_mere_changes_of_form(comparison: Compa
 def test_without_the_loose_reward_nobody_knows_what_changed() -> None:
     found = compare(evaluation_of(BEFORE, loose=False), evaluation_of(AFTER, loose=False))
     assert {change.kind for change in (*found.improved, *found.worsened)} == {"unknown"}
-    assert "correct in any format" not in [row.name for row in found.rows]
+    assert "correct, any format" not in [row.name for row in found.rows]
 
 
 def test_failures_of_the_grader_get_a_row_of_their_own() -> None:
     found = compare(evaluation_of(["[1]", "boom"]), evaluation_of(["[1]", "[2]"]))
-    assert "could not be graded" in [row.name for row in found.rows]
+    assert "not gradable" in [row.name for row in found.rows]
 
 
 def test_several_completions_per_prompt_are_compared_prompt_by_prompt() -> None:
@@ -81,12 +81,14 @@ def test_several_completions_per_prompt_are_compared_prompt_by_prompt() -> None:
 
 def test_the_same_table_in_text_markdown_and_terminal(comparison: Comparison) -> None:
     out = io.StringIO()
-    Console(file=out, width=200).print(comparison.table())
+    Console(file=out, width=80).print(comparison.table())
     for shown in (comparison.text(), comparison.markdown(), " ".join(out.getvalue().split())):
         assert "base and trained on 6 held-out problems" in shown
-        assert "3/6 (50.0%) [18.8, 81.2]" in shown
         assert "Both greedy" in shown
         assert "2 examples improved, 2 got worse (1 of the improved changed only their format)" in shown
+        assert "[18.8, 81.2]" in shown
+    assert "3/6 (50.0%) [18.8, 81.2]" in comparison.text()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
     table = [line for line in comparison.markdown().splitlines() if line.startswith("|")]
     assert {line.count("|") for line in table} == {7}
     assert len(table) == 2 + len(comparison.rows)

@@ -91,6 +91,13 @@ def test_several_completions_of_a_prompt_are_counted_and_drawn_together() -> Non
     assert list(found.summary()["pass_at_k"]) == ["1", "2", "4"]
 
 
+def test_where_none_of_many_completions_hold_the_interval_keeps_a_width() -> None:
+    found = evaluation_of([["[x]"] * 4] * 10, samples=4)
+    assert (found.correct.low, found.correct.high) == wilson_interval(0, 10)
+    wrong = found.category_share("wrong")
+    assert (wrong.low, wrong.high) == wilson_interval(10, 10)
+
+
 def test_a_reward_function_that_raises_costs_its_own_examples_only() -> None:
     class Fragile(Boxed):
         def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:

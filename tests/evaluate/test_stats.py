@@ -8,7 +8,14 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from oncurve.evaluate.stats import bootstrap_interval, mcnemar_exact, pass_at_k, sign_flip_p, wilson_interval
+from oncurve.evaluate.stats import (
+    bootstrap_interval,
+    mcnemar_exact,
+    paired_difference_interval,
+    pass_at_k,
+    sign_flip_p,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,44 @@ def test_the_bootstrap_depends_on_its_seed_and_on_nothing_else() -> None:
 
 def test_the_bootstrap_of_a_constant_has_no_width() -> None:
     assert bootstrap_interval([0.5] * 20, seed=0) == (0.5, 0.5)
+
+
+def test_a_paired_interval_by_hand() -> None:
+    # p1 = 0.2, p2 = 0.6; ad - bc = 8*36 - 12*44 < 0, so it is not corrected
+    first, second = wilson_interval(20, 100), wilson_interval(52, 100)
+    phi = (8 * 36 - 12 * 44) / math.sqrt(20 * 80 * 52 * 48)
+    below, above = 0.52 - second[0], first[1] - 0.2
+    low = 0.32 - math.sqrt(below**2 - 2 * phi * below * above + above**2)
+    assert paired_difference_interval(8, 12, 44, 36)[0] == pytest.approx(low)
+
+
+def test_swapping_the_models_mirrors_the_interval() -> None:
+    low, high = paired_difference_interval(30, 5, 20, 45)
+    assert paired_difference_interval(30, 20, 5, 45) == pytest.approx((-high, -low))
+
+
+def test_agreeing_models_are_known_more_exactly_than_independent_ones() -> None:
+    agreeing, independent = paired_difference_interval(45, 5, 5, 45), paired_difference_interval(25, 25, 25, 25)
+    assert agreeing[1] - agreeing[0] < 0.7 * (independent[1] - independent[0])
+
+
+def test_no_change_at_all_still_leaves_a_doubt() -> None:
+    low, high = paired_difference_interval(0, 0, 0, 50)
+    assert -0.08 < low < 0.0 < high < 0.08
+    assert paired_difference_interval(0, 0, 10, 0)[1] == 1.0
+
+
+def test_paired_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(0)
+    counts = generator.multinomial(80, [0.3, 0.05, 0.25, 0.4], size=2000)
+    intervals = [paired_difference_interval(*map(int, row)) for row in counts]
+    assert 0.93 < np.mean([low <= 0.2 <= high for low, high in intervals]) < 0.975
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 0, 0), (1, -1, 2, 3)])
+def test_a_paired_interval_needs_counts(counts: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="no counts"):
+        paired_difference_interval(*counts)
 
 
 def test_mcnemar_is_the_sign_test_by_enumeration() -> None:

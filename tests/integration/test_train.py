@@ -36,7 +36,14 @@ def recipe(folder: Path, model: Path, data: dict[str, object], **changes: object
 
 
 def test_ten_steps_on_gsm8k_train_evaluate_save_and_load_again(tmp_path: Path, gsm8k_checkpoint: Path) -> None:
-    path = recipe(tmp_path, gsm8k_checkpoint, {"type": "gsm8k", "path": str(GSM8K), "limit": 200, "template": "r1_zero"})
+    (tmp_path / "mine.py").write_text("def even(completion, answer):\n    return float(len(completion) % 2 == 0)\n")
+    shaping = {"type": "custom", "function": f"{tmp_path / 'mine.py'}:even", "weight": 0.1}
+    path = recipe(
+        tmp_path,
+        gsm8k_checkpoint,
+        {"type": "gsm8k", "path": str(GSM8K), "limit": 200, "template": "r1_zero"},
+        rewards=[{"type": "r1_zero"}, shaping],
+    )
     result = CliRunner().invoke(app, ["train", str(path)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     run = tmp_path / "runs" / "run"
@@ -50,8 +57,7 @@ def test_ten_steps_on_gsm8k_train_evaluate_save_and_load_again(tmp_path: Path, g
     before = AutoModelForCausalLM.from_pretrained(gsm8k_checkpoint)
     after = AutoModelForCausalLM.from_pretrained(run / "model")
     assert AutoTokenizer.from_pretrained(run / "model")("How many?").input_ids
-    moved = [not a.equal(b) for a, b in zip(before.parameters(), after.parameters(), strict=True)]
-    assert any(moved) or all(row["group/zero_signal_fraction"] == 1 for row in metrics[1:])
+    assert any(not a.equal(b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
 
 
 def test_a_custom_reward_moves_the_weights_with_several_updates_and_a_reference(

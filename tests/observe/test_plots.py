@@ -137,3 +137,9 @@ def test_a_series_without_a_finite_value_counts_as_missing() -> None:
     assert not Series.of([{"step": 1, "a": math.nan}], "a")
     assert not Series.of([{"step": 1}], "a")
     assert Series.of([{"step": 1, "a": 0.0}], "a")
+
+
+def test_rounding_errors_of_a_loss_are_not_magnified(tmp_path: Path, drawn: list[Figure]) -> None:
+    plot_run([{"step": step, "policy/loss": 1e-9 * (-1) ** step} for step in range(5)], tmp_path / "run.png")
+    loss = next(axes for axes in drawn[0].axes if "loss" in axes.get_title(loc="left"))
+    assert loss.get_ylim() == (-0.001, 0.001)

@@ -15,18 +15,19 @@ def draw(
     """The next token of each row and its log-probability at the temperature, in float32.
 
     The token is the first whose cumulative probability exceeds the uniform number, so that it depends on this row's
-    logits and number alone. The log-probability is that of the whole distribution, before top-p, top-k and min-p
-    cut it, as the trainer computes it. Temperature 0 takes the largest logit; its log-probability is at temperature 1.
+    logits and number alone. The log-probability is that of the whole distribution, before top-p, top-k, min-p and
+    forbidden tokens cut it, as the trainer computes it. Temperature 0 takes the largest logit; its log-probability is
+    at temperature 1.
     """
-    logits = logits.float()
+    log_p = torch.log_softmax(logits.float() / (params.temperature or 1.0), dim=-1)
+    allowed = log_p
     if forbidden:
-        logits = logits.clone()
-        logits[:, forbidden] = -torch.inf
+        allowed = log_p.clone()
+        allowed[:, forbidden] = -torch.inf
     if params.temperature == 0:
-        tokens = logits.argmax(dim=-1)
-        return tokens, torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None]).squeeze(1)
-    log_p = torch.log_softmax(logits / params.temperature, dim=-1)
-    p = restrict(log_p.exp(), params)
+        tokens = allowed.argmax(dim=-1)
+        return tokens, log_p.gather(1, tokens[:, None]).squeeze(1)
+    p = restrict(allowed.exp(), params)
     cumulative = p.double().cumsum(dim=-1)
     threshold = uniform[:, None].double() * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)

@@ -22,9 +22,16 @@ class StopStrings:
         """Which completions hold a stop string that their last token finished."""
         if not self.stop:
             return [False] * len(completions)
-        tails = self.tokenizer.batch_decode(
-            [ids[-self.window :] for ids in completions],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
-        return [any(text in tail for text in self.stop) for tail in tails]
+        recent = [ids[-self.window :] for ids in completions]
+        return [
+            any(text in tail for text in self.stop) and self._is_new(tail, ids)
+            for tail, ids in zip(self._decode(recent), recent, strict=True)
+        ]
+
+    def _is_new(self, tail: str, ids: list[int]) -> bool:
+        """The last token finished a stop string; one that was there before it has been let pass."""
+        [before] = self._decode([ids[:-1]])
+        return any(tail.rfind(text) > before.rfind(text) for text in self.stop)
+
+    def _decode(self, sequences: list[list[int]]) -> list[str]:
+        return self.tokenizer.batch_decode(sequences, skip_special_tokens=False, clean_up_tokenization_spaces=False)

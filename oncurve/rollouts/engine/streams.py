@@ -22,9 +22,12 @@ def stream_keys(seed: int, step: int, prompts: np.ndarray, indices: np.ndarray) 
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A number in (0, 1) for each key at its position in the completion, with 53 random bits."""
+    """A number in (0, 1) for each key at its position in the completion, with 52 random bits.
+
+    With a bit more, the largest number would round to 1 and draw a token that lies outside the distribution.
+    """
     bits = _mix(keys + GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
-    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def _mix(value: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ import gc
 import importlib
 import json
 import os
-import platform
 import resource
 import select
 import signal
@@ -31,13 +30,14 @@ PRELOADED = (
 MAX_MESSAGE_BYTES = 4096
 DATA_FD = 3
 """Where a graded process finds the socket to the outside."""
+FIRST_SPARE_FD = 100
 
 
 def main(control_fd: int, settings: Mapping[str, Any]) -> None:
     """Serves one child after the other until the other end of the control socket is closed.
 
     Consumes requests ``{"limits": ...}`` with two or three descriptors: the child's socket, its standard output and,
-    optionally, its standard input. Answers ``{"status", "cpu_seconds", "has_files"}`` when the child is gone.
+    optionally, its standard input. Answers ``{"status", "cpu_seconds", "is_dirty"}`` when the child is gone.
     """
     control = socket.socket(fileno=control_fd)
     null = os.open(os.devnull, os.O_RDWR)
@@ -48,6 +48,7 @@ def main(control_fd: int, settings: Mapping[str, Any]) -> None:
         importlib.import_module(name)
     if settings["landlock"]:
         landlock.restrict(readable=settings["readable"], writable_devices=[os.devnull])
+    scratch = Scratch(settings["scratch"])
     gc.collect()
     gc.freeze()
     control.send(json.dumps({"ready": os.getpid()}).encode())
@@ -55,11 +56,33 @@ def main(control_fd: int, settings: Mapping[str, Any]) -> None:
         message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 3)
         if not message:
             os._exit(0)
-        if len(fds) >= 2:  # a late order to kill a child that is gone already comes without
-            _run_child(control, json.loads(message), fds, settings)
+        if len(fds) >= 2:  # an order to kill a child that is gone already comes without
+            report = _run_child(control, json.loads(message), fds, settings)
+            control.send(json.dumps({**report, "is_dirty": not scratch.clean()}).encode())
 
 
-def _run_child(control: socket.socket, request: dict[str, Any], fds: list[int], settings: Mapping[str, Any]) -> None:
+class Scratch:
+    """The one folder that a program may write to, if there is one."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._mode = os.stat(path).st_mode if path else 0
+
+    def clean(self) -> bool:
+        """Removes what the last program left; False if that is more than a few plain files."""
+        if self._path is None:
+            return True
+        try:
+            for entry in os.listdir(self._path)[:100]:
+                os.unlink(os.path.join(self._path, entry))
+            return not os.listdir(self._path) and os.stat(self._path).st_mode == self._mode
+        except OSError:
+            return False
+
+
+def _run_child(
+    control: socket.socket, request: dict[str, Any], fds: list[int], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -71,12 +94,7 @@ def _run_child(control: socket.socket, request: dict[str, Any], fds: list[int], 
         os.close(fd)
     _wait(control, pid)
     _, status, usage = os.wait4(pid, 0)
-    report = {
-        "status": os.waitstatus_to_exitcode(status),
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "has_files": not settings["landlock"] and bool(os.listdir(settings["scratch"])),
-    }
-    control.send(json.dumps(report).encode())
+    return {"status": os.waitstatus_to_exitcode(status), "cpu_seconds": usage.ru_utime + usage.ru_stime}
 
 
 def _wait(control: socket.socket, pid: int) -> None:
@@ -88,33 +106,29 @@ def _wait(control: socket.socket, pid: int) -> None:
     try:
         while True:
             ready = {fd for fd, _ in poll.poll()}
-            if control.fileno() in ready:
-                order = control.recv(MAX_MESSAGE_BYTES)
-                os.kill(pid, signal.SIGKILL)
-                if not order:
-                    os.waitpid(pid, 0)
-                    os._exit(0)
             if handle in ready:
                 return
+            order = control.recv(MAX_MESSAGE_BYTES)
+            os.kill(pid, signal.SIGKILL)
+            if not order:
+                os.waitpid(pid, 0)
+                os._exit(0)
     finally:
         os.close(handle)
 
 
 def _become_child(parent: int, request: dict[str, Any], fds: list[int], settings: Mapping[str, Any]) -> None:
     os.setsid()
-    if parent != 1:
-        confine.die_with(parent)
-    data, output, *rest = (os.dup2(fd, 100 + place, inheritable=False) for place, fd in enumerate(fds))
-    os.dup2(output, 1)
-    if rest:
-        os.dup2(rest[0], 0)
-    os.dup2(data, DATA_FD)
+    confine.die_with(parent)
+    moved = [os.dup2(fd, FIRST_SPARE_FD + place) for place, fd in enumerate(fds)]
+    os.dup2(moved[1], 1)
+    if len(moved) > 2:
+        os.dup2(moved[2], 0)
+    os.dup2(moved[0], DATA_FD)
     os.closerange(DATA_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    os.chdir(settings["scratch"])
+    os.chdir(settings["scratch"] or "/")
     sys.path[:] = [*settings["import_paths"], *sys.path]
     confine.limit(request["limits"])
-    confine.filter_system_calls(platform.machine())
-    gc.unfreeze()
-    gc.enable()
+    confine.filter_system_calls(os.uname().machine)
     jobs.run(DATA_FD)
     os._exit(0)

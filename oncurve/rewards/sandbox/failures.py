@@ -1,0 +1,13 @@
+"""What can go wrong with a sandbox that is not the program's fault?"""
+
+from __future__ import annotations
+
+from oncurve.errors import RewardError
+
+
+class SandboxUnavailable(RewardError):
+    """This machine offers no isolation that the user accepts; the message says what to install."""
+
+
+class SandboxDied(RuntimeError):
+    """A sandbox did not start, ended by itself or no longer answers; it has to be replaced."""

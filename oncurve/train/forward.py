@@ -1,0 +1,114 @@
+"""What are the log-probabilities of a batch's completion tokens under a model? With padding, or packed without."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from oncurve.algorithm.logprobs import from_hidden, from_logits
+from oncurve.batch import Batch, Size
+from oncurve.errors import TrainingError
+from oncurve.train.packed import make_layout, ordinary_attention, packed_hidden, use_packed_attention
+
+TOLERANCE = 1e-3
+"""Largest difference of log-probabilities, packed against padded, that counts as rounding."""
+
+
+def completion_logprobs(
+    model: PreTrainedModel, batch: Batch, *, temperature: float, packed: bool = False
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Log-probabilities and entropies of the completion tokens under a model, [B, T], 0 outside the mask.
+
+    Only the hidden states that predict a completion token pass through the head. Without packing, rows are padded on
+    the right, so that under a causal mask padding cannot reach a token, and no attention mask is needed.
+    """
+    device = model.device
+    if packed:
+        selected = packed_hidden(getattr(model, model.base_model_prefix), make_layout(batch, device))
+    else:
+        ids, predicts = join_rows(batch)
+        selected = hidden_states(model, ids.to(device))[predicts.to(device)]
+    logprobs, entropy = head(model, selected, batch.completion_ids[batch.mask].to(device), temperature)
+    mask = batch.mask.to(device)
+    full = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
+    return full.masked_scatter(mask, logprobs), full.masked_scatter(mask, entropy)
+
+
+def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Token ids of prompt and completion side by side [B, L], and the places whose output predicts a trained token."""
+    width = int(batch.row_lengths.max())
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    predicts = torch.zeros(len(batch), width, dtype=torch.bool)
+    for row in range(len(batch)):
+        prompt, completion = int(batch.prompt_lengths[row]), int(batch.completion_lengths[row])
+        ids[row, :prompt] = batch.prompt_ids[row, :prompt]
+        ids[row, prompt : prompt + completion] = batch.completion_ids[row, :completion]
+        predicts[row, prompt - 1 : prompt - 1 + completion] = batch.mask[row, :completion]
+    return ids, predicts
+
+
+def hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Last hidden states [B, L, H] of right-padded rows, before the head."""
+    body = getattr(model, model.base_model_prefix)
+    return body(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def head(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of tokens from hidden states, in chunks where the head is a plain matrix."""
+    layer = model.get_output_embeddings()
+    if layer is None:
+        raise TrainingError(f"{type(model).__name__} has no language-model head; oncurve trains causal language models")
+    if is_plain_head(model):
+        return from_hidden(hidden, layer.weight, targets, temperature=temperature)
+    logits: Tensor = layer(hidden)
+    config = model.config.get_text_config()
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = torch.tanh(logits / cap) * cap
+    if scale := getattr(config, "logits_scaling", None):
+        logits = logits / scale
+    if scale := getattr(config, "logit_scale", None):
+        logits = logits * scale
+    return from_logits(logits, targets, temperature=temperature)
+
+
+def is_plain_head(model: PreTrainedModel) -> bool:
+    """The logits are hidden @ weight.T and nothing else."""
+    layer = model.get_output_embeddings()
+    config = model.config.get_text_config()
+    changes = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+    return type(layer) is nn.Linear and layer.bias is None and not any(getattr(config, key, None) for key in changes)
+
+
+@torch.no_grad()
+def enable_packing(model: PreTrainedModel) -> bool:
+    """Prepare a model for packed batches and prove on a small one that it computes the same; False if it does not.
+
+    Models with sliding windows, soft-capped scores or attention of their own keep the padded way.
+    """
+    batch = _example(min(model.config.get_text_config().vocab_size, 64))
+    padded, _ = completion_logprobs(model, batch, temperature=1.0)
+    try:
+        use_packed_attention(model)
+        packed, _ = completion_logprobs(model, batch, temperature=1.0, packed=True)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError):
+        packed = torch.full_like(padded, torch.inf)
+    if bool(((packed - padded).abs() < TOLERANCE).all()):
+        return True
+    ordinary_attention(model)
+    return False
+
+
+def _example(vocabulary: int) -> Batch:
+    """Two groups of three ragged rows."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 1, 7, 2, 6, 3])
+    prompts = torch.tensor([4, 4, 4, 2, 2, 2])
+    mask = torch.arange(7)[None] < lengths[:, None]
+    group_ids = torch.tensor([0, 0, 0, 1, 1, 1])
+    prompt_ids = torch.randint(0, vocabulary, (2, 4), generator=generator)[group_ids]
+    completion_ids = torch.randint(0, vocabulary, (6, 7), generator=generator)
+    zeros = torch.zeros(6, 7)
+    size = Size(6, int(mask.sum()), 2)
+    return Batch(prompt_ids, prompts, completion_ids, mask, lengths, group_ids, torch.zeros(6), zeros, size)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from oncurve.algorithm.logprobs import from_hidden, from_logits
+
+
+def head(tokens: int = 7, width: int = 4, vocabulary: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, width, generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocabulary, width, generator=draw, dtype=torch.float64, requires_grad=True)
+    return hidden, weight, torch.randint(0, vocabulary, (tokens,), generator=draw)
+
+
+def test_from_logits_by_hand():
+    logprobs, entropy = from_logits(torch.tensor([[0.0, math.log(3)]]), torch.tensor([1]))
+    assert logprobs.item() == pytest.approx(math.log(3 / 4), abs=1e-6)
+    assert entropy.item() == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)), abs=1e-6)
+
+
+def test_the_temperature_divides_the_logits():
+    logits = torch.tensor([[1.0, 3.0, -2.0]], dtype=torch.float64)
+    hot = from_logits(logits, torch.tensor([0]), temperature=2.0)
+    halved = from_logits(logits / 2, torch.tensor([0]))
+    assert hot[0].item() == halved[0].item()
+    assert hot[1].item() == halved[1].item()
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_from_hidden_gives_value_and_gradient_of_the_whole_matrix(chunk_tokens: int, temperature: float):
+    hidden, weight, targets = head()
+    outputs = from_hidden(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    whole = from_logits(hidden @ weight.T, targets, temperature=temperature)
+    mix = torch.linspace(-1, 2, 7, dtype=torch.float64)
+    for fast, plain in zip(outputs, whole, strict=True):
+        assert torch.allclose(fast, plain, atol=1e-14, rtol=0)
+    fast = torch.autograd.grad((mix * (outputs[0] - 0.3 * outputs[1])).sum(), (hidden, weight))
+    plain = torch.autograd.grad((mix * (whole[0] - 0.3 * whole[1])).sum(), (hidden, weight))
+    for one, other in zip(fast, plain, strict=True):
+        assert torch.allclose(one, other, atol=1e-13, rtol=0)
+
+
+def test_the_gradients_of_logprob_and_entropy_are_those_of_finite_differences():
+    hidden, weight, targets = head(tokens=4, width=3, vocabulary=5)
+    assert torch.autograd.gradcheck(
+        lambda h, w: from_hidden(h, w, targets, temperature=0.8, chunk_tokens=3), (hidden, weight)
+    )
+
+
+def test_a_frozen_head_gets_no_gradient_and_costs_none():
+    hidden, weight, targets = head()
+    weight = weight.detach()
+    from_hidden(hidden, weight, targets)[0].sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_no_token_gives_empty_results():
+    hidden, weight, _ = head()
+    logprobs, entropy = from_hidden(hidden[:0], weight, torch.empty(0, dtype=torch.long))
+    assert logprobs.shape == entropy.shape == (0,)
+    (logprobs.sum() + entropy.sum()).backward()
+
+
+def test_half_precision_states_give_float32_logprobs():
+    hidden, weight, targets = head()
+    logprobs, entropy = from_hidden(hidden.detach().bfloat16(), weight.detach().float(), targets)
+    assert logprobs.dtype == entropy.dtype == torch.float32

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import slow
+import torch
+from torch import Tensor
+
+from oncurve.algorithm.losses import clipped, is_clipped, policy_gradient
+
+
+def batch(seed: int, rows: int = 5, width: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random log-probabilities, old ones near them, advantages of both signs, and a ragged mask, in float64."""
+    draw = torch.Generator().manual_seed(seed)
+    logprobs = -torch.rand(rows, width, generator=draw, dtype=torch.float64) * 3
+    old = logprobs + 0.4 * torch.randn(rows, width, generator=draw, dtype=torch.float64)
+    advantages = torch.randn(rows, generator=draw, dtype=torch.float64)
+    lengths = torch.randint(0, width + 1, (rows,), generator=draw)
+    return logprobs, old, advantages, torch.arange(width)[None, :] < lengths[:, None]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.2, 0.28), (0.1, 0.5)])
+def test_clipped_agrees_with_a_loop(seed: int, low: float, high: float):
+    logprobs, old, advantages, mask = batch(seed)
+    fast = clipped(logprobs, old, advantages, mask, clip_low=low, clip_high=high)
+    for row in range(len(advantages)):
+        for place in range(logprobs.shape[1]):
+            a, b, weight = logprobs[row, place].item(), old[row, place].item(), advantages[row].item()
+            assert fast[row, place].item() == pytest.approx(slow.clipped(a, b, weight, low, high), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "expected"),
+    [
+        (math.log(1.5), 1.0, -1.2),  # too far up with a good completion: cut
+        (math.log(1.5), -1.0, 1.5),  # too far up with a bad one: the penalty stays whole
+        (math.log(0.5), 1.0, -0.5),  # too far down with a good one: stays
+        (math.log(0.5), -1.0, 0.8),  # too far down with a bad one: cut
+        (math.log(1.1), 2.0, -2.2),
+        (0.0, -3.0, 3.0),
+    ],
+)
+def test_clipped_on_the_cases_of_the_paper(log_ratio: float, advantage: float, expected: float):
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    loss = clipped(zero + log_ratio, zero, torch.tensor([advantage], dtype=torch.float64), zero == 0)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_ratio_one_gives_the_gradient_of_reinforce():
+    logprobs, _, advantages, mask = batch(0)
+    logprobs.requires_grad_()
+    plain = torch.autograd.grad(policy_gradient(logprobs, logprobs, advantages, mask).sum(), logprobs)[0]
+    surrogate = torch.autograd.grad(clipped(logprobs, logprobs.detach(), advantages, mask).sum(), logprobs)[0]
+    assert torch.allclose(surrogate, plain, atol=1e-14, rtol=0)
+    assert torch.allclose(plain, -advantages[:, None].expand_as(plain), atol=0, rtol=0)
+
+
+def test_a_clipped_token_has_no_gradient_and_is_counted():
+    logprobs, old, advantages, mask = batch(1)
+    logprobs.requires_grad_()
+    gradient = torch.autograd.grad(clipped(logprobs, old, advantages, mask).sum(), logprobs)[0]
+    counted = is_clipped(torch.exp(logprobs - old), advantages, clip_low=0.2, clip_high=0.2)
+    assert counted.any()
+    assert torch.equal(gradient == 0, counted)
+
+
+def test_plain_policy_gradient_ignores_the_old_logprobs():
+    logprobs, old, advantages, mask = batch(2)
+    assert torch.equal(policy_gradient(logprobs, old, advantages, mask), -advantages[:, None] * logprobs)

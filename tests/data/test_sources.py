@@ -1,0 +1,190 @@
+"""Are files, folders and hub data sets read row by row, with errors that name the file and the line?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncurve.data import sources
+from oncurve.data.datasets import load_rows
+from oncurve.data.sources import read_json_lines
+from oncurve.errors import ConfigError, DataError
+
+
+def write_lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def numbered_rows(count: int) -> list[dict[str, Any]]:
+    return [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(count)]
+
+
+@pytest.fixture
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the files of the ``datasets`` library inside the test."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "problem"),
+    [
+        (b'{"question": "a", "answer": "b"}\n{"question": \n', "line 2", "not JSON"),
+        (b'\n\n{"question": "a" "answer": "b"}\n', "line 3", "column 18"),
+        (b'{"question": "a", "answer": "b"}\n["a"]\n', "line 2", "a list, not an object"),
+        (b"5\n", "line 1", "the value 5, not an object"),
+        (b'{"question": "\xff"}\n', "line 1", "not UTF-8"),
+        (b"[" * 100_000 + b"\n", "line 1", "JSON"),
+        (b"", "a.jsonl", "empty"),
+        (b"\n \n", "a.jsonl", "empty"),
+        (b'{"question": "a", "answer": null}\n', "line 1", "'answer' is empty"),
+        (b'{"question": " ", "answer": "b"}\n', "line 1", "'question' is empty"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: bytes, place: str, problem: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load_rows("jsonl", path=path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert place in message
+    assert problem in message
+    assert "\n" not in message
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": "b"}\r\n')
+    assert read_json_lines(path) == [(1, {"question": "a", "answer": "b"})]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot be read .* Correct data\.path"):
+        load_rows("jsonl", path=tmp_path / "nowhere.jsonl")
+
+
+def test_a_type_without_a_path_says_that_it_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"data\.path is missing: 'jsonl'"):
+        load_rows("jsonl")
+
+
+def test_a_folder_holds_one_file_per_split(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", {"question": "a", "answer": "1"})
+    write_lines(tmp_path / "mine-test.jsonl", {"question": "b", "answer": "2"})
+    assert load_rows("jsonl", path=tmp_path)[0]["question"] == "a"
+    assert load_rows("jsonl", path=tmp_path, split="test")[0]["question"] == "b"
+    with pytest.raises(DataError, match=r"no dev\.jsonl, it has 'mine-test\.jsonl', 'train\.jsonl'"):
+        load_rows("jsonl", path=tmp_path, split="dev")
+    with pytest.raises(DataError, match=r"no t\*\.jsonl"):
+        load_rows("jsonl", path=tmp_path, split="t*")
+    write_lines(tmp_path / "yours_test.jsonl", {"question": "c", "answer": "3"})
+    with pytest.raises(DataError, match="several files could be the split 'test'"):
+        load_rows("jsonl", path=tmp_path, split="test")
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_folders_that_the_datasets_library_saved_are_read(tmp_path: Path) -> None:
+    import datasets
+
+    rows = numbered_rows(5)
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": table, "dev": table.select(range(2))}).save_to_disk(str(tmp_path / "two"))
+    assert load_rows("huggingface", path=tmp_path / "one") == rows
+    assert load_rows("huggingface", path=tmp_path / "two", split="dev") == rows[:2]
+    with pytest.raises(DataError, match=r"no split 'tran'\. Did you mean 'train'\? It has 'train', 'dev'"):
+        load_rows("huggingface", path=tmp_path / "two", split="tran")
+
+
+@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
+def test_single_files_are_read_by_their_suffix(tmp_path: Path, suffix: str) -> None:
+    import datasets
+
+    rows = [{"question": f"q{n}", "answer": f"a{n}"} for n in range(3)]
+    path = tmp_path / f"rows.{suffix}"
+    getattr(datasets.Dataset.from_list(rows), f"to_{suffix}")(str(path))
+    assert load_rows("huggingface", path=path) == rows
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_folder_of_parquet_files_has_splits(tmp_path: Path) -> None:
+    import datasets
+
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, count in (("train", 4), ("test", 2)):
+        datasets.Dataset.from_list(numbered_rows(count)).to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
+    assert len(load_rows("huggingface", path=folder, split="test")) == 2
+    with pytest.raises(DataError, match="the split 'dev' cannot be loaded"):
+        load_rows("huggingface", path=folder, split="dev")
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_named_data_set_can_lie_in_parquet_files(tmp_path: Path) -> None:
+    import datasets
+
+    path = tmp_path / "gsm.parquet"
+    datasets.Dataset.from_list([{"question": "q", "answer": "so\n#### 1,200"}]).to_parquet(str(path))
+    assert load_rows("gsm8k", path=path)[0]["answer"] == "1200"
+
+
+def test_a_file_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.xlsx"
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"rows\.xlsx: not a file of a known kind"):
+        load_rows("huggingface", path=path)
+
+
+@pytest.mark.parametrize(
+    ("type", "name", "subset"), [("gsm8k", "openai/gsm8k", "main"), ("math", "nlile/hendrycks-MATH-benchmark", None)]
+)
+def test_named_data_sets_are_fetched_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch, type: str, name: str, subset: str | None
+) -> None:
+    import datasets
+
+    asked: list[Any] = []
+
+    def load_dataset(*arguments: Any, **options: Any) -> Any:
+        asked.append((arguments, options))
+        return datasets.Dataset.from_list([{"question": "q", "problem": "q", "answer": "s\n#### 5"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load_rows(type, split="test", revision="abc")[0]["question"] == "q"
+    load_rows(type, subset="socratic")
+    assert asked == [
+        ((name, subset), {"split": "test", "revision": "abc"}),
+        ((name, "socratic"), {"split": "train", "revision": None}),
+    ]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load_dataset(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("Couldn't reach the Hub\n(offline)")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(
+        DataError, match=r"nobody/nothing: the split 'train' cannot be loaded: Couldn't reach .* network"
+    ):
+        load_rows("huggingface", path="nobody/nothing")
+
+
+def test_an_empty_hub_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list([]))
+    with pytest.raises(DataError, match="the split 'train' has no rows"):
+        load_rows("huggingface", path="nobody/nothing")
+
+
+def test_reading_json_lines_does_not_import_the_datasets_library() -> None:
+    assert "datasets" not in vars(sources)

@@ -1,0 +1,47 @@
+"""Prompts and completions for tests of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import settings
+
+from oncurve.records import Completion, Prompt
+
+STEADY = settings(deadline=None, derandomize=True, database=None)
+"""Examples are the same in every run, and a busy machine fails none of them."""
+
+
+def prompt_of(
+    answer: object = "5", *, index: int = 0, text: str = "2 + 3? <think>", row: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Prompt:
+    """A prompt whose row holds the reference answer."""
+    columns = {"answer": answer} if row is None else row
+    return Prompt(text=text, prompt_ids=(1, index), index=index, row=columns, **kwargs)
+
+
+def completion_of(text: str, *, index: int = 0, prompt_index: int = 0, num_tokens: int = 3) -> Completion:
+    """A completion with a text and some number of tokens."""
+    return Completion(
+        prompt_ids=(1, prompt_index),
+        token_ids=tuple(range(num_tokens)),
+        text=text,
+        sampler_logprobs=(0.0,) * num_tokens,
+        finish_reason="stop",
+        policy_version=0,
+        index=index,
+    )
+
+
+def with_tokens(*token_ids: int) -> Completion:
+    """A completion with given tokens."""
+    return Completion(
+        prompt_ids=(1, 0),
+        token_ids=token_ids,
+        text="",
+        sampler_logprobs=(0.0,) * len(token_ids),
+        finish_reason="stop",
+        policy_version=0,
+        index=0,
+    )

@@ -1,0 +1,123 @@
+"""Where the final answer is."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from oncurve.rewards.answers import (
+    AnswerPlace,
+    after_hash,
+    after_thinking,
+    answer_tag,
+    find_answer,
+    last_boxed,
+    last_number,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{5}", "5"),
+        (r"\boxed{\frac{1}{2}} and \boxed{\sqrt{\frac{3}{4}}}", r"\sqrt{\frac{3}{4}}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{3} then \boxed{5", "3"),
+        (r"{ \boxed{5}", "5"),
+        (r"\boxed{5} }", "5"),
+        (r"\boxed{}", ""),
+        (r"\boxed 5", None),
+        (r"\boxed{{{{", None),
+        ("", None),
+    ],
+)
+def test_the_last_box_that_closes_counts(text: str, answer: str | None) -> None:
+    assert last_boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("x\n#### 18\n", "18"),
+        ("#### 17\n#### 18", "18"),
+        ("####\n18", "18"),
+        ("#### 18\nbye", "18"),
+        ("####", None),
+        ("18", None),
+    ],
+)
+def test_the_answer_follows_the_last_mark_on_its_line(text: str, answer: str | None) -> None:
+    assert after_hash(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer> 42 </answer>", "42"),
+        ("<answer>\n42\n</answer>\nUser: <b>", "42"),
+        ("<answer> 42 </answer> </answer>", "42"),
+        ("<answer> 41 </answer> <answer> 42 </answer>", "42"),
+        ("<answer> <answer> 42 </answer>", "42"),
+        ("<answer> 42", None),
+        ("42 </answer>", None),
+        ("<answer> 42 </answer> <answer> 43", None),
+        ("<answer></answer>", ""),
+    ],
+)
+def test_the_answer_tag_is_cut_at_the_first_closing_tag_after_the_last_opening_one(
+    text: str, answer: str | None
+) -> None:
+    assert answer_tag(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("It is 5.", "5"),
+        ("1,000 eggs", "1,000"),
+        ("about $1,250.50 each", "$1,250.50"),
+        ("**$18**", "$18"),
+        ("-3", "-3"),
+        ("$-5", "$-5"),
+        ("from 3-4", "4"),
+        ("3/4 of it", "3/4"),
+        ("12.5%", "12.5%"),
+        ("1.5e3", "1.5e3"),
+        (".5", ".5"),
+        ("x=5.", "5"),
+        ("1,2345", "2345"),
+        ("nothing", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_comes_with_its_sign_currency_and_percent(text: str, number: str | None) -> None:
+    assert last_number(text) == number
+
+
+def test_only_what_follows_the_thinking_counts_unless_nothing_does() -> None:
+    assert after_thinking("<think>5</think> 6") == " 6"
+    assert after_thinking("<think>5</think> ") == "<think>5</think> "
+    assert after_thinking("5") == "5"
+
+
+@pytest.mark.parametrize(
+    ("place", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("any", "3")]
+)
+def test_every_place_finds_its_own_answer(place: AnswerPlace, answer: str) -> None:
+    assert find_answer("4 \\boxed{1}\n#### 2\n<answer> 3 </answer> 5", place) == answer
+
+
+def test_an_empty_place_is_no_answer() -> None:
+    assert find_answer(r"\boxed{ }", "boxed") is None
+    assert find_answer("<answer> </answer>", "answer_tag") is None
+    assert find_answer("<answer> </answer> 5", "any") == "5"
+
+
+@pytest.mark.parametrize("unit", ["{", r"\boxed{", "<answer>", "####", "1,", "-", "$", "</think>", "\x00", "9"])
+def test_a_megabyte_costs_no_time(unit: str) -> None:
+    text = unit * (1_000_000 // len(unit))
+    started = time.process_time()
+    for place in ("boxed", "answer_tag", "hash", "any"):
+        find_answer(text, place)
+    assert time.process_time() - started < 1.0

@@ -1,0 +1,43 @@
+"""Hand-labelled answers: each line of tests/golden/mathematics.jsonl says what is paid, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from reward_records import completion_of, prompt_of
+
+from oncurve.rewards.mathematics import AnswerChecker, Mathematics
+
+PATH = Path(__file__).parents[1] / "golden" / "mathematics.jsonl"
+LINES = [json.loads(line) for line in PATH.read_text(encoding="utf-8").splitlines()]
+CATEGORIES = list(dict.fromkeys(line["category"] for line in LINES))
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[AnswerChecker]:
+    made = AnswerChecker(timeout_seconds=1.0)
+    yield made
+    made.close()
+
+
+def test_the_file_is_large_and_balanced() -> None:
+    assert len(LINES) >= 400
+    assert 0.3 < sum(line["expected"] for line in LINES) / len(LINES) < 0.7
+    assert all(line["why"] for line in LINES)
+    pairs = {(line["completion"], line["place"], line["reference"]) for line in LINES}
+    assert len(pairs) == len(LINES)
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_every_label_is_met(category: str, checker: AnswerChecker) -> None:
+    lines = [line for line in LINES if line["category"] == category]
+    wrong: list[str] = []
+    for line in lines:
+        reward = Mathematics(answer_from=line["place"], checker=checker)
+        graded = reward([prompt_of(line["reference"])], [completion_of(line["completion"])])[0]
+        if graded.value != float(line["expected"]):
+            wrong.append(ascii(line) + f" got {graded.value} {graded.error}")
+    assert not wrong, "\n".join(wrong)

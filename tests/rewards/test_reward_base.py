@@ -1,0 +1,194 @@
+"""Sums of rewards, and the boundary at which failures stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from reward_records import completion_of, prompt_of
+
+from oncurve.errors import ConfigError, RewardError
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import RewardFunction, Term, WeightedSum, categorize, check_errors, grade
+
+
+class Fixed:
+    """Gives the same reward to every completion."""
+
+    def __init__(self, reward: Reward, name: str = "fixed") -> None:
+        self.reward = reward
+        self.name = name
+        self.num_closed = 0
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        return [self.reward] * len(completions)
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+class Fails(Fixed):
+    """Raises when a text of the batch says so."""
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        if any("bomb" in completion.text for completion in completions):
+            raise ZeroDivisionError("bomb")
+        return super().__call__(prompts, completions)
+
+
+def value(number: float, **parts: float) -> Reward:
+    return Reward(value=number, parts=parts)
+
+
+def total(*terms: Term, **options: bool) -> Reward:
+    return WeightedSum(terms, **options)([prompt_of()], [completion_of("")])[0]
+
+
+def test_the_value_is_the_weighted_sum_and_the_parts_are_not_weighted() -> None:
+    reward = total(Term(Fixed(value(1.0), "a"), 2.0), Term(Fixed(value(0.5), "b"), -1.0))
+    assert reward.value == 1.5
+    assert reward.parts == {"a": 1.0, "b": 0.5}
+
+
+def test_a_term_can_be_renamed_and_keeps_its_own_parts() -> None:
+    reward = total(Term(Fixed(value(1.0, correct=1.0, format=1.0), "r1_zero"), name="main"))
+    assert reward.parts == {"main": 1.0, "correct": 1.0, "format": 1.0}
+
+
+def test_of_a_fixed_part_the_lowest_counts() -> None:
+    reward = total(
+        Term(Fixed(value(1.0, correct=1.0, format=1.0), "mathematics")), Term(Fixed(value(0.0, format=0.0), "format"))
+    )
+    assert reward.parts["format"] == 0.0
+    assert categorize(reward) == "bad_format"
+
+
+def test_parts_of_the_same_name_are_kept_apart() -> None:
+    reward = total(Term(Fixed(value(1.0), "length")), Term(Fixed(value(0.0, length=7.0), "other")))
+    assert reward.parts == {"length": 1.0, "other": 0.0, "other.length": 7.0}
+
+
+def test_a_gated_term_pays_only_beside_a_right_answer() -> None:
+    form = Term(Fixed(value(1.0), "form"), 0.1, only_if_correct=True)
+    assert total(Term(Fixed(value(0.0, correct=0.0), "m")), form).value == 0.0
+    assert total(Term(Fixed(value(1.0, correct=1.0), "m")), form).value == 1.1
+
+
+def test_a_clipped_term_stays_within_its_bounds() -> None:
+    assert total(Term(Fixed(value(7.0)), clip=(-1.0, 1.0))).value == 1.0
+    assert total(Term(Fixed(value(-7.0)), 0.5, clip=(-1.0, 1.0))).value == -0.5
+
+
+def test_shaping_can_add_or_take_at_most_what_correctness_is_worth() -> None:
+    answer = Term(Fixed(value(0.0, correct=0.0), "m"), 1.0)
+    shaping = [Term(Fixed(value(1.0), "a"), 0.8), Term(Fixed(value(1.0), "b"), 0.9)]
+    assert total(answer, *shaping).value == 1.0
+    assert total(answer, *shaping, limit_shaping=False).value == pytest.approx(1.7)
+    assert total(answer, Term(Fixed(value(-50.0), "a"))).value == -1.0
+
+
+def test_without_a_correctness_term_nothing_is_limited() -> None:
+    assert total(Term(Fixed(value(50.0)))).value == 50.0
+
+
+def test_one_failed_term_makes_the_sum_an_error() -> None:
+    broken = Reward(value=None, error="unparsable_reference", detail="answer '?'")
+    reward = total(Term(Fixed(value(1.0), "a")), Term(Fixed(broken, "b")))
+    assert (reward.value, reward.error, reward.detail) == (None, "unparsable_reference", "b: answer '?'")
+    assert reward.parts == {"a": 1.0}
+
+
+def test_a_term_that_does_not_apply_is_left_out() -> None:
+    absent = Reward(value=None, error="not_applicable")
+    assert total(Term(Fixed(value(1.0), "a")), Term(Fixed(absent, "b"))).value == 1.0
+    assert total(Term(Fixed(absent, "b"))).error == "not_applicable"
+
+
+def test_an_exception_becomes_an_error_and_no_zero() -> None:
+    rewards = WeightedSum([Term(Fails(value(1.0), "f"))])([prompt_of()], [completion_of("bomb")])
+    assert rewards[0].value is None
+    assert rewards[0].error == "crashed"
+    assert "ZeroDivisionError: bomb" in rewards[0].detail
+
+
+def test_an_exception_costs_only_the_group_that_caused_it() -> None:
+    prompts = [prompt_of(index=k // 2) for k in range(6)]
+    completions = [completion_of("bomb" if k == 3 else "") for k in range(6)]
+    rewards = grade(Fails(value(1.0)), prompts, completions)
+    assert [reward.error for reward in rewards] == [None, None, "crashed", "crashed", None, None]
+
+
+def test_a_timeout_has_its_own_kind() -> None:
+    class Late(Fixed):
+        def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+            raise TimeoutError
+
+    assert grade(Late(value(1.0)), [prompt_of()], [completion_of("")])[0].error == "timeout"
+
+
+@pytest.mark.parametrize("wrong", [[], [value(1.0)] * 3, [1.0, 1.0]])
+def test_a_function_that_returns_the_wrong_thing_is_an_error(wrong: list[object]) -> None:
+    class Wrong(Fixed):
+        def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+            return wrong  # type: ignore[return-value]
+
+    rewards = grade(Wrong(value(1.0)), [prompt_of()] * 2, [completion_of("")] * 2)
+    assert [reward.error for reward in rewards] == ["crashed"] * 2
+
+
+def test_keyboard_interrupt_is_not_caught() -> None:
+    class Interrupted(Fixed):
+        def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grade(Interrupted(value(1.0)), [prompt_of()], [completion_of("")])
+
+
+def test_an_empty_batch_gives_no_rewards() -> None:
+    assert WeightedSum([Term(Fixed(value(1.0)))])([], []) == []
+
+
+def test_closing_the_sum_closes_every_function() -> None:
+    functions = [Fixed(value(1.0), "a"), Fixed(value(1.0), "b")]
+    WeightedSum([Term(function) for function in functions]).close()
+    assert [function.num_closed for function in functions] == [1, 1]
+
+
+def test_a_sum_is_a_reward_function() -> None:
+    assert isinstance(WeightedSum([Term(Fixed(value(1.0)))]), RewardFunction)
+
+
+def test_a_sum_of_nothing_and_equal_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        WeightedSum([])
+    with pytest.raises(ConfigError, match="two of them are named 'fixed'"):
+        WeightedSum([Term(Fixed(value(1.0))), Term(Fixed(value(0.0)))])
+
+
+@pytest.mark.parametrize(
+    ("reward", "category"),
+    [
+        (value(1.0, correct=1.0, format=1.0), "correct"),
+        (value(0.0, correct=0.0, format=1.0), "wrong"),
+        (value(0.0, correct=0.0, format=0.0), "bad_format"),
+        (value(1.0, correct=1.0, format=0.0), "bad_format"),
+        (value(1.0, correct=1.0), "correct"),
+        (value(0.9), "wrong"),
+        (value(-1.0, correct=1.0, format=1.0), "correct"),
+        (Reward(value=None, error="crashed", parts={"correct": 1.0}), "error"),
+    ],
+)
+def test_the_category_comes_from_the_fixed_parts_and_never_from_the_value(reward: Reward, category: str) -> None:
+    assert categorize(reward) == category
+
+
+def test_too_many_errors_stop_the_run_with_an_example() -> None:
+    failed = Reward(value=None, error="crashed", detail="KeyError: 'answer'")
+    check_errors([value(1.0)] * 8 + [failed] * 2)
+    with pytest.raises(RewardError, match=r"3 of 10 completions .* 'crashed': KeyError: 'answer'"):
+        check_errors([value(1.0)] * 7 + [failed] * 3)
+
+
+def test_rewards_that_do_not_apply_do_not_stop_the_run() -> None:
+    check_errors([Reward(value=None, error="not_applicable")] * 10)

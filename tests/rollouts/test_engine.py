@@ -1,0 +1,150 @@
+"""Does the engine sample what a plain loop over one completion at a time would sample?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from oncurve.records import Group, Prompt
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine import engine as engine_module
+from oncurve.rollouts.engine.cache import RowCache, left_pad
+from oncurve.rollouts.engine.draw import draw
+from oncurve.rollouts.engine.engine import Engine, occurrence_indices
+from oncurve.rollouts.engine.streams import stream_keys, uniforms
+from oncurve.train.policy import Policy
+
+MakePolicy = Callable[..., Policy]
+MakePrompts = Callable[..., list[Prompt]]
+
+PARAMS = SamplingParams(max_completion_tokens=24, seed=5)
+TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for number in range(8))
+
+
+def ending(policy: Policy) -> Policy:
+    """The policy with so many tokens that end a completion that the batch shrinks as it goes."""
+    assert policy.model.generation_config is not None
+    policy.model.generation_config.eos_token_id = [policy.tokenizer.eos_token_id, *range(100, 125)]
+    return policy
+
+
+def sampled(
+    policy: Policy, prompts: list[Prompt], group_size: int, *, max_rows: int = 256, step: int = 3
+) -> list[Group]:
+    engine = Engine(PARAMS, max_rows=max_rows)
+    engine.load_weights(policy, version=0)
+    return engine.sample(prompts, group_size, step=step)
+
+
+def what(groups: list[Group]) -> list[list[tuple[tuple[int, ...], str, str]]]:
+    """Tokens, text and ending of every completion."""
+    return [[(c.token_ids, c.text, c.finish_reason) for c in group.completions] for group in groups]
+
+
+def one_by_one(policy: Policy, prompt: Prompt, index: int, *, step: int = 3) -> list[int]:
+    """The slow reference: the whole sequence through the model for every token, no cache, no batch, no padding."""
+    ids = list(prompt.prompt_ids)
+    key = stream_keys(PARAMS.seed, step, np.array([prompt.index]), np.array([index]))
+    assert policy.model.generation_config is not None
+    for position in range(PARAMS.max_completion_tokens):
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([ids]), use_cache=False).logits[:, -1]
+        number = torch.from_numpy(uniforms(key, np.array([position])))
+        token, _ = draw(logits, number, PARAMS, forbidden=[])
+        ids.append(int(token))
+        if ids[-1] in policy.model.generation_config.eos_token_id:
+            break
+    return ids[len(prompt.prompt_ids) :]
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2", "gemma2"])
+def test_batch_cache_and_padding_change_no_token(
+    architecture: str, make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    policy, prompts = ending(make_policy(architecture)), make_prompts(*TEXTS, first_index=11)
+    groups = sampled(policy, prompts, 2)
+    for group in groups:
+        for completion in group.completions:
+            assert list(completion.token_ids) == one_by_one(policy, group.prompt, completion.index)
+
+
+def test_a_completion_is_the_same_alone_and_among_63_others(make_policy: MakePolicy, make_prompts: MakePrompts) -> None:
+    policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
+    together = what(sampled(policy, prompts, 8))
+    assert sum(len(group) for group in together) == 64
+    assert {reason for group in together for _, _, reason in group} == {"stop", "length"}
+    for place, prompt in enumerate(prompts):
+        assert what(sampled(policy, [prompt], 1)) == [together[place][:1]]
+        assert what(sampled(policy, [prompt], 8)) == [together[place]]
+
+
+def test_neither_order_nor_the_size_of_the_batch_matters(make_policy: MakePolicy, make_prompts: MakePrompts) -> None:
+    policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
+    together = what(sampled(policy, prompts, 4))
+    assert what(sampled(policy, prompts[::-1], 4)) == together[::-1]
+    for max_rows in (1, 5, 16, 31):
+        assert what(sampled(policy, prompts, 4, max_rows=max_rows)) == together
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_when_finished_rows_leave_the_batch_does_not_matter(
+    share: float, make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
+    usual = what(sampled(policy, prompts, 8))
+    monkeypatch.setattr(engine_module, "COMPACT_BELOW", share)
+    assert what(sampled(policy, prompts, 8)) == usual
+
+
+def test_finished_rows_leave_the_batch(make_policy: MakePolicy, make_prompts: MakePrompts) -> None:
+    policy, sizes = ending(make_policy()), []
+    policy.model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    groups = sampled(policy, make_prompts(*TEXTS), 8)
+    assert sizes[0][0] == 8, "each prompt is read once, not once per completion"
+    rows = [shape[0] for shape in sizes[1:]]
+    assert {shape[1] for shape in sizes[1:]} == {1}
+    assert rows == sorted(rows, reverse=True)
+    running = [
+        sum(len(c.token_ids) > position for group in groups for c in group.completions)
+        for position in range(1, len(rows) + 1)
+    ]
+    assert all(alive <= computed < alive / 0.75 + 1 for alive, computed in zip(running, rows, strict=True))
+
+
+def test_the_occurrences_of_a_prompt_continue_the_count(make_prompts: MakePrompts) -> None:
+    first, second = make_prompts("a", "b")
+    assert occurrence_indices([first, second, first, first], 2) == [[0, 1], [0, 1], [2, 3], [4, 5]]
+
+
+def test_a_repeated_prompt_in_another_batch_of_rows_still_continues_the_count(
+    make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    [prompt] = make_prompts("Hi")
+    policy = ending(make_policy())
+    assert what(sampled(policy, [prompt] * 3, 2, max_rows=2)) == what(sampled(policy, [prompt] * 3, 2))
+
+
+def test_prompts_are_padded_on_the_left() -> None:
+    ids, mask = left_pad([(1, 2, 3), (4,)], pad_id=9, device=torch.device("cpu"))
+    assert ids.tolist() == [[1, 2, 3], [9, 9, 4]]
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_rows_of_the_cache_can_be_repeated_dropped_and_continued() -> None:
+    cache = RowCache(2, capacity=5)
+    states = torch.arange(2 * 3 * 4, dtype=torch.float32).reshape(2, 1, 3, 4)
+    for layer in range(2):
+        keys, values = cache.update(states + layer, -states - layer, layer)
+        assert torch.equal(keys, states + layer)
+        assert torch.equal(values, -states - layer)
+    cache.take(torch.tensor([1, 0, 1]))
+    assert cache.get_seq_length() == 3
+    new = torch.full((3, 1, 1, 4), 7.0)
+    keys, _ = cache.update(new, new, 1)
+    assert torch.equal(keys, torch.cat([states[[1, 0, 1]] + 1, new], dim=2))
+    assert cache.get_seq_length(1) == 4

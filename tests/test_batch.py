@@ -1,0 +1,112 @@
+"""Do the rows of a batch stay the same whatever batch they are cut into?"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncurve.batch import Batch, Rewards, Size
+
+
+def make_batch(prompt_lengths: list[int], completion_lengths: list[int], *, group_size: int = 2) -> Batch:
+    """Rows whose tokens say where they come from: 100 * row + place, prompts negative."""
+    rows, width = len(prompt_lengths), max(completion_lengths)
+    prompts, completions = torch.tensor(prompt_lengths), torch.tensor(completion_lengths)
+    row = torch.arange(rows)[:, None]
+    prompt_ids = -(100 * row + torch.arange(max(prompt_lengths)))
+    completion_ids = 100 * row + torch.arange(width)
+    mask = torch.arange(width)[None, :] < completions[:, None]
+    batch = Batch(
+        prompt_ids=torch.where(torch.arange(max(prompt_lengths))[None, :] < prompts[:, None], prompt_ids, 0),
+        prompt_lengths=prompts,
+        completion_ids=torch.where(mask, completion_ids, 0),
+        mask=mask,
+        completion_lengths=completions,
+        group_ids=torch.arange(rows) // group_size,
+        advantages=torch.arange(rows).float(),
+        sampler_logprobs=torch.where(mask, -completion_ids.float(), 0.0),
+        size=Size(0, 0, 0),
+        old_logprobs=torch.where(mask, -completion_ids.float() - 0.5, 0.0),
+    )
+    return Batch(**{f.name: getattr(batch, f.name) for f in fields(batch)} | {"size": batch.measure()})
+
+
+def row_of(batch: Batch, place: int) -> tuple[object, ...]:
+    """Everything that belongs to a row, without padding."""
+    prompt, completion = int(batch.prompt_lengths[place]), int(batch.completion_lengths[place])
+    assert batch.old_logprobs is not None
+    return (
+        batch.prompt_ids[place, :prompt].tolist(),
+        batch.completion_ids[place, :completion].tolist(),
+        batch.mask[place].sum().item(),
+        batch.sampler_logprobs[place, :completion].tolist(),
+        batch.old_logprobs[place, :completion].tolist(),
+        batch.advantages[place].item(),
+        batch.group_ids[place].item(),
+    )
+
+
+def test_the_size_counts_rows_trained_tokens_and_prompts() -> None:
+    assert make_batch([3, 1, 2, 2], [2, 5, 1, 4]).size == Size(num_rows=4, num_tokens=12, num_prompts=2)
+
+
+def test_selected_rows_keep_their_tokens_and_lose_padding() -> None:
+    batch = make_batch([3, 1, 2, 2], [2, 5, 1, 4])
+    part = batch.select(torch.tensor([3, 0]))
+    assert part.prompt_ids.shape == (2, 3)
+    assert part.completion_ids.shape == part.mask.shape == part.sampler_logprobs.shape == (2, 4)
+    assert [row_of(part, 0), row_of(part, 1)] == [row_of(batch, 3), row_of(batch, 0)]
+    assert part.size == batch.size
+
+
+def test_updates_are_consecutive_rows_with_denominators_of_their_own() -> None:
+    batch = make_batch([3, 1, 2, 2], [2, 5, 1, 4])
+    updates = list(batch.split(2))
+    assert [update.size for update in updates] == [Size(2, 7, 1), Size(2, 5, 1)]
+    assert [row_of(updates[1], 0), row_of(updates[1], 1)] == [row_of(batch, 2), row_of(batch, 3)]
+
+
+@pytest.mark.parametrize("rows_per_update", [3, 5, 0, -1])
+def test_updates_that_do_not_divide_the_rows_are_refused(rows_per_update: int) -> None:
+    with pytest.raises(ValueError, match="do not divide into updates"):
+        next(make_batch([1, 1, 1, 1], [1, 1, 1, 1]).split(rows_per_update))
+
+
+lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=lengths, max_tokens=st.integers(1, 60))
+def test_microbatches_hold_every_row_once_within_the_budget(lengths: list[tuple[int, int]], max_tokens: int) -> None:
+    batch = make_batch([a for a, _ in lengths], [b for _, b in lengths])
+    parts = list(batch.split_tokens(max_tokens))
+    rows = [row_of(part, place) for part in parts for place in range(len(part))]
+    assert sorted(rows, key=str) == sorted((row_of(batch, place) for place in range(len(batch))), key=str)
+    for part in parts:
+        padded = len(part) * int(part.row_lengths.max())
+        assert padded <= max_tokens or len(part) == 1
+        assert part.size == batch.size
+        assert part.mask.shape[1] == int(part.completion_lengths.max())
+
+
+def test_a_large_budget_keeps_all_rows_together() -> None:
+    batch = make_batch([3, 1, 2, 2], [2, 5, 1, 4])
+    assert [len(part) for part in batch.split_tokens(10_000)] == [4]
+
+
+def test_moving_to_a_device_keeps_everything() -> None:
+    batch = make_batch([3, 1], [2, 5])
+    moved = batch.to("cpu")
+    assert [row_of(moved, place) for place in range(2)] == [row_of(batch, place) for place in range(2)]
+    assert moved.ref_logprobs is None
+    assert moved.size == batch.size
+
+
+def test_rewards_of_numbers_mark_what_was_not_graded() -> None:
+    rewards = Rewards.of([[1.0, None], [0.0, 0.5]])
+    assert rewards.graded.tolist() == [[True, False], [True, True]]
+    assert rewards.values.tolist() == [[1.0, 0.0], [0.0, 0.5]]
