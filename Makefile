@@ -38,7 +38,7 @@ format: $(VENV)/.ready-test  ## rewrite files in the house format
 	$(RUN)/ruff check --fix oncurve tests benchmarks
 
 docs: $(VENV)/.ready-test  ## regenerate the pages that are made from code
-	$(RUN)/python -m oncurve.docs
+	$(RUN)/python docs/generate.py
 
 clean:  ## remove what these commands made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

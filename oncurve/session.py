@@ -15,14 +15,14 @@ from rich.table import Table
 from oncurve import wiring
 from oncurve.config.load import config_yaml
 from oncurve.config.schema import Config
-from oncurve.data.order import Prompts
+from oncurve.data.curriculum import Curriculum
 from oncurve.errors import ConfigError
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation, evaluate
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.plots import plot_run
 from oncurve.observe.progress import Progress
-from oncurve.observe.record import RunFolder, read_metrics
+from oncurve.observe.record import RunFolder, read_manifest, read_metrics
 from oncurve.observe.summary import summarize
 from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
@@ -94,7 +94,13 @@ def run_recipe(config: Config, recipe: str, *, console: Console, quiet: bool = F
     context = wiring.context_of(policy.model.config)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context)
     algorithm, sampler = wiring.make_algorithm(config), wiring.make_sampler(config)
-    data = Prompts(prompts.train, config.run.prompts_per_step, seed=config.run.seed)
+    data = Curriculum(
+        prompts.train,
+        config.run.prompts_per_step,
+        seed=config.run.seed,
+        retire_above=config.data.retire_above,
+        prefer_half_solved=config.data.prefer_half_solved,
+    )
     if not quiet:
         console.print(arithmetic(config, prompts))
     with RunFolder(folder_path) as folder, Progress(config.run.steps, console=console) as progress:
@@ -143,6 +149,7 @@ def make_run(
         completions_per_step=config.completions_per_step,
         completions_per_update=config.run.completions_per_update or config.completions_per_step,
         mask_truncated=config.algorithm.mask_truncated,
+        refill_rounds=config.run.refill_rounds,
         max_error_fraction=config.run.max_error_fraction,
         rollouts_every_steps=config.run.rollouts_every_steps,
         every=((config.evaluation.every_steps, during), (config.run.save_every_steps, save)),
@@ -167,7 +174,7 @@ def report(result: Result, *, console: Console) -> None:
     metrics = read_metrics(result.folder)
     if len(metrics) > 1:
         picture = plot_run(metrics, result.folder / "curves.png", title=result.folder.name)
-        text = summarize(metrics, title=str(result.folder))
+        text = summarize(metrics, manifest=read_manifest(result.folder), title=str(result.folder))
         (result.folder / "summary.txt").write_text(text + "\n", encoding="utf-8")
         console.print(f"curves: {picture}", highlight=False)
     if result.trained is not None:

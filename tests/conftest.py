@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from oncurve.records import Prompt
+    from oncurve.records import Group, Prompt
     from oncurve.train.policy import Policy
 
 ARCHITECTURES = ("qwen2", "llama", "gpt2")
@@ -137,6 +137,35 @@ def make_prompts(tokenizer: PreTrainedTokenizerFast) -> Callable[..., list[Promp
         return [
             Prompt(text, tuple(tokenizer(text)["input_ids"]), first_index + place, {"answer": text[:1]})
             for place, text in enumerate(texts)
+        ]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_groups() -> Callable[..., list[Group]]:
+    """Groups of random tokens: ragged prompts and completions, some of them truncated."""
+    import random
+
+    from oncurve.records import Completion, Group, Prompt
+
+    def make(
+        num_prompts: int = 3, group_size: int = 4, *, seed: int = 0, longest: int = 12, vocabulary: int = 256
+    ) -> list[Group]:
+        draw = random.Random(seed)
+
+        def tokens(most: int) -> tuple[int, ...]:
+            return tuple(draw.randrange(vocabulary) for _ in range(draw.randint(1, most)))
+
+        def completion(prompt_ids: tuple[int, ...], index: int) -> Completion:
+            ids = tokens(longest)
+            logprobs = tuple(draw.uniform(-6.0, -0.1) for _ in ids)
+            return Completion(prompt_ids, ids, "", logprobs, draw.choice(("stop", "stop", "length")), 0, index)
+
+        prompts = [Prompt("", tokens(9), index) for index in range(num_prompts)]
+        return [
+            Group(prompt, tuple(completion(prompt.prompt_ids, index) for index in range(group_size)))
+            for prompt in prompts
         ]
 
     return make

@@ -99,6 +99,8 @@ class Algorithm:
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
     uses_ratio: bool = True
     """The token loss compares with the old log-probabilities."""
+    is_custom: bool = False
+    """The token loss is none of ours: nothing is known of it."""
     ratio_level: Literal["token", "sequence"] = "token"
     limited: Callable[[Tensor, Tensor], Tensor] | None = None
     """(ratio, advantages) to the tokens that the loss clips or caps, for the statistic; None for a loss without one."""
@@ -112,6 +114,12 @@ class Algorithm:
     def needs_entropy(self) -> bool:
         """The entropies of all tokens of the step are asked for before its first update."""
         return self.high_entropy_share < 1
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Rows whose advantage is zero have a gradient too: from a KL term, an entropy bonus, a loss nobody knows."""
+        in_loss = self.kl.coefficient > 0 and self.kl.place == "loss"
+        return in_loss or self.entropy.coefficient > 0 or self.entropy.target is not None or self.is_custom
 
     def needs_old(self, updates_per_step: int) -> bool:
         """Whether the trainer must recompute the log-probabilities of the policy that sampled.

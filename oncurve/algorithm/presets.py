@@ -74,6 +74,7 @@ def build(
         high_entropy_share=row.high_entropy_share,
         old_logprobs=row.old_logprobs,
         uses_ratio=row.loss != "policy_gradient",
+        is_custom=row.loss == "custom",
         ratio_level="sequence" if row.loss in SEQUENCE_LOSSES else "token",
         limited=find_limit(row),
     )

@@ -56,6 +56,10 @@ class DataSection(Section):
     """Worked examples of the training set shown before the question."""
     limit: PositiveInt | None = None
     """Use at most this many rows; None takes all."""
+    retire_above: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Leave out training prompts whose running pass rate reached this; None keeps all."""
+    prefer_half_solved: bool = False
+    """Choose the prompts whose running pass rate is nearest to one half among twice as many as a step takes."""
     max_prompt_tokens: PositiveInt | None = None
     """Longer prompts are left out, and counted; None allows what the model's context leaves free."""
 
@@ -253,6 +257,8 @@ class RunSection(Section):
     steps: PositiveInt = 100
     prompts_per_step: PositiveInt = 16
     """Prompts sampled in one step; times algorithm.group_size gives the completions of the step."""
+    refill_rounds: NonNegative = 0
+    """Replace groups without a signal by groups of other prompts, at most so many times a step (dynamic sampling)."""
     completions_per_update: PositiveInt | None = None
     """Completions in one optimizer update; None makes one update of all of them. Must divide them."""
     seed: NonNegative = 0

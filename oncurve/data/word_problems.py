@@ -207,6 +207,16 @@ def word_problems(
     return [next(drafts).problem for _ in range(count)]
 
 
+def lessons(count: int, *, seed: int = 0, levels: tuple[int, ...] = (1, 2)) -> list[tuple[str, str]]:
+    """Worked steps without any tags, as (prompt, completion): what a cold start reads before the demonstrations.
+
+    They teach the arithmetic, and not one of them ends with an answer in its tags.
+    """
+    drafts = _drafts("train", seed=seed, levels=levels, stream="lessons")
+    problems = [next(drafts).problem for _ in range(count)]
+    return [(PROMPT.format(question=problem.question), problem.solution) for problem in problems]
+
+
 def demonstrations(
     count: int,
     *,
@@ -215,17 +225,16 @@ def demonstrations(
     habit: float = 0.6,
     wrong_key_fraction: float = 0.5,
 ) -> list[tuple[str, str]]:
-    """Imperfect worked examples for a cold start, as (prompt, completion), from three sources.
+    """Imperfect answers to train problems, as (prompt, completion), from three sources.
 
     - textbook: the steps, then the answer in its tags;
-    - answer key: equations without steps, in tags; the fraction ``wrong_key_fraction`` of them is wrong;
-    - forum: the steps, right, but no tags.
+    - answer key: equations without steps, then the answer in its tags; ``wrong_key_fraction`` of the keys are wrong;
+    - forum: the steps, but no tags.
 
     With probability ``habit`` the source is the one of the question's register, else one of the three by ``MIXTURE``.
-    The problems are those of ``word_problems("train", count, seed=seed, levels=levels)``, in that order.
     """
-    rng = Random(f"demonstrations {seed}")
-    drafts = _drafts("train", seed=seed, levels=levels)
+    rng = Random(f"sources {seed}")
+    drafts = _drafts("train", seed=seed, levels=levels, stream="demonstrations")
     pairs = []
     for _ in range(count):
         draft = next(drafts)
@@ -262,13 +271,18 @@ def _tagged(thoughts: str, answer: str) -> str:
     return f"{thoughts}</think> <answer> {answer} </answer>"
 
 
-def _drafts(split: Split, *, seed: int, levels: tuple[int, ...]) -> Iterator[_Draft]:
-    """All problems of a split in their order, without an end until MAX_TRIES draws in a row bring nothing new."""
+def _drafts(
+    split: Split, *, seed: int, levels: tuple[int, ...], stream: str = "problems"
+) -> Iterator[_Draft]:
+    """The problems of a split in their order, until MAX_TRIES draws in a row bring nothing new.
+
+    Streams of different names are different draws from the same split.
+    """
     if split not in SPLIT_OF_TENTH:
         raise DataError(f"word problems: there is no split {split!r}; use train, validation or test")
     if not levels or set(levels) - set(LEVELS):
         raise DataError(f"word problems: levels is {levels!r}; use some of {LEVELS}")
-    rng = Random(f"{split} {seed} {levels}")
+    rng = Random(f"{stream} {split} {seed} {levels}")
     seen: set[str] = set()
     tries = 0
     while tries < MAX_TRIES:

@@ -50,7 +50,7 @@ def last_program(text: str) -> str | None:
     Blocks within the thinking count only if none follows it. A draft is followed by the final program, and a program
     by an unmarked block with an example of its output; neither is what is to be run.
 
-    >>> last_program("first\\n```py\\nx = 1\\n```\\nbetter\\n~~~ Python3\\r\\nx = 2\\r\\n~~~\\nIt prints\\n```\\n2\\n```")
+    >>> last_program("A draft:\\n```py\\nx = 1\\n```\\n~~~ Python3\\r\\nx = 2\\r\\n~~~\\nIt prints\\n```\\n2\\n```")
     'x = 2'
     """
     blocks = list(fenced_blocks(after_thinking(text))) or list(fenced_blocks(text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from oncurve.rewards.sandbox.instance import Ended
 from oncurve.rewards.sandbox.limits import Limits
@@ -23,12 +23,7 @@ Kind = Literal[
 ]
 """How one test ended. Everything but "passed" is the program's own doing and earns nothing."""
 
-_KINDS: dict[str, Kind] = {
-    kind: kind
-    for kind in (
-        "passed", "wrong", "raised", "exited", "timeout", "memory", "crashed", "not_data", "too_much_output", "not_run"
-    )
-}  # fmt: skip
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 _KILLED = -9
 _SYSTEM_CALL_KILLED = -31
 
@@ -93,7 +88,7 @@ def same_for_all(result: TestResult, count: int) -> Verdict:
 
 def known_kind(name: object) -> Kind:
     """A kind by its name; an unknown one counts as raised."""
-    return _KINDS.get(str(name), "raised")
+    return next((kind for kind in _KINDS if kind == name), "raised")
 
 
 def result_of_end(ended: Ended, limits: Limits) -> TestResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -75,9 +76,9 @@ Tests = Cases | TestProgram
 def read_tests(row: Mapping[str, Any], *, column: str | None = None) -> Tests:
     """The tests of a row, whatever common form they are in.
 
-    Understood are lists of assertions (MBPP), ``check(candidate)`` with ``entry_point`` (HumanEval), inputs with outputs
-    (APPS: ``{"inputs", "outputs", "fn_name"}``, or a list of ``{"input", "output"}``), unittest classes and any code
-    with assertions; JSON text is read first.
+    Understood are lists of assertions (MBPP), ``check(candidate)`` with ``entry_point`` (HumanEval), inputs with
+    outputs (APPS: ``{"inputs", "outputs", "fn_name"}``, or a list of ``{"input", "output"}``), unittest classes and any
+    code with assertions; JSON text is read first.
 
     Raises UnusableTests.
     """
@@ -209,6 +210,6 @@ def sources_of(program: str, row: Mapping[str, Any]) -> list[str]:
     start = starts_of(prompt, entry_point)
     if start is None:
         return [program]
-    if f"def {entry_point}" in program or f"{entry_point} =" in program:
+    if re.search(rf"^\s*(?:(?:async\s+)?def\s+{re.escape(entry_point)}\b|{re.escape(entry_point)}\s*=)", program, re.M):
         return [start, program]
     return [prompt + program]

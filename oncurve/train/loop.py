@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.data.collate import collate, stack_rewards
-from oncurve.data.order import Prompts
+from oncurve.data.curriculum import Curriculum
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.train.policy import Policy
 from oncurve.train.run import Run
-from oncurve.train.steps import score
+from oncurve.train.steps import refill, score
 
 
 def train(
-    policy: Policy, sampler: Sampler, data: Prompts, reward_function: RewardFunction, algorithm: Algorithm, run: Run
+    policy: Policy, sampler: Sampler, data: Curriculum, reward_function: RewardFunction, algorithm: Algorithm, run: Run
 ) -> None:
     """Run every step that is left: sample groups, grade them, move the policy toward the better completions."""
     for step in run.steps():
         sampler.load_weights(policy, version=step)  # pi_old <- pi_theta
 
-        prompts = data.at(step)  # q ~ P(Q), a pure function of (seed, step)
+        prompts = data.at(step)  # q ~ P(Q), a function of (seed, step)
         with run.timed("sample"):
             groups = sampler.sample(prompts, algorithm.group_size, step=step)  # o_1 ... o_G ~ pi_old(. | q)
         with run.timed("grade"):
             graded = score(groups, reward_function)  # a reward, or an error, for every completion
+        run.measure(groups, graded)  # before any filter
+        data.observe(groups, graded)
+        if run.refill_rounds:
+            with run.timed("refill"):
+                groups, graded = refill(
+                    groups, graded, data, sampler, reward_function, step=step, rounds=run.refill_rounds
+                )
+
         rewards = stack_rewards(groups, graded)  # r_i    [P, G]
         advantages = algorithm.advantages(rewards)  # A_i    [P, G]
-        run.record_groups(step, groups, graded, advantages)  # measured on everything that was sampled
+        run.keep(step, groups, graded, advantages)
 
         with run.timed("train"):
             batch = collate(groups, advantages, mask_truncated=run.mask_truncated)  # [B, T], B = P * G

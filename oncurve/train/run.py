@@ -41,6 +41,7 @@ class Run:
         completions_per_step: int,
         completions_per_update: int,
         mask_truncated: bool = False,
+        refill_rounds: int = 0,
         max_error_fraction: float = 0.2,
         rollouts_every_steps: int = 10,
         every: Sequence[tuple[int, Due]] = (),
@@ -52,6 +53,7 @@ class Run:
         self.completions_per_update = completions_per_update
         self.updates_per_step = completions_per_step // completions_per_update
         self.mask_truncated = mask_truncated
+        self.refill_rounds = refill_rounds
         self.max_error_fraction = max_error_fraction
         self.rollouts_every_steps = rollouts_every_steps
         self.every, self.save = every, save
@@ -89,16 +91,18 @@ class Run:
         for key, mean in statistics.items():
             self._sums[key] = self._sums[key] + mean if key in self._sums else mean
 
-    def record_groups(
-        self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], advantages: Tensor
-    ) -> None:
+    def measure(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
         """Measure everything that was sampled, and refuse to go on when too much of it could not be graded."""
-        weights: list[list[float]] = advantages.tolist()
-        self._metrics |= rollout_metrics(groups, graded, weights)
-        done = step + 1
-        if step == 0 or done % self.rollouts_every_steps == 0 or done == self.total_steps:
-            self.folder.write_rollouts(done, groups, graded, weights)
+        self._metrics |= rollout_metrics(groups, graded)
         check_errors([reward for row in graded for reward in row], max_error_fraction=self.max_error_fraction)
+
+    def keep(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], advantages: Tensor) -> None:
+        """Measure the advantages and, when it is due, write down what is trained on."""
+        self.record({"advantage/mean": Mean(advantages.sum().item(), advantages.numel())})
+        self._metrics["advantage/std"] = advantages.std().item()
+        done = step + 1
+        if done == 1 or done % self.rollouts_every_steps == 0 or done == self.total_steps:
+            self.folder.write_rollouts(done, groups, graded, advantages.tolist())
 
     def end_step(self, step: int) -> None:
         """Write and show the step's metrics and do what is due after it."""

@@ -93,13 +93,13 @@ def test_a_key_that_is_a_list_or_a_section_is_refused(text: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.yaml: no such recipe"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such recipe"):
         load_config(tmp_path / "nowhere.yaml")
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe\x00model")
-    with pytest.raises(ConfigError, match=r"recipe.yaml: cannot be read as a recipe"):
+    with pytest.raises(ConfigError, match=r"recipe\.yaml: cannot be read as a recipe"):
         load_config(tmp_path)
 
 
@@ -119,7 +119,8 @@ def test_numbers_that_are_not_finite_are_refused(key: str, value: str) -> None:
 @pytest.mark.parametrize("value", ["-1", "0", "fast", "[1]", "null", "2026-01-01", "true"])
 def test_what_is_no_learning_rate_is_refused_with_the_value(value: str) -> None:
     said = message(BASE, f"optimizer.learning_rate={value}")
-    assert said.startswith("my.yaml: optimizer.learning_rate: ")
+    assert said.startswith("my.yaml: optimizer")
+    assert "learning_rate" in said
     assert "found" in said
 
 

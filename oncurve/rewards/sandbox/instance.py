@@ -71,9 +71,7 @@ class Sandbox:
     Owned by one thread at a time. It starts when it is first needed and again after it died or was left dirty.
     """
 
-    def __init__(
-        self, *, tier: TierName, limits: Limits, slot: int = 0, import_paths: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, *, tier: TierName, limits: Limits, slot: int = 0, import_paths: Sequence[str] = ()) -> None:
         self._tier: TierName = tier
         self._limits = limits
         self._uid = SANDBOX_UID + slot if os.geteuid() == 0 else 0

@@ -13,7 +13,7 @@ from oncurve.rewards.sandbox.instance import Sandbox
 from oncurve.rewards.sandbox.limits import Limits
 from oncurve.rewards.sandbox.startup import ENVIRONMENT, TierName
 
-_PROGRAM = '''
+_PROGRAM = """
 import os, socket
 
 def succeeds(action):
@@ -46,7 +46,7 @@ def attempts(canary, harmless):
         "see a foreign environment variable": lambda: bool(set(os.environ) - set(harmless)),
     }
     return [name for name, action in tried.items() if succeeds(action)]
-'''
+"""
 _PROBE_SECONDS = 20.0
 
 

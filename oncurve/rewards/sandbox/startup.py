@@ -32,9 +32,7 @@ _INSIDE_PYTHON = "/python"
 _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 _DATA_FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
-_MODULES = (
-    "codec frames caught syscalls seccomp landlock confine remote assertions judge program jobs harness".split()
-)
+_MODULES = "codec frames caught syscalls seccomp landlock confine remote assertions judge program jobs harness"
 """What is sent into the sandbox, every module after those that it imports."""
 
 _LOADER = """
@@ -54,7 +52,7 @@ sys.modules["inside.harness"].main(CONTROL, SETTINGS)
 @functools.cache
 def _inside_sources() -> tuple[tuple[str, str], ...]:
     folder = Path(__file__).parent / "inside"
-    return tuple((name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES)
+    return tuple((name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES.split())
 
 
 def script(control_fd: int, settings: dict[str, Any]) -> str:

@@ -88,7 +88,7 @@ def choose_isolation(allow: TierName = "bubblewrap") -> TierName:
     message = f"programs cannot be isolated on this machine, so none is run. {reasons}."
     if allow == "bubblewrap" and _report("landlock").works:
         message += (
-            f' The weaker isolation "landlock" works here ({_PROTECTION["landlock"]}): name it to accept it, allow="landlock".'
+            f' The weaker isolation "landlock" works here ({_PROTECTION["landlock"]}): allow="landlock" accepts it.'
         )
     raise SandboxUnavailable(message)
 

@@ -21,7 +21,8 @@ _SHORT = 2**62
 
 MINE, YOURS = "mine", "yours"
 """Tags of a reference to an object that stays where it is: with the sender, with the receiver."""
-_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {"l": list, "t": tuple, "s": set, "z": frozenset, "g": iter}
+_PLAIN: dict[str, Any] = {"l": list, "t": tuple, "s": set, "z": frozenset}
+_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {**_PLAIN, "g": iter}
 _DICT = "d"
 _TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -60,7 +61,7 @@ def encode(value: Any, export: Export | None = None, depth: int = 0) -> Payload:
 
 
 def _encode_container(value: Any, export: Export | None, depth: int) -> Payload:
-    for kind, tag in ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z")):
+    for tag, kind in _PLAIN.items():
         if isinstance(value, kind):
             return [tag, *(encode(item, export, depth) for item in kind.__iter__(value))]
     if isinstance(value, dict):
@@ -68,8 +69,6 @@ def _encode_container(value: Any, export: Export | None, depth: int) -> Payload:
         for key, item in dict.items(value):
             flat += (encode(key, export, depth), encode(item, export, depth))
         return flat
-    if isinstance(value, bytes | bytearray):
-        return ["b" if isinstance(value, bytes) else "B", bytes(value).decode("latin-1")]
     scalar = _encode_scalar(value)
     if scalar is not None:
         return scalar
@@ -86,7 +85,9 @@ def _encode_container(value: Any, export: Export | None, depth: int) -> Payload:
 
 
 def _encode_scalar(value: Any) -> Payload:
-    """The payload of a rarer number or builtin type; None if it is neither."""
+    """The payload of bytes, a rarer number or a builtin type; None if it is none of them."""
+    if isinstance(value, bytes | bytearray):
+        return ["b" if isinstance(value, bytes) else "B", bytes(value).decode("latin-1")]
     if isinstance(value, complex):
         return ["c", encode(value.real), encode(value.imag)]
     if isinstance(value, Decimal):

@@ -45,6 +45,7 @@ def find(module: ModuleType, name: str) -> Any:
 
 def answer(fd: int, job: Job) -> None:
     """Calls one function of the program once and sends what it returned."""
+    reply: Job = {}
     with Caught() as caught:
         function = find(load(job["sources"], "solution"), job["function"])
         arguments = [codec.decode(item) for item in job["args"]]
@@ -66,13 +67,15 @@ def run_as_script(fd: int, job: Job) -> None:
                 thread.join()
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.__stdout__):
-        with Caught():
-            stream.flush()
+        if stream is not None:
+            with Caught():
+                stream.flush()
     os._exit(status)
 
 
 def serve(fd: int, job: Job) -> None:
     """Loads the program, then answers calls until the other end is gone."""
+    module = ModuleType("solution")
     with Caught() as caught:
         module = load(job["sources"], "solution")
     if caught.error is not None:

@@ -42,6 +42,7 @@ class RemoteFunction:
         self._target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns at its own end."""
         return self._peer.ask(self._target, "call", args, kwargs)
 
     def __bool__(self) -> bool:

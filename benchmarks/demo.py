@@ -1,0 +1,89 @@
+"""Does the demo hold what the README says, for several seeds, and does more supervised training not do the same?
+
+For each seed: the base is measured, GRPO runs as the recipe says, the result is measured. Then the control: the base
+is trained for as long as GRPO took, on more demonstrations of the kind that it was made from, and measured.
+
+    python benchmarks/demo.py --seeds 0 1 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from oncurve.config.load import load_config, read_text
+from oncurve.evaluate.evaluate import Evaluation
+from oncurve.examine import evaluate_models
+from oncurve.observe.manifest import describe_run
+from oncurve.observe.record import read_metrics
+from oncurve.recipes.find import find_recipe
+from oncurve.session import run_recipe
+from oncurve.train.coldstart import continue_coldstart
+
+RECIPE = "word_problems"
+
+
+def figures(evaluation: Evaluation) -> dict[str, Any]:
+    """What the promise is about."""
+    metrics = evaluation.metrics()
+    return {
+        key: round(metrics[f"evaluation/{key}"], 4)
+        for key in ("correct_fraction", "any_format_fraction", "bad_format_fraction", "mean_tokens", "num_examples")
+    }
+
+
+def one_seed(seed: int, scratch: Path, console: Console, overrides: list[str]) -> dict[str, Any]:
+    path = find_recipe(RECIPE)
+    config = load_config(path, [f"run.seed={seed}", f"run.folder={scratch}", f"run.name=seed-{seed}", *overrides])
+    started = time.perf_counter()
+    result = run_recipe(config, read_text(path), console=console)
+    whole = time.perf_counter() - started
+    assert result.trained is not None
+    metrics = read_metrics(result.folder)
+    grpo = metrics[-1]["time/elapsed_seconds"]
+    started = time.perf_counter()
+    control = continue_coldstart(scratch / f"control-{seed}", model=config.model, seed=seed + 1, seconds=grpo)
+    spent = time.perf_counter() - started
+    measured = evaluate_models(config, [str(control)], scratch / f"control-{seed}-evaluation", console=console)
+    return {
+        "seed": seed,
+        "grpo_seconds": round(grpo, 1),
+        "whole_command_seconds": round(whole, 1),
+        "base": figures(result.base),
+        "trained": figures(result.trained),
+        "control_seconds": round(spent, 1),
+        "control": figures(measured[0]),
+        "curve": [
+            {"step": row["step"], "correct": row["evaluation/correct_fraction"]}
+            for row in metrics
+            if row.get("evaluation/correct_fraction") is not None
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "demo.json")
+    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for the recipe")
+    arguments = parser.parse_args()
+    scratch = Path(tempfile.mkdtemp()) if arguments.keep is None else arguments.keep
+    console = Console()
+    seeds = [one_seed(seed, scratch, console, arguments.overrides) for seed in arguments.seeds]
+    record = {"recipe": RECIPE, "overrides": arguments.overrides, "seeds": seeds, "run": describe_run()}
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    console.print_json(json.dumps([{k: v for k, v in seed.items() if k != "curve"} for seed in seeds]))
+    if arguments.keep is None:
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""Which choices do not go together? A table of rules over plain data; no torch in here, so that recipes load fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from oncurve.algorithm.table import Row
+
+Severity = Literal["refuse", "warn"]
+SEQUENCE_LOSSES = ("sequence_clipped", "sequence_clipped_token", "sequence_gated")
+CLIPPED_LOSSES = ("clipped", "sequence_clipped", "sequence_clipped_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Choices that do not fit, and what to do about it."""
+
+    severity: Severity
+    """A refused recipe does not run; a warning is shown and the run goes on."""
+    what: str
+    """The choices, in the words of a recipe."""
+    why: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """A row of the table, and what else of a recipe bears on it."""
+
+    row: Row
+    group_size: int = 8
+    updates_per_step: int = 1
+    """Optimizer updates on one batch of rollouts."""
+    max_staleness: int = 0
+    """How many steps old a completion may be when it is trained on."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_completion_tokens: int = 256
+    sampler_is_trainer: bool = True
+    """Sampling and training run the same code in the same number format."""
+    skips_zero_advantages: bool = False
+    """Rows with advantage zero are left out of the forward pass, whatever the algorithm needs."""
+    has_router_loss: bool = False
+    """A mixture-of-experts model with a loss of its own on every row."""
+    masks_truncated: bool = False
+    punishes_length: bool = False
+    """A reward falls with the length of a completion that was cut off."""
+    lora: bool = False
+    negative_rewards: bool = False
+    """Some reward can be below zero."""
+    num_reward_parts: int = 2
+    """How many named parts the rewards report."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Some completions are trained on by a policy that did not sample them."""
+        return self.updates_per_step > 1 or self.max_staleness > 0
+
+    @property
+    def cuts_sampling(self) -> bool:
+        """Completions are drawn from a part of the distribution."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """A KL term is part of the loss."""
+        return self.row.kl_coef > 0 and self.row.kl_in == "loss"
+
+    @property
+    def compares_with_sampler(self) -> bool:
+        """A ratio to the sampler's own probabilities is part of the loss."""
+        return self.row.correction != "none" or self.row.old_logprobs == "sampler"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One pairing: when it applies, and what is found then."""
+
+    severity: Severity
+    what: str
+    applies: Callable[[Choices], bool]
+    why: str
+    do: str
+
+
+def check_pairing(choices: Choices) -> list[Finding]:
+    """What is wrong with these choices, refusals first.
+
+    >>> from oncurve.algorithm.table import resolve
+    >>> [finding.severity for finding in check_pairing(Choices(row=resolve("cispo", ratio_max=0.2)))]
+    ['refuse']
+    """
+    found = [Finding(rule.severity, rule.what, rule.why, rule.do) for rule in RULES if rule.applies(choices)]
+    return sorted(found, key=lambda finding: finding.severity != "refuse")
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "refuse",
+        "group_size below 2",
+        lambda c: c.group_size < 2,
+        "A group of one has no baseline.",
+        "Set algorithm.group_size to at least 2.",
+    ),
+    Rule(
+        "refuse",
+        "loss truncated_importance with ratio_max below 1",
+        lambda c: c.row.loss == "truncated_importance" and c.row.ratio_max is not None and c.row.ratio_max < 1,
+        "ratio_max is the largest ratio itself, not its distance from 1: below 1 every token of an on-policy batch is "
+        "scaled down.",
+        "Leave algorithm.ratio_max out for 5, or add 1 to it.",
+    ),
+    Rule(
+        "refuse",
+        "a clipped loss with ratio_max inside clip_high",
+        lambda c: (
+            c.row.loss in CLIPPED_LOSSES and c.row.ratio_max is not None and c.row.ratio_max <= 1 + c.row.clip_high
+        ),
+        "The outer bound on bad completions' tokens would also clip those of good ones.",
+        "Set algorithm.ratio_max above 1 + clip_high; 3 is usual.",
+    ),
+    Rule(
+        "warn",
+        "a sequence_clipped loss with clip_low or clip_high above 0.05",
+        lambda c: c.row.loss in CLIPPED_LOSSES[1:] and max(c.row.clip_low, c.row.clip_high) > 0.05,
+        "The ratio of a whole completion is a geometric mean and moves by a few 1e-4: such bounds never clip.",
+        "Leave algorithm.clip_low and clip_high out for 3e-4 and 4e-4.",
+    ),
+    Rule(
+        "warn",
+        "loss clipped with clip_low and clip_high below 0.01",
+        lambda c: c.row.loss == "clipped" and max(c.row.clip_low, c.row.clip_high) < 0.01,
+        "The ratio of a token moves by more than that in a single update: nearly every token would be clipped.",
+        "Use 0.2, or the loss sequence_clipped, for which such bounds are meant.",
+    ),
+    Rule(
+        "warn",
+        "loss sequence_clipped with a normalizer other than sequence_mean or sequence_sum",
+        lambda c: c.row.loss == "sequence_clipped" and c.row.normalize not in ("sequence_mean", "sequence_sum"),
+        "Every token carries the loss of its whole completion, so a long completion counts once per token.",
+        "Set algorithm.normalize to sequence_mean (GSPO), or to sequence_sum if that is meant (LUSPO).",
+    ),
+    Rule(
+        "refuse",
+        "a loss with one ratio per completion with a correction at token level",
+        lambda c: c.row.loss in SEQUENCE_LOSSES and c.row.correction != "none" and c.row.correction_level == "token",
+        "Weights that differ between the tokens of a completion undo what its single ratio is for.",
+        "Set algorithm.correction_level to geometric or sequence, or algorithm.correction to none.",
+    ),
+    Rule(
+        "refuse",
+        "loss sequence_gated with a correction",
+        lambda c: c.row.loss == "sequence_gated" and c.row.correction != "none",
+        "Its gate is already a weight of the whole completion's ratio.",
+        "Set algorithm.correction to none and algorithm.old_logprobs to sampler: the gate then covers both gaps.",
+    ),
+    Rule(
+        "refuse",
+        "old_logprobs sampler with a correction",
+        lambda c: c.row.old_logprobs == "sampler" and c.row.correction != "none",
+        "The ratio to the sampler is already in the loss; a correction would count it twice.",
+        "Set algorithm.correction to none, or algorithm.old_logprobs to trainer.",
+    ),
+    Rule(
+        "refuse",
+        "a correction whose bounds do not hold 1",
+        lambda c: c.row.correction != "none" and not c.row.correction_low <= 1 <= c.row.correction_high,
+        "The bounds are of the ratio itself, and 1 is the ratio of a token on which sampler and trainer agree.",
+        "Set algorithm.correction_low below 1 and algorithm.correction_high above 1.",
+    ),
+    Rule(
+        "warn",
+        "correction_level sequence with completions of 2048 tokens or more",
+        lambda c: (
+            c.row.correction != "none" and c.row.correction_level == "sequence" and c.max_completion_tokens >= 2048
+        ),
+        "The product over that many tokens leaves every band by rounding noise alone: long completions are lost first.",
+        "Set algorithm.correction_level to geometric or token.",
+    ),
+    Rule(
+        "warn",
+        "a sampler that is not the trainer, without correction",
+        lambda c: not c.sampler_is_trainer and not c.compares_with_sampler,
+        "Its probabilities differ from the trainer's, and the difference grows during a run.",
+        "Set algorithm.correction to truncate, and watch mismatch/kl.",
+    ),
+    Rule(
+        "refuse",
+        "top_p below 1, top_k or min_p where the loss compares with the sampler",
+        lambda c: c.cuts_sampling and c.compares_with_sampler,
+        "Tokens were drawn from the top of the distribution and are compared with the whole of it: every ratio is off "
+        "by the share that was kept.",
+        "Train with rollouts.top_p 1, top_k 0 and min_p 0; cut the distribution in evaluation only.",
+    ),
+    Rule(
+        "warn",
+        "top_p below 1, top_k or min_p in training",
+        lambda c: c.cuts_sampling and not c.compares_with_sampler,
+        "The gradient is that of the whole distribution, the samples are from its top: tokens below the cut change "
+        "without ever being sampled.",
+        "Train with rollouts.top_p 1, top_k 0 and min_p 0; cut the distribution in evaluation only.",
+    ),
+    Rule(
+        "warn",
+        "loss policy_gradient with several updates per step",
+        lambda c: c.row.loss == "policy_gradient" and c.updates_per_step > 1 and c.max_staleness == 0,
+        "From the second update on the completions are those of an older policy, and nothing in this loss knows.",
+        "Set algorithm.loss to clipped, or make one update per step (leave run.completions_per_update out).",
+    ),
+    Rule(
+        "refuse",
+        "loss policy_gradient with stale completions",
+        lambda c: c.row.loss == "policy_gradient" and c.max_staleness > 0,
+        "The completions are those of an older policy, and nothing in this loss knows.",
+        "Set algorithm.loss to clipped or truncated_importance.",
+    ),
+    Rule(
+        "warn",
+        "loss importance_weighted with completions two or more steps old",
+        lambda c: c.row.loss == "importance_weighted" and c.max_staleness > 1,
+        "Without a bound a few tokens of large ratio take over; runs have collapsed at three steps of staleness.",
+        "Set algorithm.loss to clipped or truncated_importance.",
+    ),
+    Rule(
+        "warn",
+        "advantage length_weighted with several updates per step or stale completions",
+        lambda c: c.row.advantage == "length_weighted" and c.is_stale,
+        "Its baseline is the best one only for samples of the current policy.",
+        "Make one update per step (leave run.completions_per_update out), or use group_mean.",
+    ),
+    Rule(
+        "refuse",
+        "skipping completions of advantage zero with a KL in the loss, an entropy bonus or a router loss",
+        lambda c: (
+            c.skips_zero_advantages
+            and (c.kl_in_loss or c.row.entropy_coef > 0 or c.row.entropy_target is not None or c.has_router_loss)
+        ),
+        "Those completions have no policy gradient, but they have this one: the update would not be exact.",
+        "Turn the skipping off, or the other term.",
+    ),
+    Rule(
+        "refuse",
+        "kl_estimator k1 in the loss without kl_importance",
+        lambda c: c.kl_in_loss and c.row.kl_estimator == "k1" and not c.row.kl_importance,
+        "On the policy's own samples its gradient is zero on average: it adds noise and holds nothing back.",
+        "Set algorithm.kl_estimator to k2, algorithm.kl_importance to true, or algorithm.kl_in to reward.",
+    ),
+    Rule(
+        "warn",
+        "kl_estimator k1_reversed",
+        lambda c: c.row.kl_coef > 0 and c.row.kl_estimator == "k1_reversed",
+        "It is there to reproduce a formula that holds nothing back: its mean gradient is zero on policy.",
+        "Set algorithm.kl_estimator to k3 and algorithm.reference to frozen.",
+    ),
+    Rule(
+        "warn",
+        "kl_estimator k3 in the loss without kl_importance",
+        lambda c: c.kl_in_loss and c.row.kl_estimator == "k3" and not c.row.kl_importance,
+        "Its value is that of KL(policy || reference), its gradient that of KL(reference || policy).",
+        "Set algorithm.kl_importance to true unless an older result is to be reproduced.",
+    ),
+    Rule(
+        "warn",
+        "kl_in reward with an estimator other than k1",
+        lambda c: c.row.kl_coef > 0 and c.row.kl_in == "reward" and c.row.kl_estimator != "k1",
+        "Only k1 as a reward has the gradient of KL(policy || reference).",
+        "Set algorithm.kl_estimator to k1.",
+    ),
+    Rule(
+        "warn",
+        "reference old with one update per step",
+        lambda c: c.row.kl_coef > 0 and c.row.reference == "old" and not c.is_stale,
+        "The policy is compared with itself: value and mean gradient are zero.",
+        "Set algorithm.reference to frozen, or leave algorithm.kl_coef out.",
+    ),
+    Rule(
+        "refuse",
+        "reference base without LoRA",
+        lambda c: c.row.kl_coef > 0 and c.row.reference == "base" and not c.lora,
+        "The base weights are those under an adapter, and there is none.",
+        "Set algorithm.reference to frozen, or train an adapter.",
+    ),
+    Rule(
+        "warn",
+        "reference frozen with LoRA",
+        lambda c: c.row.kl_coef > 0 and c.row.reference == "frozen" and c.lora,
+        "The frozen copy equals the base weights under the adapter and doubles the memory for weights.",
+        "Set algorithm.reference to base.",
+    ),
+    Rule(
+        "refuse",
+        "advantage mean_normalized with rewards below zero",
+        lambda c: c.row.advantage == "mean_normalized" and c.negative_rewards,
+        "It divides by the mean reward of a group, which is no scale once it can be zero or negative.",
+        "Use rewards of 0 and 1, or another advantage.",
+    ),
+    Rule(
+        "refuse",
+        "advantage multi_objective with fewer than two reward parts",
+        lambda c: c.row.advantage == "multi_objective" and c.num_reward_parts < 2,
+        "It normalizes each part of the reward apart, and there are not two of them.",
+        "Give more than one reward, or use group_std.",
+    ),
+    Rule(
+        "warn",
+        "mask_truncated with a penalty on overlong completions",
+        lambda c: c.masks_truncated and c.punishes_length,
+        "The completions that are punished most are left out of the loss: only their group's baseline feels it.",
+        "Turn one of the two off.",
+    ),
+)
+"""Every rule that is checked: a new one costs one entry, and the page of algorithms lists it."""

@@ -1,0 +1,104 @@
+"""Which prompts are worth a step, given how often the policy has solved them?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from oncurve.data.order import Prompts
+from oncurve.records import Group, Prompt, Reward
+
+MEMORY = 0.5
+"""Share of the old pass rate in the running one when a prompt is seen again."""
+SPARE_STEPS = 64
+"""Steps of the spare order that belong to one step of the run; more are never needed."""
+
+
+class Curriculum:
+    """The prompts of a run: the plain order, or one that leaves out what teaches nothing.
+
+    Without options a step's prompts are those of ``Prompts``. ``retire_above`` replaces prompts whose running pass
+    rate reached it; ``prefer_half_solved`` chooses, among twice as many prompts as a step takes, those whose running
+    pass rate is nearest to one half, where a group's rewards differ most (an unseen prompt counts as one half).
+    Replacements come from a second order of the same prompts. Everything is a function of (seed, step) and the running
+    pass rates, which ``state`` gives and ``load_state`` takes back.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        prompts_per_step: int,
+        *,
+        seed: int = 0,
+        retire_above: float | None = None,
+        prefer_half_solved: bool = False,
+    ) -> None:
+        self._data = Prompts(prompts, prompts_per_step, seed=seed)
+        self._spare = Prompts(prompts, prompts_per_step, seed=seed + 7919)
+        self.prompts_per_step = prompts_per_step
+        self.retire_above, self.prefer_half_solved = retire_above, prefer_half_solved
+        self.pass_rates: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def at(self, step: int) -> list[Prompt]:
+        """The prompts of a step, counted from 0; retired ones only when too few others are left."""
+        planned = self._data.at(step)
+        if self.retire_above is None and not self.prefer_half_solved:
+            return planned
+        kept = [prompt for prompt in planned if not self.is_retired(prompt)]
+        wanted = self.prompts_per_step * (2 if self.prefer_half_solved else 1)
+        taken = {prompt.index for prompt in planned}
+        candidates = kept + self._spares(step, wanted - len(kept), taken)
+        if self.prefer_half_solved:
+            candidates.sort(key=self._distance_from_half)
+        candidates += [prompt for prompt in planned if self.is_retired(prompt)]
+        return candidates[: self.prompts_per_step]
+
+    def more(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
+        """Up to ``count`` further prompts for a step, none of those whose index is taken."""
+        return self._spares(step, count, taken)
+
+    def observe(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
+        """Remember how many completions of each prompt were right; groups that could not be graded say nothing."""
+        for group, rewards in zip(groups, graded, strict=True):
+            solved = [is_solved(reward) for reward in rewards if reward.error is None]
+            if solved:
+                rate = sum(solved) / len(solved)
+                old = self.pass_rates.get(group.prompt.index, rate)
+                self.pass_rates[group.prompt.index] = MEMORY * old + (1 - MEMORY) * rate
+
+    def is_retired(self, prompt: Prompt) -> bool:
+        """The prompt has been solved so often that it is left out."""
+        rate = self.pass_rates.get(prompt.index)
+        return self.retire_above is not None and rate is not None and rate >= self.retire_above
+
+    def state(self) -> dict[str, float]:
+        """The running pass rates, by index of the prompt, as plain data."""
+        return {str(index): rate for index, rate in sorted(self.pass_rates.items())}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Go on from a saved state."""
+        self.pass_rates = {int(index): rate for index, rate in state.items()}
+
+    def _distance_from_half(self, prompt: Prompt) -> float:
+        return abs(self.pass_rates.get(prompt.index, 0.5) - 0.5)
+
+    def _spares(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
+        found: list[Prompt] = []
+        seen = set(taken)
+        for place in range(SPARE_STEPS):
+            if len(found) >= count:
+                break
+            for prompt in self._spare.at(step * SPARE_STEPS + place):
+                if prompt.index not in seen and not self.is_retired(prompt):
+                    seen.add(prompt.index)
+                    found.append(prompt)
+        return found[: max(count, 0)]
+
+
+def is_solved(reward: Reward) -> bool:
+    """The completion is right: its "correct" part where there is one, a reward of at least 1 otherwise."""
+    if reward.value is None:
+        return False
+    return reward.parts.get("correct", reward.value) >= 1.0

@@ -1,0 +1,159 @@
+"""What is a program worth? It is run against the tests of its row, where it can harm nobody and fake nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Literal
+
+from oncurve.errors import ConfigError
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.fences import program_in
+from oncurve.rewards.program_cases import run_cases
+from oncurve.rewards.program_judge import run_test_program
+from oncurve.rewards.program_results import TestResult, Verdict, same_for_all
+from oncurve.rewards.program_tests import Case, Cases, Tests, UnusableTests, read_tests, sources_of
+from oncurve.rewards.sandbox import Limits, SandboxDied, SandboxPool
+from oncurve.rewards.sandbox.pool import Workplace
+from oncurve.rewards.sandbox.startup import TierName
+
+Scale = Literal["binary", "pass_rate"]
+"""1 if all tests pass and else 0, or the share of the tests that pass."""
+
+_CONTROL = Cases("two", (Case((), {}, "", 2),))
+
+
+def judge_program(
+    workplace: Workplace, sources: Sequence[str], tests: Tests, *, limits: Limits, float_tolerance: float = 1e-6
+) -> Verdict:
+    """The verdict on one program, with a second and more patient try if the machine was too busy for the first.
+
+    Raises SandboxDied.
+    """
+    verdict = Verdict()
+    for attempt in (limits, limits.patient()):
+        if isinstance(tests, Cases):
+            verdict = run_cases(workplace.program, sources, tests, limits=attempt, float_tolerance=float_tolerance)
+        else:
+            verdict = run_test_program(workplace, sources, tests, limits=attempt)
+        if not any(result.was_starved for result in verdict.results):
+            break
+    return verdict
+
+
+class Programs:
+    """Runs the last fenced program of a completion against the tests of its row.
+
+    What the program does wrong, such as looping, exiting or eating the memory, costs it the tests it does wrong on.
+    What is not its doing gives no value but an error: "unparsable_reference" if the tests cannot be run, "sandbox" if
+    no sandbox could be started. Parts: "correct" (1.0 if all tests passed), "passed_fraction", "format" (1.0 if there
+    was a program).
+
+    Owns the processes of its pool until ``close()``; a pool that is given stays open. It grades several programs at
+    once and equal ones only once per call.
+
+    Raises SandboxUnavailable if this machine has no isolation as strong as the allowed one.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "programs",
+        scale: Scale = "binary",
+        column: str | None = None,
+        require_fence: bool = True,
+        template: str = "{program}",
+        float_tolerance: float = 1e-6,
+        cpu_seconds: int = 3,
+        wall_seconds: float = 8.0,
+        memory_mib: int = 512,
+        allow: TierName = "bubblewrap",
+        num_workers: int | None = None,
+        import_paths: Sequence[str] = (),
+        pool: SandboxPool | None = None,
+    ) -> None:
+        if "{program}" not in template:
+            raise ConfigError("programs: the template does not contain {program}. Say where the program goes.")
+        self.name = name
+        self.kinds: Counter[str] = Counter()
+        """How often each kind of verdict came out since the start: "passed", "wrong", "timeout", ..."""
+        self._scale: Scale = scale
+        self._column = column
+        self._require_fence = require_fence
+        self._template = template
+        self._float_tolerance = float_tolerance
+        self._limits = Limits(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds, memory_mib=memory_mib)
+        self._owns_pool = pool is None
+        self._pool = pool or SandboxPool(
+            limits=self._limits, allow=allow, num_workers=num_workers, import_paths=import_paths
+        )
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion."""
+        running: dict[tuple[int, str], Future[Verdict]] = {}
+        graded: list[Future[Verdict] | Reward] = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            program = program_in(completion.text, require_fence=self._require_fence)
+            if program is None:
+                graded.append(self._without_program())
+                continue
+            key = (id(prompt.row), program)
+            if key not in running:
+                started = self._start(program, prompt.row)
+                if isinstance(started, Reward):
+                    graded.append(started)
+                    continue
+                running[key] = started
+            graded.append(running[key])
+        return [item if isinstance(item, Reward) else self._reward(item) for item in graded]
+
+    def close(self) -> None:
+        """Ends the sandboxes; calling it twice is harmless."""
+        if self._owns_pool:
+            self._pool.close()
+
+    def _start(self, program: str, row: Mapping[str, Any]) -> Future[Verdict] | Reward:
+        try:
+            tests = read_tests(row, column=self._column)
+        except UnusableTests as error:
+            return self._failed("unparsable_reference", str(error))
+        sources = sources_of(self._template.replace("{program}", program), row)
+        return self._pool.submit(
+            partial(
+                judge_program, sources=sources, tests=tests, limits=self._limits, float_tolerance=self._float_tolerance
+            )
+        )
+
+    def _without_program(self) -> Reward:
+        self.kinds["no_program"] += 1
+        parts = {"correct": 0.0, "passed_fraction": 0.0, "format": 0.0}
+        return Reward(value=0.0, parts=parts, detail="no program in the completion")
+
+    def _reward(self, future: Future[Verdict]) -> Reward:
+        try:
+            verdict = future.result()
+        except SandboxDied as error:
+            if not self._sandboxes_work():
+                return self._failed("sandbox", str(error))
+            verdict = same_for_all(TestResult("killed_sandbox", f"twice: {error}"), 1)
+        if verdict.broken:
+            return self._failed("unparsable_reference", verdict.summary)
+        self.kinds[verdict.kind] += 1
+        correct = float(verdict.is_correct)
+        value = correct if self._scale == "binary" else verdict.passed_fraction
+        parts = {"correct": correct, "passed_fraction": verdict.passed_fraction, "format": 1.0}
+        return Reward(value=value, parts=parts, detail=verdict.summary)
+
+    def _sandboxes_work(self) -> bool:
+        """Whether a harmless program can be graded: then a sandbox that died twice died of the program it ran."""
+        control = partial(judge_program, sources=["def two(): return 2"], tests=_CONTROL, limits=Limits())
+        try:
+            return self._pool.submit(control).result().is_correct
+        except SandboxDied:
+            return False
+
+    def _failed(self, error: str, detail: str) -> Reward:
+        self.kinds[error] += 1
+        return Reward(value=None, error=error, detail=detail)

@@ -1,0 +1,185 @@
+"""Functions that were written for other trainers run unchanged."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import custom_examples as examples
+import pytest
+from reward_records import completion_of, prompt_of
+
+from oncurve.errors import ConfigError
+from oncurve.records import Reward
+from oncurve.rewards.base import RewardFunction, Term, WeightedSum, grade
+from oncurve.rewards.custom import from_function, load_function, to_reward
+
+ROW = {"answer": "5", "level": 1}
+
+
+def rewards_of(function: Any, *texts: str, **options: Any) -> list[Reward]:
+    """What a sum of one function gives: exceptions have become errors."""
+    total = WeightedSum([Term(from_function(function, **options), name="f")])
+    return total([prompt_of(row=ROW)] * len(texts), [completion_of(text) for text in texts])
+
+
+def values_of(function: Any, *texts: str, **options: Any) -> list[float | None]:
+    return [reward.value for reward in rewards_of(function, *texts, **options)]
+
+
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [
+        (examples.trl_columns, [1.0, 0.0]),
+        (examples.trl_without_kwargs, [1.0, 2.0]),
+        (examples.trl_positional_prompts, [0.0, 0.0]),
+        (examples.trl_messages, [1.0, 0.0]),
+        (examples.trl_async, [1.0, 1.0]),
+        (examples.trl_async_messages, [1.0, 2.0]),
+        (examples.Callable(), [1.0, 1.0]),
+        (examples.sample, [1.0, 0.0]),
+        (examples.sample_other_names, [1.0, 0.0]),
+        (examples.sample_any_second_name, [1.0, 0.0]),
+        (examples.sample_columns, [1.0, 1.0]),
+        (examples.sample_row, [1.0, 1.0]),
+        (examples.sample_alone, [1.0, 2.0]),
+        (examples.sample_messages, [1.0, 0.0]),
+        (examples.sample_async, [1.0, 1.0]),
+        (examples.Native(), [2.0, 2.0]),
+        (lambda completion, answer: 0.25, [0.25, 0.25]),
+    ],
+)
+def test_functions_of_every_style_run_unchanged(function: Any, values: list[float]) -> None:
+    assert values_of(function, "5", "67") == values
+
+
+def test_a_function_for_text_gets_text_even_beside_a_chat_prompt() -> None:
+    chat = prompt_of(messages=({"role": "user", "content": "hi"},))
+    reward = from_function(examples.trl_text)
+    completions = [completion_of("<answer> 5 </answer>"), completion_of("5")]
+    assert [given.value for given in reward([chat] * 2, completions)] == [0.5, -0.5]
+
+
+def test_a_function_for_messages_gets_prompts_as_messages_too() -> None:
+    chat = prompt_of(messages=({"role": "user", "content": "hi"},))
+    assert from_function(examples.trl_chat_prompts)([chat], [completion_of("567")])[0].value == 3.0
+
+
+def test_the_form_of_completions_can_be_fixed() -> None:
+    assert rewards_of(examples.trl_messages, "5", completions_as="text")[0].error == "crashed"
+    assert values_of(examples.trl_without_kwargs, "567", completions_as="text") == [3.0]
+    assert rewards_of(examples.trl_text, "5", completions_as="messages")[0].error == "crashed"
+
+
+def test_the_form_that_worked_once_stays() -> None:
+    function = from_function(examples.trl_messages)
+    prompt = prompt_of(row=ROW)
+    assert function([prompt], [completion_of("5")])[0].value == 1.0
+    assert function([prompt], [completion_of("")])[0].value == 0.0  # not misread as an empty text
+
+
+def test_none_and_nan_do_not_apply() -> None:
+    rewards = rewards_of(examples.trl_none, "", "nan", "x")
+    assert [reward.error for reward in rewards] == ["not_applicable", "not_applicable", None]
+
+
+def test_a_dictionary_gives_a_value_and_named_parts() -> None:
+    reward = rewards_of(examples.trl_dicts, "x")[0]
+    assert reward.value == 1.0
+    assert reward.parts == {"f": 1.0, "format": 1.0, "correct": 0.0, "words": 3.0}
+
+
+def test_one_bad_sample_of_a_plain_function_is_an_error_by_itself() -> None:
+    rewards = rewards_of(examples.sample_divides, "1", "0", "x", "2")
+    assert [reward.value for reward in rewards] == [1.0, None, None, 0.5]
+    assert "ZeroDivisionError" in rewards[1].detail
+    assert "ValueError" in rewards[2].detail
+
+
+def test_async_samples_run_together_and_the_late_and_the_bad_are_errors() -> None:
+    started = time.monotonic()
+    rewards = rewards_of(examples.sample_async, *["x"] * 20, "slow", "bad", timeout_seconds=0.5)
+    assert time.monotonic() - started < 5.0
+    assert [reward.error for reward in rewards] == [None] * 20 + ["timeout", "crashed"]
+
+
+@pytest.mark.parametrize(
+    ("function", "detail"),
+    [
+        (examples.trl_bug, "KeyError"),
+        (examples.trl_wrong_length, "returned 1 rewards for 2 completions"),
+        (examples.trl_one_number, "not one value per completion"),
+        (lambda completion, answer: "good", "could not convert"),
+        (lambda completion, answer: float("inf"), "finite"),
+        (lambda completion, answer: {"points": 1.0}, "without a 'reward'"),
+    ],
+)
+def test_a_mistake_in_the_function_is_an_error_that_says_what(function: Any, detail: str) -> None:
+    rewards = rewards_of(function, "b", "c")
+    assert [reward.error for reward in rewards] == ["crashed", "crashed"]
+    assert detail in rewards[0].detail
+
+
+def test_numbers_of_other_libraries_are_accepted() -> None:
+    numpy = pytest.importorskip("numpy")
+    for number in (numpy.float32(0.5), numpy.array(0.5), numpy.array([0.5])[0]):
+        assert to_reward(number).value == 0.5
+    assert to_reward(True).value == 1.0
+    assert values_of(lambda completions: numpy.array([0.5] * len(completions)), "a", "b") == [0.5, 0.5]
+
+
+def test_names_come_from_the_function_the_class_or_the_caller() -> None:
+    assert from_function(examples.sample).name == "sample"
+    assert from_function(examples.Callable()).name == "Callable"
+    assert from_function(examples.sample, name="mine").name == "mine"
+    assert isinstance(from_function(examples.sample), RewardFunction)
+
+
+def test_a_missing_column_is_an_error_of_the_sample() -> None:
+    function = from_function(examples.sample_columns)
+    reward = grade(function, [prompt_of(row={"answer": "5"})], [completion_of("5")])[0]
+    assert reward.error == "crashed"
+    assert "level" in reward.detail
+
+
+def test_a_function_is_loaded_from_a_module_and_from_a_file(tmp_path: Path) -> None:
+    assert load_function("custom_examples:sample") is examples.sample
+    path = tmp_path / "mine.py"
+    path.write_text("def pays(completion, answer):\n    return 0.5\n")
+    assert values_of(load_function(f"{path}:pays"), "x") == [0.5]
+    assert values_of(load_function("custom_examples:Callable"), "x") == [1.0]
+    assert load_function("custom_examples:Native").name == "native"
+
+
+def test_a_file_of_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pays_in_cwd.py").write_text("def pays(completion, answer):\n    return 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert values_of(load_function("pays_in_cwd:pays"), "x") == [0.5]
+    assert values_of(load_function("pays_in_cwd.py:pays"), "x") == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("sample", "module:name or path/to/file.py:name"),
+        (":sample", "module:name or path/to/file.py:name"),
+        ("custom_examples:", "module:name or path/to/file.py:name"),
+        ("custom_examples:no_such", "has no 'no_such'. It has: .*sample"),
+        ("no_such_module:f", "module 'no_such_module' cannot be imported: ModuleNotFoundError"),
+        ("no/such/file.py:f", "there is no file"),
+        ("custom_examples:NOT_CALLABLE", "is int, which cannot be called"),
+        ("custom_examples:NeedsArguments", "cannot be made without arguments.*threshold"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said(location: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_function(location)
+
+
+def test_a_file_with_a_mistake_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("def f(:\n")
+    with pytest.raises(ConfigError, match=r"broken\.py cannot be imported: SyntaxError"):
+        load_function(f"{path}:f")
