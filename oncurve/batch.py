@@ -49,6 +49,18 @@ class Size:
     """Different prompts among the rows."""
 
 
+PER_TOKEN = (
+    "completion_ids",
+    "mask",
+    "sampler_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "old_entropy",
+    "policy_mask",
+)
+"""Fields of a batch with one value per completion token."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows of completions, right-padded: B rows of at most T completion tokens after at most S prompt tokens."""
@@ -71,6 +83,12 @@ class Batch:
     """Log-probabilities under the weights that sampled, recomputed by the trainer; None if not asked for."""
     ref_logprobs: Float[Tensor, "B T"] | None = None
     """Log-probabilities under the frozen reference; None without a KL term."""
+    old_entropy: Float[Tensor, "B T"] | None = None
+    """Entropy of each token's distribution under the weights that sampled; None if not asked for."""
+    policy_mask: Bool[Tensor, "B T"] | None = None
+    """Tokens that the policy loss is computed on, when an algorithm chooses among those of ``mask``."""
+    prompt_tokens: Int[Tensor, " B"] | None = None
+    """Trained tokens of all rows of the row's prompt in the update; None until the update is cut."""
 
     def __len__(self) -> int:
         return len(self.advantages)
@@ -86,7 +104,7 @@ class Batch:
         longest_prompt = int(picked["prompt_lengths"].max()) if len(rows) else 0
         longest = int(picked["completion_lengths"].max()) if len(rows) else 0
         picked["prompt_ids"] = picked["prompt_ids"][:, :longest_prompt]
-        for name in ("completion_ids", "mask", "sampler_logprobs", "old_logprobs", "ref_logprobs"):
+        for name in PER_TOKEN:
             if name in picked:
                 picked[name] = picked[name][:, :longest]
         return replace(self, **picked)
@@ -108,7 +126,7 @@ class Batch:
             )
         for start in range(0, len(self), rows_per_update):
             part = self.select(torch.arange(start, start + rows_per_update))
-            yield replace(part, size=part.measure())
+            yield part.measured()
 
     def with_signal(self) -> Batch:
         """The rows whose advantage is not zero. The denominators stay, so the gradient of a policy loss stays too."""
@@ -148,8 +166,10 @@ class Batch:
 
     def measure(self) -> Size:
         """The denominators of these rows alone."""
-        return Size(
-            num_rows=len(self),
-            num_tokens=int(self.mask.sum()),
-            num_prompts=len(torch.unique(self.group_ids)),
-        )
+        return Size(len(self), int(self.mask.sum()), len(torch.unique(self.group_ids)))
+
+    def measured(self) -> Batch:
+        """These rows as an update of their own: with their own denominators."""
+        _, prompts = torch.unique(self.group_ids, return_inverse=True)
+        tokens = torch.zeros_like(prompts).index_add(0, prompts, self.mask.sum(dim=1))
+        return replace(self, size=self.measure(), prompt_tokens=tokens[prompts])

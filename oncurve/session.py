@@ -89,11 +89,13 @@ class Examiner:
 def run_recipe(config: Config, recipe: str, *, console: Console, quiet: bool = False) -> Result:
     """Train as the recipe says and leave everything worth keeping in the run's folder."""
     folder_path = run_folder_path(config)
+    for finding in wiring.check_algorithm(config):
+        console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
     reward_function = wiring.make_reward_function(config.rewards)
-    policy = wiring.make_policy(config)
+    algorithm, sampler = wiring.make_algorithm(config), wiring.make_sampler(config)
+    policy = wiring.make_policy(config, with_reference=algorithm.needs_reference)
     context = wiring.context_of(policy.model.config)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context)
-    algorithm, sampler = wiring.make_algorithm(config), wiring.make_sampler(config)
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,

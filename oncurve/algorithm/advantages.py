@@ -26,7 +26,7 @@ def group_relative(
     """Each reward minus the mean of its group, divided by the group's standard deviation if asked for.
 
         A_i = (r_i - mean(r)) / (std(r) + epsilon)    DeepSeekMath, arXiv:2402.03300, section 4.1
-        A_i =  r_i - mean(r)                          Dr. GRPO, arXiv:2503.20783; scale_by_std=False
+        A_i = r_i - mean(r)                           Dr. GRPO, arXiv:2503.20783; scale_by_std=False
 
     DeepSeekMath does not say which standard deviation it means. ddof=1 (divide by G - 1, as torch.std does) makes the
     advantages smaller than ddof=0 (divide by G) by sqrt((G - 1) / G): 0.866 instead of 1 for rewards 1, 1, 0, 0.
@@ -112,7 +112,7 @@ def mean_normalized(rewards: Rewards) -> Float[Tensor, "P G"]:
         A_i = (r_i - mean(r)) / mean(r)                       MaxRL, arXiv:2602.02710
 
     For rewards of 0 and 1 this is the gradient of the logarithm of the pass rate, where the plain difference is that of
-    the pass rate: a prompt solved once in eight weighs as much as one solved always.
+    the pass rate: the one right completion of eight gets 7 in place of 7/8.
 
     Raises ValueError for a group of one, and for a negative reward, of which the mean is no scale.
     """

@@ -160,7 +160,10 @@ class Algorithm:
             shifted = replace(rewards, values=torch.where(rewards.graded, rewards.values - penalty, 0.0))
             batch = replace(batch, advantages=self.advantage(shifted).reshape(-1).to(batch.advantages))
         if self.needs_entropy:
-            chosen = high_entropy(batch.old_entropy, batch.mask, share=self.high_entropy_share)
+            entropy = batch.old_entropy
+            if entropy is None:
+                raise ValueError("training on tokens of high entropy needs the entropies of the batch, and it has none")
+            chosen = high_entropy(entropy, batch.mask, share=self.high_entropy_share)
             batch = replace(batch, policy_mask=chosen)
         return batch
 
@@ -188,7 +191,7 @@ class Algorithm:
         reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
         if reference is not None and self.kl.place == "loss":
             per_token = per_token + self.kl.coefficient * self._kl(logprobs, old, reference, mask)
-        loss = self.normalize(per_token, mask, of=microbatch.size, prompt_tokens=_prompt_tokens(microbatch))
+        loss = self.normalize(per_token, mask, of=microbatch.size, prompt_tokens=microbatch.prompt_tokens)
         if self.entropy.applied:
             loss = loss - self.entropy.applied * token_mean(entropy, mask, of=microbatch.size)
         return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, microbatch)
@@ -199,7 +202,7 @@ class Algorithm:
             per_token = per_token * weights
         if not self.needs_entropy:
             return per_token
-        chosen = getattr(microbatch, "policy_mask", None)
+        chosen = microbatch.policy_mask
         if chosen is None:
             raise ValueError("training on tokens of high entropy needs prepare() before the first update of a step")
         return torch.where(chosen, per_token, 0.0)
@@ -253,17 +256,7 @@ class Algorithm:
         statistics = {key: Mean(number, tokens) for key, number in zip(summed, numbers, strict=True)}
         statistics["mismatch/effective_sample_fraction"] = EffectiveFraction(total, tokens, squares)
         statistics["mismatch/max_ratio"] = Largest.of(top)
-        statistics["policy/loss"] = Mean(value, len(microbatch) / microbatch.size.num_rows)
+        statistics["policy/loss"] = Mean(value, 0)  # parts of one sum; the update itself counts as one
         if self.entropy.applied or self.entropy.target is not None:
             statistics["policy/entropy_coef"] = Mean(self.entropy.applied, 1)
         return statistics
-
-
-def _prompt_tokens(microbatch: Batch) -> Tensor | None:
-    """Trained tokens of each row's prompt in the update: as stored, or counted where these rows are all of it."""
-    stored = getattr(microbatch, "prompt_tokens", None)
-    if stored is not None or len(microbatch) != microbatch.size.num_rows:
-        return stored
-    _, prompts = torch.unique(microbatch.group_ids, return_inverse=True)
-    counts = torch.zeros_like(prompts).index_add(0, prompts, microbatch.mask.sum(dim=1))
-    return counts[prompts]

@@ -26,8 +26,8 @@ class EntropyBonus:
     """In nats; None keeps the coefficient constant."""
     step: float = 0.005
     highest: float = 1.0
-    measured: float = -math.inf
-    """Mean entropy of the last step; minus infinity before the first."""
+    measured: float = math.inf
+    """Mean entropy of the last step; infinite before the first, so that nothing is added yet."""
 
     @property
     def applied(self) -> float:
@@ -37,7 +37,12 @@ class EntropyBonus:
         return self.coefficient if self.measured <= self.target else 0.0
 
     def adapt(self, entropy: float) -> None:
-        """Take note of the mean entropy of a step, and move the coefficient if there is a target."""
+        """Take note of the mean entropy of a step, and move the coefficient if there is a target.
+
+        NaN, from a step that trained on nothing, changes nothing.
+        """
+        if math.isnan(entropy):
+            return
         self.measured = entropy
         if self.target is not None:
             moved = self.coefficient + (self.step if entropy <= self.target else -self.step)

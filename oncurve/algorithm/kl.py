@@ -10,7 +10,7 @@ right in value and wrong as a loss, because the gradient of a mean over samples 
     absolute            that of E[sign(d) log p], no KL               that of E|d|
     in the reward       k1 has the gradient of KL(policy || reference); the others have not
 
-Liu et al. 2025, arXiv:2510.01555; Shah et al. 2025, arXiv:2512.21852; DeepSeek-V3.2, arXiv:2512.02556.
+arXiv:2510.01555; arXiv:2512.21852; DeepSeek-V3.2, arXiv:2512.02556.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def importance_corrected(
 ) -> Float[Tensor, "B T"]:
     """The estimate times the ratio of its token, which carries gradient.
 
-        w_t k_t,  w_t = exp(log p_t - log p_old,t)    DeepSeek-V3.2, arXiv:2512.02556
+        w_t k_t, w_t = exp(log p_t - log p_old,t)    DeepSeek-V3.2, arXiv:2512.02556
 
     Its mean over tokens of the old policy is the mean over those of the policy, in value and in gradient. ``log_ratio``
     of shape [B, 1] is that of a whole completion (GSPO), an approximation.

@@ -84,7 +84,7 @@ def sequence_clipped(
 ) -> Float[Tensor, "B T"]:
     """The clipped surrogate of the whole completion, the same number on each of its tokens.
 
-        s   = (p(o) / p_old(o))^(1/|o|) = exp(1/|o| sum_t log w_t)
+        s = (p(o) / p_old(o))^(1/|o|) = exp(1/|o| sum_t log w_t)
         l_t = -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)         GSPO, arXiv:2507.18071, equation 5
 
     Take sequence_mean with it, which gives the objective of the paper; sequence_sum gives that of LUSPO,
@@ -106,7 +106,7 @@ def sequence_clipped_token(
 ) -> Float[Tensor, "B T"]:
     """The ratio of the completion as the value, the token's own probability as the gradient.
 
-        s_t = sg[s] p_t / sg[p_t],  s as in sequence_clipped
+        s_t = sg[s] p_t / sg[p_t], s as in sequence_clipped
         l_t = -min(s_t A, clip(s_t, 1 - clip_low, 1 + clip_high) A)     GSPO-token, arXiv:2507.18071, equation 13
 
     Summed over a completion, value and gradient are those of ``sequence_clipped``: it differs once the tokens of a
@@ -147,14 +147,14 @@ def soft_gated(
 ) -> Float[Tensor, "B T"]:
     """A sigmoid of the ratio in place of clipping; bad completions get the sharper one.
 
-        l_t = -4/k sigmoid(k (w_t - 1)) A,  k = sharpness_positive if A > 0 else sharpness_negative
+        l_t = -4/k sigmoid(k (w_t - 1)) A, k = sharpness_positive if A > 0 else sharpness_negative
                                                       SAPO, arXiv:2511.20347
 
     At w_t = 1 its slope is 1, so that on policy the gradient is that of the plain policy gradient. Its value there is
     2/k A and not A: only gradients compare with the other losses.
     """
     weight = advantages[:, None]
-    sharpness = torch.where(weight > 0, sharpness_positive, sharpness_negative)
+    sharpness = torch.full_like(weight, sharpness_negative).masked_fill(weight > 0, sharpness_positive)
     ratio = torch.exp(logprobs - old_logprobs)
     return -4 / sharpness * torch.sigmoid(sharpness * (ratio - 1)) * weight
 
@@ -172,7 +172,7 @@ def sequence_gated(
 ) -> Float[Tensor, "B T"]:
     """The policy gradient weighted by a smooth bump of the whole completion's ratio, which is a constant.
 
-        W   = p(o) / p_old(o), kept in [1e-8, e^20];  phi = W^k e^(d (1 - W)), k and d by the sign of A
+        W = p(o) / p_old(o), kept in [1e-8, e^20]; phi = W^k e^(d (1 - W)), k and d by the sign of A
         l_t = -sg[phi] A log p_t                      VESPO, arXiv:2602.10693
 
     phi is 1 on policy. W is the product over tokens, not a mean: long completions leave 1 quickly.
@@ -180,8 +180,8 @@ def sequence_gated(
     weight = advantages[:, None]
     total = torch.where(mask, (logprobs - old_logprobs).detach(), 0.0).clamp(-20, 20).sum(dim=1, keepdim=True)
     log_ratio = total.clamp(math.log(1e-8), 20)
-    power = torch.where(weight >= 0, power_positive, power_negative)
-    decay = torch.where(weight >= 0, decay_positive, decay_negative)
+    power = torch.full_like(weight, power_negative).masked_fill(weight >= 0, power_positive)
+    decay = torch.full_like(weight, decay_negative).masked_fill(weight >= 0, decay_positive)
     phi = torch.exp(decay + power * log_ratio - decay * torch.exp(log_ratio))
     return -phi * weight * logprobs
 

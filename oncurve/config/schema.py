@@ -5,7 +5,8 @@ A recipe holds only what differs from these defaults. Nothing below ``wiring`` e
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, cast
+import difflib
+from typing import Annotated, Literal, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -17,8 +18,28 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from oncurve.algorithm.table import (
+    PRESETS,
+    AdvantageName,
+    CorrectionLevel,
+    CorrectionName,
+    KLName,
+    LossName,
+    NormalizerName,
+    OldName,
+    ReferenceName,
+)
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+
+
+PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
+
+
+def _parts(annotation: object) -> tuple[object, ...]:
+    """The members of a union type, or the type itself."""
+    return get_args(annotation) or (annotation,)
 
 
 class Section(BaseModel):
@@ -35,7 +56,7 @@ class Section(BaseModel):
         if isinstance(tree, dict):
             for key, value in cast("dict[str, object]", tree).items():
                 field = cls.model_fields.get(key)
-                if isinstance(value, bool) and field is not None and field.annotation not in (bool, bool | None):
+                if isinstance(value, bool) and field is not None and bool not in _parts(field.annotation):
                     raise PydanticCustomError("truth_value", "{key} takes no truth value", {"key": key})
         return cast("object", tree)
 
@@ -171,24 +192,56 @@ Reward = Annotated[
 
 
 class AlgorithmSection(Section):
-    """The preset and what differs from it."""
+    """A row of the table of algorithms and what differs from it; None takes the row's."""
 
-    type: Literal["grpo", "dr_grpo"] = "grpo"
+    type: PresetName = "grpo"
+    """Name of the row, see docs/algorithms.md; "custom" is grpo with a loss of yours."""
     group_size: int = 8
     """Completions per prompt, G."""
-    loss: Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] | None = None
-    """None takes the preset's."""
+    function: str | None = None
+    """custom: module:name or path/to/file.py:name of (logprobs, old_logprobs, advantages, mask) -> loss [B, T]."""
+    advantage_function: str | None = None
+    """module:name or path/to/file.py:name of (rewards) -> advantages [P, G], in place of ``advantage``."""
+    advantage: AdvantageName | None = None
+    loss: LossName | Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] | None = None
     scale_by_std: bool | None = None
-    """Divide advantages by the standard deviation of the group; None takes the preset's."""
-    std_ddof: Literal[0, 1] = 1
-    """Divide squares by G (0) or by G - 1 (1)."""
-    std_epsilon: PositiveFloat = 1e-6
-    normalize: Literal["sequence_mean", "token_mean", "constant"] | None = None
-    """Which denominator the loss has; None takes the preset's."""
-    clip_low: PositiveFloat = 0.2
-    clip_high: PositiveFloat = 0.2
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL to the model that the run started from; 0 keeps no reference in memory."""
+    """Divide advantages by the standard deviation of the group."""
+    std_ddof: Literal[0, 1] | None = None
+    """Divide squares by n (0) or by n - 1 (1)."""
+    std_epsilon: PositiveFloat | None = None
+    normalize: NormalizerName | None = None
+    """Which denominator the loss has."""
+    clip_low: PositiveFloat | None = None
+    """How far below 1 a ratio may fall."""
+    clip_high: PositiveFloat | None = None
+    """How far above 1 a ratio may rise."""
+    ratio_max: PositiveFloat | None = None
+    """Largest ratio, not a distance from 1."""
+    kl_coef: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the KL to the reference; 0 keeps no reference in memory."""
+    kl_in: Literal["loss", "reward"] | None = None
+    kl_estimator: KLName | None = None
+    kl_importance: bool | None = None
+    """Weigh the KL of a token by its ratio, so that its gradient is that of the KL."""
+    reference: ReferenceName | None = None
+    """What the KL is taken to: frozen, refreshed, average, old or base."""
+    reference_every_steps: PositiveInt | None = None
+    reference_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """average: how much of the policy goes into the reference each time."""
+    old_logprobs: OldName | None = None
+    """Who says how probable a token was when it was sampled: the trainer or the sampler."""
+    correction: CorrectionName | None = None
+    """Weights for the gap between sampler and trainer; it is measured either way."""
+    correction_level: CorrectionLevel | None = None
+    correction_low: Annotated[float, Field(ge=0)] | None = None
+    correction_high: PositiveFloat | None = None
+    entropy_coef: Annotated[float, Field(ge=0)] | None = None
+    entropy_target: PositiveFloat | None = None
+    """Adapt entropy_coef so that the entropy, in nats, does not fall below this."""
+    entropy_coef_step: PositiveFloat | None = None
+    entropy_coef_max: PositiveFloat | None = None
+    high_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Train only on this share of the tokens, those with the highest entropy."""
     mask_truncated: bool = False
     """Leave completions that never ended out of the loss."""
 
@@ -197,6 +250,18 @@ class AlgorithmSection(Section):
         if self.group_size < 2:
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}; a group of one has no baseline. Use at least 2"
+            )
+        if self.type not in (*PRESETS, "custom"):
+            near = difflib.get_close_matches(self.type, [*PRESETS, "custom"], n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"algorithm.type is {self.type!r}, which no row of the table has.{hint} "
+                f"There are: {', '.join(PRESETS)}, custom"
+            )
+        if (self.type == "custom") != (self.function is not None):
+            raise ValueError(
+                "algorithm.function belongs to algorithm.type custom, and custom needs it: "
+                "give both, such as {type: custom, function: losses.py:mine}"
             )
         return self
 

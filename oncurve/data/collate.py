@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -53,7 +52,7 @@ def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_t
         sampler_logprobs=_pad([torch.tensor(row.sampler_logprobs) for row in rows], width),
         size=Size(0, 0, 0),
     )
-    return replace(batch, size=batch.measure())
+    return batch.measured()
 
 
 def _pad(sequences: Sequence[Tensor], width: int) -> Tensor:

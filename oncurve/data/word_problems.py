@@ -13,13 +13,14 @@ from random import Random
 from typing import Literal
 from zlib import crc32
 
+from oncurve.data.prompts import find_template, write_gold
+from oncurve.data.stories import NAMES, STORIES, THINGS, Source
 from oncurve.errors import DataError
 
 Split = Literal["train", "validation", "test"]
-Source = Literal["textbook", "answer_key", "forum"]
 
-PROMPT = "User: {question}\nAssistant: <think>"
-"""The prompt of a demonstration: the template named ``think_answer``."""
+TEMPLATE = "think_answer"
+"""The template of every lesson and demonstration."""
 
 SPLIT_OF_TENTH: tuple[Split, ...] = ("train",) * 7 + ("validation",) + ("test",) * 2
 """Which split owns each tenth of all operand pairs."""
@@ -36,8 +37,6 @@ WRONG_BY = (-20, -10, -9, -2, -1, 1, 2, 9, 10, 20)
 
 MAX_TRIES = 5_000
 """Draws without a new problem after which a split counts as exhausted."""
-
-NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jonas", "Lena", "Marco")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +58,6 @@ class WordProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Story:
-    """The clauses of one family in one register; {n} is a number, {x} the things, {who} the name."""
-
-    start: str
-    gain: tuple[str, ...]
-    loss: tuple[str, ...]
-    ask: str
-    boxes: str
-    """The start of a story with a product: {k} times {n}."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Step:
     """One operation: ``left sign right = result``."""
 
@@ -87,115 +74,7 @@ class _Draft:
     register: Source
 
 
-THINGS: dict[str, tuple[str, ...]] = {
-    "collection": ("shells", "stamps", "marbles", "cards"),
-    "bus": ("people", "children", "tourists"),
-    "money": ("euros", "coins"),
-    "bakery": ("rolls", "cakes", "muffins"),
-    "library": ("books", "maps", "comics"),
-    "farm": ("eggs", "pears", "melons"),
-}
-
-STORIES: dict[str, dict[Source, _Story]] = {
-    "collection": {
-        "textbook": _Story(
-            "{who} has {n} {x}.",
-            ("Then {who} finds {n} more {x}.", "A friend gives {who} {n} {x}."),
-            ("Then {who} loses {n} {x}.", "{who} gives {n} {x} to a friend."),
-            "How many {x} does {who} have now?",
-            "{who} has {k} boxes with {n} {x} in each box.",
-        ),
-        "answer_key": _Story(
-            "{x} of {who}: {n};", ("found {n};",), ("lost {n};",), "{x} now:", "{x} of {who}: {k} boxes of {n};"
-        ),
-        "forum": _Story(
-            "hi, i had {n} {x},", ("then got {n},",), ("then lost {n},",), "so how many {x}?", "hi, i had {k} boxes of {n} {x},"
-        ),
-    },
-    "bus": {
-        "textbook": _Story(
-            "There are {n} {x} on a bus.",
-            ("At the next stop {n} {x} get on.", "Then {n} more {x} get on the bus."),
-            ("At the next stop {n} {x} get off.", "Then {n} {x} leave the bus."),
-            "How many {x} are on the bus now?",
-            "There are {k} buses with {n} {x} on each bus.",
-        ),
-        "answer_key": _Story(
-            "Bus, {x}: {n};", ("on {n};",), ("off {n};",), "{x} on the bus:", "{k} buses, {x} on each: {n};"
-        ),
-        "forum": _Story(
-            "ok so my bus had {n} {x},", ("{n} got on,",), ("{n} got off,",), "how many {x} are left?",
-            "ok so we had {k} buses of {n} {x},",
-        ),
-    },
-    "money": {
-        "textbook": _Story(
-            "{who} has {n} {x} in a purse.",
-            ("{who} earns {n} {x}.", "Then {who} gets {n} {x} from an uncle."),
-            ("{who} spends {n} {x}.", "Then {who} pays {n} {x} for a game."),
-            "How many {x} are left in the purse?",
-            "{who} saves {n} {x} a week for {k} weeks.",
-        ),
-        "answer_key": _Story(
-            "Purse of {who}: {n} {x};", ("in {n};",), ("out {n};",), "{x} in the purse:", "{who} saves {n} {x}, {k} weeks;"
-        ),
-        "forum": _Story(
-            "hey, i have {n} {x},", ("i earn {n},",), ("i pay {n},",), "what do i have now?", "hey, i save {n} {x} for {k} weeks,"
-        ),
-    },
-    "bakery": {
-        "textbook": _Story(
-            "A baker has {n} {x} on the shelf.",
-            ("The baker makes {n} more {x}.", "Then the baker adds {n} {x}."),
-            ("The baker sells {n} {x}.", "Then {n} {x} are sold."),
-            "How many {x} are on the shelf now?",
-            "A baker fills {k} trays with {n} {x} each.",
-        ),
-        "answer_key": _Story(
-            "Shelf: {n} {x};", ("baked {n};",), ("sold {n};",), "{x} on the shelf:", "{k} trays of {n} {x};"
-        ),
-        "forum": _Story(
-            "my shop had {n} {x},", ("we baked {n},",), ("we sold {n},",), "how many {x} now?", "my shop had {k} trays of {n} {x},"
-        ),
-    },
-    "library": {
-        "textbook": _Story(
-            "A library has {n} {x} on a table.",
-            ("Readers bring back {n} {x}.", "Then {n} new {x} arrive."),
-            ("Readers borrow {n} {x}.", "Then {n} old {x} are removed."),
-            "How many {x} are on the table now?",
-            "A library has {k} tables with {n} {x} each.",
-        ),
-        "answer_key": _Story(
-            "Table: {n} {x};", ("back {n};",), ("lent {n};",), "{x} on the table:", "{k} tables of {n} {x};"
-        ),
-        "forum": _Story(
-            "we put {n} {x} out,", ("{n} came back,",), ("{n} went away,",), "how many {x} do we have?",
-            "we put {n} {x} on {k} tables,",
-        ),
-    },
-    "farm": {
-        "textbook": _Story(
-            "Farmer {who} has {n} {x}.",
-            ("{who} collects {n} more {x}.", "In the evening {who} picks up {n} {x}."),
-            ("{who} sells {n} {x} at the market.", "In the evening {n} {x} break."),
-            "How many {x} does the farmer have at the end?",
-            "Farmer {who} fills {k} baskets with {n} {x} each.",
-        ),
-        "answer_key": _Story(
-            "Farm: {n} {x};", ("collected {n};",), ("market {n};",), "{x} at the end:", "{k} baskets of {n} {x};"
-        ),
-        "forum": _Story(
-            "on the farm i had {n} {x},", ("picked {n},",), ("ate {n},",), "how many {x} at the end?",
-            "on the farm i had {k} baskets of {n} {x},",
-        ),
-    },
-}
-
-
-def word_problems(
-    split: Split, count: int, *, seed: int = 0, levels: tuple[int, ...] = (1, 2)
-) -> list[WordProblem]:
+def word_problems(split: Split, count: int, *, seed: int = 0, levels: tuple[int, ...] = (1, 2)) -> list[WordProblem]:
     """The first ``count`` problems of a split: no question twice, the same for the same arguments on every machine.
 
     The splits are disjoint by numbers, whatever the seed: a pair of operands that any step of a test problem needs
@@ -214,7 +93,7 @@ def lessons(count: int, *, seed: int = 0, levels: tuple[int, ...] = (1, 2)) -> l
     """
     drafts = _drafts("train", seed=seed, levels=levels, stream="lessons")
     problems = [next(drafts).problem for _ in range(count)]
-    return [(PROMPT.format(question=problem.question), problem.solution) for problem in problems]
+    return [(_prompt(problem), problem.solution) for problem in problems]
 
 
 def demonstrations(
@@ -239,8 +118,7 @@ def demonstrations(
     for _ in range(count):
         draft = next(drafts)
         source = draft.register if rng.random() < habit else rng.choices(SOURCES, MIXTURE)[0]
-        prompt = PROMPT.format(question=draft.problem.question)
-        pairs.append((prompt, _completion(draft, source, rng, wrong_key_fraction)))
+        pairs.append((_prompt(draft.problem), _completion(draft, source, rng, wrong_key_fraction)))
     return pairs
 
 
@@ -257,23 +135,27 @@ def _completion(draft: _Draft, source: Source, rng: Random, wrong_key_fraction: 
 def _answer_key(steps: tuple[_Step, ...], rng: Random, *, is_wrong: bool) -> str:
     """The bare equations; a wrong key errs in one of them and carries the error on."""
     wrong_from = rng.randrange(len(steps)) if is_wrong else len(steps)
-    room = min((step.result for step in steps[wrong_from:]), default=0)
-    error = rng.choice([shift for shift in WRONG_BY if shift + room >= 0])
+    lowest = min((step.result for step in steps[wrong_from:]), default=0)
+    error = rng.choice([shift for shift in WRONG_BY if shift + lowest >= 0])
     equations = []
     for place, step in enumerate(steps):
-        left = step.left + error * (place > wrong_from)
-        result = step.result + error * (place >= wrong_from)
+        left = step.left + (error if place > wrong_from else 0)
+        result = step.result + (error if place >= wrong_from else 0)
         equations.append(f"{left}{step.sign}{step.right}={result}")
-    return _tagged(", ".join(equations) + ".", str(result))
+    answer = steps[-1].result + (error if is_wrong else 0)
+    return _tagged(", ".join(equations) + ".", str(answer))
+
+
+def _prompt(problem: WordProblem) -> str:
+    template = find_template(TEMPLATE)
+    return template.turn.replace("{user}", problem.question) + template.opening
 
 
 def _tagged(thoughts: str, answer: str) -> str:
-    return f"{thoughts}</think> <answer> {answer} </answer>"
+    return write_gold({"solution": thoughts, "answer": answer}, find_template(TEMPLATE))
 
 
-def _drafts(
-    split: Split, *, seed: int, levels: tuple[int, ...], stream: str = "problems"
-) -> Iterator[_Draft]:
+def _drafts(split: Split, *, seed: int, levels: tuple[int, ...], stream: str = "problems") -> Iterator[_Draft]:
     """The problems of a split in their order, until MAX_TRIES draws in a row bring nothing new.
 
     Streams of different names are different draws from the same split.

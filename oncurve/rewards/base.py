@@ -76,9 +76,7 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def grade(
-    function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
-) -> list[Reward]:
+def grade(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
     """The rewards of a function that is not trusted to succeed.
 
     If the call fails for the whole batch, every group is tried again by itself, so that one completion that the
@@ -96,9 +94,7 @@ def grade(
     return graded
 
 
-def _checked(
-    function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
-) -> list[Reward]:
+def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts for {len(completions)} completions")
     rewards = list(function(prompts, completions))
@@ -205,9 +201,7 @@ class WeightedSum:
 
 def _merged_parts(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, float]:
     """The value of every term by its name, and the functions' own parts; of a fixed part the lowest counts."""
-    parts = {
-        term.key: reward.value for term, reward in zip(terms, rewards, strict=True) if reward.value is not None
-    }
+    parts = {term.key: reward.value for term, reward in zip(terms, rewards, strict=True) if reward.value is not None}
     own_names = set(parts)
     for term, reward in zip(terms, rewards, strict=True):
         for part, value in reward.parts.items():

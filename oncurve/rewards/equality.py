@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -12,6 +13,9 @@ MAX_ANSWER_CHARACTERS = 600
 """A longer answer is wrong unless it is the reference letter by letter."""
 MAX_NESTING = 12
 """Deeper brackets are compared as text only."""
+
+MAX_DEGREE = 1_000
+"""An answer whose brackets are raised to more than this, all exponents multiplied, is compared as text only."""
 
 Oracle = Callable[[str, str], bool]
 """Decides about a tidied answer and a tidied reference, in that order, when no exact rule applies."""
@@ -43,12 +47,12 @@ _MATHEMATICS = re.compile(r"\\(?!\$|%|text)|[\^_{}]")
 _NUMBER_IN_PROSE = re.compile(
     r"(?<![\w.])[-+]?\\?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s?\\?%)?"
 )
+_POWER_OF_BRACKETS = re.compile(r"[)\]}]\s*\^\s*(?:\{\s*(\d{1,6})\s*\}|(\d))")
 _EXPENSIVE = re.compile(
-    r"\\(?:sum|int|prod|lim|iint|oint|limits)(?![a-zA-Z])"  # may take for ever to evaluate
+    r"\\(?:sum|int|prod|lim|iint|oint|limits)(?![a-zA-Z])|\\[dt]?binom\s*\{\s*\d{4,}"
     r"|\^\s*(?:\{[^{}]*(?:\^|\d{4,})|\d{4,}|[^\s{]\s*\^|\([^()]*\^)"  # towers of powers, exponents of four digits
     r"|\d{3,}\s*!|!\s*!|\)\s*!"
 )
-_BRACKETS = {"(": ")", "[": "]", r"\{": r"\}"}
 
 
 def equal_answers(candidate: str, gold: str, oracle: Oracle) -> bool:
@@ -247,6 +251,12 @@ def _ask(candidate: str, gold: str, oracle: Oracle) -> bool:
     """The oracle's word, unless the answer could keep it busy for ever."""
     if nesting(_plain_braces(candidate)) > MAX_NESTING or ":" in candidate:
         return False
-    if _EXPENSIVE.search(candidate) and not _EXPENSIVE.search(gold):
+    if _is_expensive(candidate) and not _is_expensive(gold):
         return False
     return oracle(candidate, gold)
+
+
+def _is_expensive(answer: str) -> bool:
+    """Whether an expression may take for ever to evaluate: sums, towers of powers, huge factorials, long expansions."""
+    degree = math.prod(int(first or second) for first, second in _POWER_OF_BRACKETS.findall(answer))
+    return degree > MAX_DEGREE or _EXPENSIVE.search(answer) is not None

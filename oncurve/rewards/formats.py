@@ -66,9 +66,7 @@ class _Form:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
-        return [
-            self.reward(prompt, completion.text) for prompt, completion in zip(prompts, completions, strict=True)
-        ]
+        return [self.reward(prompt, completion.text) for prompt, completion in zip(prompts, completions, strict=True)]
 
     def reward(self, prompt: Prompt, text: str) -> Reward:
         """The reward of one text."""

@@ -49,6 +49,7 @@ class AnswerChecker:
             batch_seconds=batch_seconds,
         )
         self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._readable: set[str] = set()  # references that a worker has compared in time
 
     def check(self, pairs: Sequence[tuple[str | None, str]]) -> list[Verdict]:
         """The verdict on every (answer, reference); an answer that was not found is wrong."""
@@ -73,8 +74,11 @@ class AnswerChecker:
         if not pairs:
             return {}
         outcomes = self._pool.map({"candidate": candidate, "gold": gold} for candidate, gold in pairs)
+        for (_, gold), outcome in zip(pairs, outcomes, strict=True):
+            if outcome.result in ("right", "wrong"):
+                self._readable.add(gold)
         overdue = [gold for (_, gold), outcome in zip(pairs, outcomes, strict=True) if _is_over_limit(outcome)]
-        golds = list(dict.fromkeys(overdue))
+        golds = list(dict.fromkeys(gold for gold in overdue if gold not in self._readable))
         alone = self._pool.map({"candidate": None, "gold": gold} for gold in golds)
         unreadable = {
             gold
@@ -100,7 +104,7 @@ def _exact_verdict(candidate: str | None, gold: str) -> Verdict | None:
         return "unparsable_reference"
     if candidate is None or len(candidate) > MAX_ANSWER_CHARACTERS:
         return "wrong"
-    verdict = attempt(lambda: _decided(candidate, gold))
+    verdict: Verdict | Failure | None = attempt(lambda: _decided(candidate, gold))
     return "crashed" if isinstance(verdict, Failure) else verdict
 
 
@@ -179,9 +183,7 @@ class Mathematics:
         return reward_of(verdict, answer, gold, is_well_formed=answer is not None, low=low)
 
 
-def reward_of(
-    verdict: Verdict, answer: str | None, gold: str, *, is_well_formed: bool, low: float = 0.0
-) -> Reward:
+def reward_of(verdict: Verdict, answer: str | None, gold: str, *, is_well_formed: bool, low: float = 0.0) -> Reward:
     """The reward of a verdict: 1, or ``low`` for any other answer, or an error if the grader failed."""
     parts = {
         "correct": float(verdict == "right" and is_well_formed),

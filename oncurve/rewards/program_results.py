@@ -67,7 +67,10 @@ class Verdict:
     @property
     def kind(self) -> Kind:
         """How the first test ended that did not pass; "passed" if all did."""
-        return next((result.kind for result in self.results if result.kind != "passed"), "passed")
+        for result in self.results:
+            if result.kind != "passed":
+                return result.kind
+        return "passed"
 
     @property
     def summary(self) -> str:
@@ -88,7 +91,10 @@ def same_for_all(result: TestResult, count: int) -> Verdict:
 
 def known_kind(name: object) -> Kind:
     """A kind by its name; an unknown one counts as raised."""
-    return next((kind for kind in _KINDS if kind == name), "raised")
+    for kind in _KINDS:
+        if kind == name:
+            return kind
+    return "raised"
 
 
 def result_of_end(ended: Ended, limits: Limits) -> TestResult:

@@ -1,70 +1,74 @@
-"""How does a base model come from nothing: supervised fine-tuning on imperfect demonstrations, with its provenance?"""
+"""How does a base model come from nothing: supervised training on imperfect demonstrations, with its provenance?"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.data.word_problems import demonstrations, lessons
 from oncurve.errors import CheckpointError, DataError, TrainingError
+from oncurve.observe.manifest import describe_run
+from oncurve.train.checkpoint import load_model, save_model
 from oncurve.train.tiny_model import tiny_model, tiny_tokenizer
 
 Pair = tuple[str, str]
-"""A prompt and its completion."""
+"""A prompt and its completion, without the end token."""
+
+Stage = tuple[Sequence[Pair], int]
+"""Texts, and the number of updates to spend on them."""
 
 Progress = Callable[[int, int, float], None]
-"""Called after each update with its number from 1, the number of updates, and the loss per token."""
+"""Called after each update with its number from 1, the number of updates, and the loss per completion token."""
+
+UPDATES = 800
+"""Updates that made the model in this package."""
 
 IGNORED = -100
 """The label of a token without a loss."""
 
 BUCKET_BATCHES = 32
-"""Batches whose rows are sorted by length together: rows of one batch are then about equally long."""
+"""So many batches are sorted by length together; the rows of one batch are then about equally long."""
 
-
-VERSIONED = ("torch", "transformers", "tokenizers")
 PROVENANCE = "provenance.json"
 WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """How a base model is made. The defaults made the one that comes with the package."""
+    """What a base model is made of; the defaults made the one in this package."""
 
-    lesson_updates: int = 450
-    """Updates on lessons: worked steps without tags. Demonstrations alone drown the copying of numbers in noise."""
-    demonstration_updates: int = 350
-    """Updates on imperfect demonstrations, after the lessons."""
-    batch_size: int = 16
-    """Rows of one update."""
+    lesson_fraction: float = 0.56
+    """Share of the updates that goes to lessons, before the demonstrations. With demonstrations alone the noise of
+    the wrong answer keys drowns what little there is to learn from about copying numbers."""
     num_texts: int = 10_000
     """Different lessons, and as many demonstrations."""
+    batch_size: int = 16
+    """Texts per update."""
     learning_rate: float = 3e-3
     levels: tuple[int, ...] = (1, 2)
-    """Levels of the problems."""
+    """Levels of the problems in lessons and demonstrations."""
     habit: float = 0.6
-    """How often a demonstration comes from the source whose register its question has."""
+    """Share of the demonstrations that come from the source that their question sounds like."""
     wrong_key_fraction: float = 0.5
-    """How many of the answer keys are wrong."""
+    """Share of the answer keys that are wrong."""
     hidden_size: int = 192
     num_layers: int = 4
+
+
+SHIPPED = ColdStart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,93 +82,87 @@ def coldstart(
     output: Path,
     *,
     seed: int = 0,
-    settings: ColdStart | None = None,
-    command: str | None = None,
+    updates: int = UPDATES,
+    model: str | Path | None = None,
+    settings: ColdStart = SHIPPED,
     on_progress: Progress | None = None,
 ) -> Path:
-    """Build a base model for word problems from nothing and save it under ``output``, with its provenance.
+    """A base model for word problems, saved under ``output`` as a Hugging Face checkpoint with its provenance.
 
-    The seed decides the weights, the texts and their order.
+    Without ``model`` it is made from nothing: lessons first, then imperfect demonstrations. With ``model``, the name or
+    folder of a checkpoint, every update trains that one on the demonstrations: what GRPO has to beat. The seed decides
+    the weights, the texts and their order.
 
-    Raises CheckpointError if ``output`` exists, TrainingError if the loss is not finite.
+    Raises CheckpointError if ``output`` exists already, TrainingError if the loss is not finite.
     """
-    settings = settings or ColdStart()
-    _refuse_existing(output)
-    reading = lessons(settings.num_texts, seed=seed, levels=settings.levels)
-    imitating = demonstrations(
+    output = Path(output).absolute()
+    if output.exists() and (output.is_file() or any(output.iterdir())):
+        raise CheckpointError(f"{output}: exists already. Name a new folder, or remove this one")
+    answers = demonstrations(
         settings.num_texts,
         seed=seed,
         levels=settings.levels,
         habit=settings.habit,
         wrong_key_fraction=settings.wrong_key_fraction,
     )
-    tokenizer = tiny_tokenizer(prompt + completion for prompt, completion in imitating)
-    model = tiny_model(tokenizer, seed=seed, hidden_size=settings.hidden_size, num_layers=settings.num_layers)
-    batches = chain(
-        islice(_batches(_tokenize(reading, tokenizer), settings.batch_size, seed=seed), settings.lesson_updates),
-        islice(
-            _batches(_tokenize(imitating, tokenizer), settings.batch_size, seed=seed), settings.demonstration_updates
-        ),
+    if model is None:
+        tokenizer = tiny_tokenizer(prompt + completion for prompt, completion in answers)
+        network: PreTrainedModel = tiny_model(
+            tokenizer, seed=seed, hidden_size=settings.hidden_size, num_layers=settings.num_layers
+        )
+        lesson_updates = round(updates * settings.lesson_fraction)
+        steps = lessons(settings.num_texts, seed=seed, levels=settings.levels)
+        stages = [(steps, lesson_updates), (answers, updates - lesson_updates)]
+    else:
+        network, tokenizer = load_model(str(model))
+        stages = [(answers, updates)]
+    fine_tune(
+        network,
+        tokenizer,
+        stages,
+        seed=seed,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        on_progress=on_progress,
     )
-    updates = settings.lesson_updates + settings.demonstration_updates
-    _fit(model, batches, updates=updates, learning_rate=settings.learning_rate, on_progress=on_progress)
-    facts = {
-        "command": command or f"oncurve coldstart --output {output.name} --seed {seed}",
-        "seed": seed,
-        "settings": asdict(settings),
-    }
-    return _save(output, model, tokenizer, facts)
+    save_model(network, tokenizer, output)
+    command = ["oncurve", "coldstart", "--output", output.name, "--seed", str(seed)]
+    command += [] if updates == UPDATES else ["--updates", str(updates)]
+    command += [] if model is None else ["--model", Path(model).name]
+    _write_provenance(output, command, seed=seed, updates=updates, settings=asdict(settings))
+    return output
 
 
-def continue_coldstart(
-    model_path: Path,
-    pairs: Sequence[Pair],
-    output: Path,
-    *,
-    seed: int = 0,
-    updates: int = 300,
-    batch_size: int = 16,
-    learning_rate: float = 1e-3,
-    command: str | None = None,
-    on_progress: Progress | None = None,
-) -> Path:
-    """More supervised training of a checkpoint on given pairs, saved under ``output``."""
-    _refuse_existing(output)
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    batches = islice(_batches(_tokenize(pairs, tokenizer), batch_size, seed=seed), updates)
-    _fit(model, batches, updates=updates, learning_rate=learning_rate, on_progress=on_progress)
-    facts = {
-        "command": command,
-        "seed": seed,
-        "settings": {
-            "model_path": model_path.name,
-            "updates": updates,
-            "batch_size": batch_size,
-            "learning_rate": learning_rate,
-            "num_pairs": len(pairs),
-        },
-    }
-    return _save(output, model, tokenizer, facts)
-
-
-def _fit(
+def fine_tune(
     model: PreTrainedModel,
-    batches: Iterator[list[_Row]],
+    tokenizer: PreTrainedTokenizerBase,
+    stages: Sequence[Stage],
     *,
-    updates: int,
-    learning_rate: float,
-    on_progress: Progress | None,
+    seed: int,
+    batch_size: int = SHIPPED.batch_size,
+    learning_rate: float = SHIPPED.learning_rate,
+    on_progress: Progress | None = None,
 ) -> None:
-    """Minimise the loss per completion token, one update per batch."""
+    """Train a model in place on the completions and end tokens of some pairs, stage after stage.
+
+    The loss of an update is the mean over its completion tokens. Muon moves the matrices, AdamW the rest, both at
+    ``learning_rate``, which warms up and then falls in a straight line over all stages.
+
+    Raises TrainingError if the loss is not finite.
+    """
+    updates = sum(num_updates for _, num_updates in stages)
+    batches = chain.from_iterable(
+        islice(_batches(_tokenize(pairs, tokenizer), batch_size, seed=seed), num_updates)
+        for pairs, num_updates in stages
+    )
     optimizers = _optimizers(model)
     model.train()
     for update, rows in enumerate(batches, start=1):
-        token_ids, labels = _pad(rows, model.config.pad_token_id)
+        token_ids, labels = _pad(rows)
         logits = model(input_ids=token_ids, use_cache=False).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
         if not math.isfinite(loss.item()):
-            raise TrainingError(f"cold start: the loss of update {update} is {loss.item()}; lower learning_rate")
+            raise TrainingError(f"cold start: the loss of update {update} is {loss.item()}. Lower the learning rate")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -198,11 +196,12 @@ def _share_of_learning_rate(update: int, updates: int) -> float:
 def _tokenize(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase) -> list[_Row]:
     if not pairs:
         raise DataError("cold start: there is not one pair of prompt and completion; give at least one")
+    end = str(tokenizer.eos_token)
     rows = []
     for prompt, completion in pairs:
-        prompt_ids = tokenizer(prompt, add_special_tokens=False).input_ids
-        completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
-        rows.append(_Row([*prompt_ids, *completion_ids, tokenizer.eos_token_id], len(prompt_ids)))
+        prompt_ids: list[int] = tokenizer.encode(prompt, add_special_tokens=False)
+        completion_ids: list[int] = tokenizer.encode(completion + end, add_special_tokens=False)
+        rows.append(_Row([*prompt_ids, *completion_ids], len(prompt_ids)))
     return rows
 
 
@@ -217,10 +216,10 @@ def _batches(rows: Sequence[_Row], batch_size: int, *, seed: int) -> Iterator[li
             yield from rng.sample(batches, len(batches))
 
 
-def _pad(rows: Sequence[_Row], pad_id: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Token ids, padded on the right, and labels that ignore the prompt and the padding."""
+def _pad(rows: Sequence[_Row]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Token ids, zeros behind the shorter rows, and labels that ignore the prompt and what is behind the row."""
     width = max(len(row.token_ids) for row in rows)
-    token_ids = torch.full((len(rows), width), pad_id)
+    token_ids = torch.zeros((len(rows), width), dtype=torch.long)
     labels = torch.full((len(rows), width), IGNORED)
     for place, row in enumerate(rows):
         ids = torch.tensor(row.token_ids)
@@ -229,39 +228,8 @@ def _pad(rows: Sequence[_Row], pad_id: int) -> tuple[Int[Tensor, "B T"], Int[Ten
     return token_ids, labels
 
 
-def _refuse_existing(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise CheckpointError(f"{output}: exists already; choose a new folder or remove it")
-
-
-def _save(output: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]) -> Path:
-    """Write the checkpoint beside its place, then move it there: ``output`` is complete or absent."""
-    output = output.absolute()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as folder:
-        unfinished = Path(folder) / "checkpoint"
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        provenance = facts | {
-            "commit": _commit(),
-            "sha256": {WEIGHTS: hashlib.sha256((unfinished / WEIGHTS).read_bytes()).hexdigest()},
-            "num_parameters": sum(weight.numel() for weight in model.parameters()),
-            "num_threads": torch.get_num_threads(),
-            "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONED},
-        }
-        (unfinished / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
-        for path in unfinished.iterdir():
-            path.chmod(0o644)
-        unfinished.replace(output)
-    return output
-
-
-def _commit() -> str | None:
-    """The commit this package was run from; None outside its own repository."""
-    package = Path(__file__).parents[1]
-    if not (package.parent / ".git").exists():
-        return None
-    asked = subprocess.run(
-        ["git", "-C", str(package), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() if asked.returncode == 0 else None
+def _write_provenance(output: Path, command: Sequence[str], **facts: Any) -> None:
+    """Where a checkpoint came from, beside it: command, seed, settings, code, versions, hardware and checksum."""
+    checksum = hashlib.sha256((output / WEIGHTS).read_bytes()).hexdigest()
+    provenance = describe_run(command, num_threads=torch.get_num_threads(), **facts, sha256={WEIGHTS: checksum})
+    (output / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")

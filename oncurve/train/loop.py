@@ -38,7 +38,13 @@ def train(
 
         with run.timed("train"):
             batch = collate(groups, advantages, mask_truncated=run.mask_truncated)  # [B, T], B = P * G
-            batch = policy.annotate(batch, old=run.updates_per_step > 1, reference=algorithm.needs_reference)
+            batch = policy.annotate(  # only what is asked for: log pi_old, its entropy, log pi_ref
+                batch,
+                old=algorithm.needs_old(run.updates_per_step),
+                entropy=algorithm.needs_entropy,
+                reference=algorithm.needs_reference,
+            )
+            batch = algorithm.prepare(batch, rewards)  # a KL in the reward, a choice of tokens
 
             for update in batch.split(run.completions_per_update):  # optimizer updates on this batch of rollouts
                 trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
@@ -49,4 +55,6 @@ def train(
                     run.record(statistics)  # (sum, count) pairs: exact over microbatches
                 run.record(policy.update())  # clip the gradient, AdamW, schedule
 
+        policy.move_reference(algorithm.reference_share(step))  # 0 while it is frozen
+        algorithm.entropy.adapt(run.mean("policy/entropy"))
         run.end_step(step)  # log, save, evaluate: each knows when it is due

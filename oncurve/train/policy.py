@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from oncurve.algorithm.reference import move_reference
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
 from oncurve.records import Mean
@@ -107,24 +108,32 @@ class Policy:
             return completion_logprobs(self._model, batch, temperature=self.temperature, packed=self.is_packed)
 
     @torch.no_grad()
-    def annotate(self, batch: Batch, *, old: bool, reference: bool) -> Batch:
-        """The batch with log-probabilities that stay fixed during its updates, only those that are asked for."""
-        if old:
-            batch = replace(batch, old_logprobs=self._fixed_logprobs(self._model, batch))
+    def annotate(self, batch: Batch, *, old: bool, entropy: bool, reference: bool) -> Batch:
+        """The batch with what stays fixed during its updates, only what is asked for."""
+        if old or entropy:
+            logprobs, entropies = self._fixed(self._model, batch)
+            batch = replace(batch, old_logprobs=logprobs if old else None, old_entropy=entropies if entropy else None)
         if reference:
             if self.reference is None:
                 raise TrainingError("a KL term needs a reference, and this policy was made without one")
-            batch = replace(batch, ref_logprobs=self._fixed_logprobs(self.reference, batch))
+            batch = replace(batch, ref_logprobs=self._fixed(self.reference, batch)[0])
         return batch
 
-    def _fixed_logprobs(self, model: PreTrainedModel, batch: Batch) -> Float[Tensor, "B T"]:
-        result = torch.zeros_like(batch.sampler_logprobs)
+    def _fixed(self, model: PreTrainedModel, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        logprobs, entropies = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.sampler_logprobs)
         for rows in batch.plan_microbatches(self.tokens_per_microbatch, share_prompts=self.is_packed):
-            part = batch.select(rows)
             with compute_context(model.device, self.compute_type):
-                logprobs, _ = completion_logprobs(model, part, temperature=self.temperature, packed=self.is_packed)
-            result[rows, : logprobs.shape[1]] = logprobs.to(result.dtype)
-        return result
+                part = completion_logprobs(
+                    model, batch.select(rows), temperature=self.temperature, packed=self.is_packed
+                )
+            for whole, piece in zip((logprobs, entropies), part, strict=True):
+                whole[rows, : piece.shape[1]] = piece.to(whole)
+        return logprobs, entropies
+
+    def move_reference(self, share: float) -> None:
+        """Let the reference follow the policy: by nothing (0), by a share, or all the way (1)."""
+        if share and self.reference is not None:
+            move_reference(self.reference, self._model, share=share)
 
     def microbatches(self, update: Batch) -> Iterator[Batch]:
         """The rows of an update in parts of at most ``tokens_per_microbatch`` tokens, counted as they are computed."""
@@ -140,7 +149,7 @@ class Policy:
         Without any gradient (no group of the update has a signal) nothing moves, and the update is counted as skipped.
         """
         if all(parameter.grad is None for parameter in self._trained()):
-            return {"policy/skipped_updates": Mean(1, 1)}
+            return {"policy/skipped_updates": Mean(1, 1), "policy/loss": Mean(0, 1)}
         rate = self.settings.rate(self.num_updates)
         limit = self.settings.max_gradient_norm or math.inf
         norm = float(nn.utils.clip_grad_norm_(self._trained(), limit))
@@ -158,6 +167,7 @@ class Policy:
             "policy/gradient_norm": Mean(norm, 1),
             "policy/learning_rate": Mean(rate, 1),
             "policy/skipped_updates": Mean(0, 1),
+            "policy/loss": Mean(0, 1),  # the microbatches gave the sum
         }
 
     def _trained(self) -> Iterable[nn.Parameter]:

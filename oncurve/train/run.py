@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import sys
@@ -90,6 +91,10 @@ class Run:
         """Add statistics of a microbatch or an update; they are averaged when the step ends, and not before."""
         for key, mean in statistics.items():
             self._sums[key] = self._sums[key] + mean if key in self._sums else mean
+
+    def mean(self, key: str) -> float:
+        """The mean of a statistic over the step so far; NaN if there is none."""
+        return self._sums[key].value if key in self._sums else math.nan
 
     def measure(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
         """Measure everything that was sampled, and refuse to go on when too much of it could not be graded."""

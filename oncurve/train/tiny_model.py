@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    AddedToken,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 END_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
@@ -35,12 +43,13 @@ def tiny_tokenizer(texts: Iterable[str], *, num_merges: int = 400) -> PreTrained
     state = json.loads(learned.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=state["vocab"],
-        merges=[tuple(merge) for merge in state["merges"]],
+        merges=state["merges"],
         eos_token=END_TOKEN,
         pad_token=PAD_TOKEN,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    for tag in TAGS:
+        tokenizer.add_tokens(AddedToken(tag, special=False, normalized=False))
     return tokenizer
 
 
@@ -60,6 +69,8 @@ def tiny_model(
     ``init_std`` is three times the usual one: at 0.02 a model of this size never learned to copy the numbers of a
     question.
     """
+    end_id: Any = tokenizer.eos_token_id
+    pad_id: Any = tokenizer.pad_token_id
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -70,18 +81,16 @@ def tiny_model(
         max_position_embeddings=max_tokens,
         initializer_range=init_std,
         tie_word_embeddings=True,
-        rope_theta=10_000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=end_id,
+        pad_token_id=pad_id,
         dtype=torch.float32,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(do_sample=False, eos_token_id=end_id, pad_token_id=pad_id)
     return model
 
 

@@ -35,7 +35,8 @@ def trl_messages(completions: list[list[dict[str, str]]], **kwargs: Any) -> list
 
 
 def trl_chat_prompts(prompts: list[list[dict[str, str]]], completions: list[list[dict[str, str]]]) -> list[float]:
-    return [float(prompt[-1]["content"] == "hi") * len(c[-1]["content"]) for prompt, c in zip(prompts, completions, strict=True)]
+    pairs = zip(prompts, completions, strict=True)
+    return [len(said[-1]["content"]) if asked[-1]["content"] == "hi" else 0.0 for asked, said in pairs]
 
 
 def trl_none(completions: list[str], **kwargs: Any) -> list[float | None]:

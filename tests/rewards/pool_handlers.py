@@ -14,7 +14,7 @@ def echo(payload: Any) -> Any:
     return payload
 
 
-def misbehave(payload: dict[str, Any]) -> Any:
+def misbehave(payload: dict[str, Any]) -> Any:  # noqa: C901, PLR0912
     """Does what the payload says, badly."""
     match payload["do"]:
         case "return":

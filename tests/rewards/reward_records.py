@@ -14,11 +14,16 @@ STEADY = settings(deadline=None, derandomize=True, database=None)
 
 
 def prompt_of(
-    answer: object = "5", *, index: int = 0, text: str = "2 + 3? <think>", row: Mapping[str, Any] | None = None, **kwargs: Any
+    answer: object = "5",
+    *,
+    index: int = 0,
+    text: str = "2 + 3? <think>",
+    row: Mapping[str, Any] | None = None,
+    messages: tuple[Mapping[str, str], ...] | None = None,
 ) -> Prompt:
     """A prompt whose row holds the reference answer."""
     columns = {"answer": answer} if row is None else row
-    return Prompt(text=text, prompt_ids=(1, index), index=index, row=columns, **kwargs)
+    return Prompt(text=text, prompt_ids=(1, index), index=index, row=columns, messages=messages)
 
 
 def completion_of(text: str, *, index: int = 0, prompt_index: int = 0, num_tokens: int = 3) -> Completion:

@@ -101,9 +101,7 @@ def test_only_what_follows_the_thinking_counts_unless_nothing_does() -> None:
     assert after_thinking("5") == "5"
 
 
-@pytest.mark.parametrize(
-    ("place", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("any", "3")]
-)
+@pytest.mark.parametrize(("place", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("any", "3")])
 def test_every_place_finds_its_own_answer(place: AnswerPlace, answer: str) -> None:
     assert find_answer("4 \\boxed{1}\n#### 2\n<answer> 3 </answer> 5", place) == answer
 

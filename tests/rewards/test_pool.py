@@ -111,7 +111,7 @@ def test_a_batch_ends_in_time_whatever_is_left() -> None:
 
 
 @LINUX_ONLY
-def test_workers_see_no_environment_no_torch_and_not_our_main(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_see_neither_environment_nor_torch(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "canary")
     pool.close()
     facts = pool.map([{"do": "facts"}])[0].result

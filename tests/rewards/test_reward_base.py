@@ -40,8 +40,8 @@ def value(number: float, **parts: float) -> Reward:
     return Reward(value=number, parts=parts)
 
 
-def total(*terms: Term, **options: bool) -> Reward:
-    return WeightedSum(terms, **options)([prompt_of()], [completion_of("")])[0]
+def total(*terms: Term, limit_shaping: bool = True) -> Reward:
+    return WeightedSum(terms, limit_shaping=limit_shaping)([prompt_of()], [completion_of("")])[0]
 
 
 def test_the_value_is_the_weighted_sum_and_the_parts_are_not_weighted() -> None:

@@ -15,6 +15,7 @@ from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.r1_zero import R1Zero
 from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition, correctness_format_length
 
+ONE = Term(from_function(lambda completion: 1.0, name="one"))
 BOXED, TAGGED, HASHED = r"So \boxed{5}", "<think> a </think> <answer> 5 </answer>", "a\n#### 5"
 FUNCTIONS: dict[str, tuple[Callable[[], RewardFunction], str]] = {
     "mathematics": (lambda: Mathematics(timeout_seconds=0.5), BOXED),
@@ -27,13 +28,29 @@ FUNCTIONS: dict[str, tuple[Callable[[], RewardFunction], str]] = {
     "hash": (HashFormat, HASHED),
     "steps": (StepFormat, "1. a\n2. b"),
     "length": (lambda: LengthWindow(1, 10), "5"),
-    "overlong": (lambda: WeightedSum([Term(Overlong(10, 2)), Term(from_function(lambda completion: 1.0, name="one"))]), "5"),
-    "repetition": (lambda: WeightedSum([Term(Repetition(2)), Term(from_function(lambda completion: 1.0, name="one"))]), "5"),
+    "overlong": (lambda: WeightedSum([Term(Overlong(10, 2)), ONE]), "5"),
+    "repetition": (lambda: WeightedSum([Term(Repetition(2)), ONE]), "5"),
     "cosine": (lambda: CosineLength(Mathematics(), max_tokens=1_000_000), BOXED),
-    "shaped": (lambda: correctness_format_length(Mathematics(), BoxedFormat(), LengthWindow(1, 10), weights=(1.0, 0.0, 0.0)), BOXED),
+    "shaped": (
+        lambda: correctness_format_length(
+            Mathematics(), BoxedFormat(), LengthWindow(1, 10), weights=(0.8, 0.1, 0.1), only_if_correct=True
+        ),
+        BOXED,
+    ),
     "custom": (lambda: from_function(lambda completion, answer: float(completion == answer), name="custom"), "5"),
-}  # fmt: skip
-ODD_TEXTS = ["", " ", "\x00", "\ud800", "\u202e5", "é" * 100, "<answer>" * 1000, r"\boxed{" * 1000, "a" * 1_000_000, "5" * 100_000]
+}
+ODD_TEXTS = [
+    "",
+    " ",
+    "\x00",
+    "\ud800",
+    "\u202e5",
+    "é" * 100,
+    "<answer>" * 1000,
+    r"\boxed{" * 1000,
+    "a" * 10**6,
+    "5" * 10**5,
+]
 
 
 @pytest.fixture(params=FUNCTIONS)

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -154,7 +155,7 @@ def test_checkpointing_recomputes_every_layer_and_changes_no_gradient(
 def test_a_model_that_cannot_recompute_says_so(tokenizer: PreTrainedTokenizerFast, tiny_model: MakeModel) -> None:
     model = tiny_model("qwen2")
     model.model.layers = torch.nn.ModuleList()  # type: ignore[assignment]
-    with pytest.raises(TrainingError, match="policy.gradient_checkpointing to false"):
+    with pytest.raises(TrainingError, match="gradient_checkpointing to false"):
         Policy(model, tokenizer, optimizer=OptimizerSettings(), packing=False, gradient_checkpointing=True)
 
 
@@ -302,7 +303,7 @@ def test_a_linear_schedule_falls_to_zero_and_stays_there() -> None:
 def test_a_cosine_schedule_passes_half_in_the_middle() -> None:
     found = rates(schedule="cosine")
     assert (found[0], found[5], found[10]) == pytest.approx((1.0, 0.5, 0.0))
-    assert all(later < earlier for earlier, later in zip(found[:10], found[1:11], strict=True))
+    assert all(later < earlier for earlier, later in pairwise(found[:11]))
 
 
 def test_a_warm_up_longer_than_the_run_is_no_division_by_zero() -> None:

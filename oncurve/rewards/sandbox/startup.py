@@ -17,6 +17,7 @@ TierName = Literal["bubblewrap", "landlock"]
 ENVIRONMENT = {
     "HOME": "/tmp",
     "LC_ALL": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "2",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PATH": "/nowhere",

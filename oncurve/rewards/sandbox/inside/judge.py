@@ -26,6 +26,9 @@ Record = Callable[[str, str], None]
 """Takes how a test ended, "passed" or a kind of failure, and one line about it."""
 
 
+_KINDS = {AssertionError: "wrong", MemoryError: "memory"}
+
+
 class _Solution(ModuleType):
     """What test code imports as the program."""
 
@@ -75,7 +78,7 @@ class _Judge:
             if error.kind == "unsendable":
                 self._unsendable = error.text
             return error.kind, error.text
-        kind = "wrong" if isinstance(error, AssertionError) else "raised"
+        kind = next((name for kind, name in _KINDS.items() if isinstance(error, kind)), "raised")
         return kind, f"{type(error).__name__}: {text_of(error)}"
 
     def define(self) -> None:
