@@ -19,13 +19,15 @@ from typing import Any
 from rich.console import Console
 
 from oncurve.config.load import load_config, read_text
+from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation
 from oncurve.examine import evaluate_models
 from oncurve.observe.manifest import describe_run
+from oncurve.observe.plots import plot_curve
 from oncurve.observe.record import read_metrics
 from oncurve.recipes.find import find_recipe
 from oncurve.session import run_recipe
-from oncurve.train.coldstart import continue_coldstart
+from oncurve.train.coldstart import coldstart
 
 RECIPE = "word_problems"
 
@@ -39,6 +41,17 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
+def more_supervised(model: str, output: Path, *, seed: int, seconds: float) -> tuple[float, int, Path]:
+    """Train the base on more demonstrations for about so many seconds: seconds, updates, checkpoint."""
+    trial = 40
+    started = time.perf_counter()
+    coldstart(output.with_name(f"{output.name}-trial"), model=model, seed=seed, updates=trial)
+    updates = max(trial, round(trial * seconds / (time.perf_counter() - started)))
+    started = time.perf_counter()
+    folder = coldstart(output, model=model, seed=seed, updates=updates)
+    return time.perf_counter() - started, updates, folder
+
+
 def one_seed(seed: int, scratch: Path, console: Console, overrides: list[str]) -> dict[str, Any]:
     path = find_recipe(RECIPE)
     config = load_config(path, [f"run.seed={seed}", f"run.folder={scratch}", f"run.name=seed-{seed}", *overrides])
@@ -48,9 +61,7 @@ def one_seed(seed: int, scratch: Path, console: Console, overrides: list[str]) -
     assert result.trained is not None
     metrics = read_metrics(result.folder)
     grpo = metrics[-1]["time/elapsed_seconds"]
-    started = time.perf_counter()
-    control = continue_coldstart(scratch / f"control-{seed}", model=config.model, seed=seed + 1, seconds=grpo)
-    spent = time.perf_counter() - started
+    spent, updates, control = more_supervised(config.model, scratch / f"control-{seed}", seed=seed + 1, seconds=grpo)
     measured = evaluate_models(config, [str(control)], scratch / f"control-{seed}-evaluation", console=console)
     return {
         "seed": seed,
@@ -59,7 +70,9 @@ def one_seed(seed: int, scratch: Path, console: Console, overrides: list[str]) -
         "base": figures(result.base),
         "trained": figures(result.trained),
         "control_seconds": round(spent, 1),
+        "control_updates": updates,
         "control": figures(measured[0]),
+        "table": compare(result.base, result.trained).text(),
         "curve": [
             {"step": row["step"], "correct": row["evaluation/correct_fraction"]}
             for row in metrics
@@ -80,7 +93,15 @@ def main() -> None:
     seeds = [one_seed(seed, scratch, console, arguments.overrides) for seed in arguments.seeds]
     record = {"recipe": RECIPE, "overrides": arguments.overrides, "seeds": seeds, "run": describe_run()}
     arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    console.print_json(json.dumps([{k: v for k, v in seed.items() if k != "curve"} for seed in seeds]))
+    console.print_json(json.dumps([{k: v for k, v in seed.items() if k not in ("curve", "table")} for seed in seeds]))
+    curves = {
+        f"seed {seed['seed']}": [
+            {"step": point["step"], "evaluation/correct_fraction": point["correct"]} for point in seed["curve"]
+        ]
+        for seed in seeds
+    }
+    picture = Path(__file__).parents[1] / "docs" / "pictures" / "demo.png"
+    plot_curve(curves, picture, title="Held-out accuracy of the demo", subtitle="greedy, 128 problems")
     if arguments.keep is None:
         shutil.rmtree(scratch)
 

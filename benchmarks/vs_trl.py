@@ -65,7 +65,7 @@ class Ours:
         tokenizer = word_tokenizer(folder)
         self.policy = Policy(model, tokenizer, optimizer=OptimizerSettings(learning_rate=LEARNING_RATE))
         self.engine = Engine(SamplingParams(max_completion_tokens=NEW_TOKENS))
-        self.algorithm = build_algorithm("grpo", normalize="token_mean", group_size=GROUP_SIZE, max_completion_tokens=NEW_TOKENS)
+        self.algorithm = build_algorithm("dapo", group_size=GROUP_SIZE, max_completion_tokens=NEW_TOKENS)
         self.prompts, _ = render_prompts(rows, tokenizer, template="question_only")
         self.tokens = 0
 
@@ -76,7 +76,7 @@ class Ours:
         sampled = time.perf_counter()
         rewards = stack_rewards(groups, score(groups, CoinReward()))
         batch = collate(groups, self.algorithm.advantages(rewards))
-        for microbatch in batch.split_tokens(self.policy.tokens_per_microbatch):
+        for microbatch in self.policy.microbatches(batch.with_signal()):
             logprobs, entropy = self.policy.logprobs(microbatch)
             loss, _ = self.algorithm.loss(logprobs, entropy, microbatch)
             self.policy.backward(loss)

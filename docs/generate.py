@@ -1,30 +1,86 @@
-"""Which pages are made from code? Run this after changing what they show: python docs/generate.py"""
+"""Which pages are made from code and results? Run this after changing what they show: python docs/generate.py"""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from oncurve.algorithm.document import algorithms_markdown
 from oncurve.observe.metrics import glossary_markdown
 
-PAGES: dict[str, Callable[[], str]] = {"metrics.md": glossary_markdown}
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "benchmarks" / "results" / "demo.json"
 
 
-def main() -> int:
-    """Write the pages; with --check, only say which ones are out of date."""
-    folder = Path(__file__).parent
-    stale = [name for name, render in PAGES.items() if not _is_current(folder / name, render())]
-    for name in stale:
-        sys.stdout.write(f"docs/{name} {'is out of date' if '--check' in sys.argv else 'written'}\n")
-        if "--check" not in sys.argv:
-            (folder / name).write_text(PAGES[name](), encoding="utf-8")
-    return int(bool(stale) and "--check" in sys.argv)
+def readme() -> str:
+    """The README with the loop as it is and the figures as they were measured."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    loop = (ROOT / "oncurve" / "train" / "loop.py").read_text(encoding="utf-8")
+    body = loop[loop.index("def train(") :].strip()
+    text = _fill(text, "loop", f"```python\n{body}\n```")
+    if DEMO.is_file():
+        demo = json.loads(DEMO.read_text(encoding="utf-8"))
+        text = _fill(text, "demo", f"```\n{demo['seeds'][0]['table'].strip()}\n```")
+        text = _fill(text, "results", _results(demo))
+    return text
 
 
-def _is_current(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text(encoding="utf-8") == text
+def _results(demo: dict[str, Any]) -> str:
+    lines = [
+        "| seed | base | trained | control | any format: before, after | bad format: before, after | GRPO | command |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for seed in demo["seeds"]:
+        base, trained, control = seed["base"], seed["trained"], seed["control"]
+        lines.append(
+            f"| {seed['seed']} | {base['correct_fraction']:.1%} | **{trained['correct_fraction']:.1%}** "
+            f"| {control['correct_fraction']:.1%} "
+            f"| {base['any_format_fraction']:.1%}, {trained['any_format_fraction']:.1%} "
+            f"| {base['bad_format_fraction']:.1%}, {trained['bad_format_fraction']:.1%} "
+            f"| {seed['grpo_seconds']:.0f} s | {seed['whole_command_seconds']:.0f} s |"
+        )
+    hardware, code = demo["run"]["hardware"], demo["run"]["code"]
+    count = demo["seeds"][0]["base"]["num_examples"]
+    lines.append(
+        f"\nOf {count:.0f} held-out problems, greedy; {hardware['cpu_cores']} cores of {hardware['cpu']}; "
+        f"commit {str(code['commit'])[:12]}."
+    )
+    return "\n".join(lines)
+
+
+def _fill(text: str, name: str, content: str) -> str:
+    """Replace what stands between the markers of a name."""
+    pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
+    return pattern.sub(lambda match: match.group(1) + content + "\n" + match.group(2), text)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/metrics.md": glossary_markdown,
+    "docs/algorithms.md": algorithms_markdown,
+    "README.md": readme,
+}
+
+
+def stale() -> list[str]:
+    """Pages that do not show what they are made from."""
+    found: list[str] = []
+    for name, make in PAGES.items():
+        path = ROOT / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != make():
+            found.append(name)
+    return found
+
+
+def main() -> None:
+    """Write the pages that are out of date."""
+    for name in stale():
+        (ROOT / name).write_text(PAGES[name](), encoding="utf-8")
+        sys.stdout.write(f"{name} written\n")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -135,6 +135,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 @app.command()
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
+    task: Annotated[str, typer.Option(help="What it learns: word_problems or programs.")] = "word_problems",
     seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.")] = 0,
     updates: Annotated[int | None, typer.Option(help="Optimizer updates; the shipped model's if omitted.")] = None,
     model: Annotated[str | None, typer.Option(help="Go on from this checkpoint instead of from nothing.")] = None,
@@ -146,7 +147,7 @@ def coldstart(
     quiet_libraries()
     from oncurve.examine import build_base
 
-    build_base(output, seed=seed, updates=updates, model=model, console=console())
+    build_base(output, task=task, seed=seed, updates=updates, model=model, console=console())
 
 
 @app.command()

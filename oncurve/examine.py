@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -132,15 +132,19 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     return True
 
 
-def build_base(output: Path, *, seed: int, updates: int | None, model: str | None, console: Console) -> None:
+def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:
     """The cold start, with a progress bar."""
-    from oncurve.train.coldstart import UPDATES, coldstart
+    from oncurve.train.coldstart import UPDATES, Task, coldstart
 
+    if task not in get_args(Task):
+        raise ConfigError(f"--task {task}: there is no such task. Use one of {', '.join(get_args(Task))}")
     with bar(console) as progress:
-        task = progress.add_task("supervised training", total=updates or UPDATES)
+        shown = progress.add_task("supervised training", total=updates or UPDATES)
 
         def show(done: int, total: int, loss: float) -> None:
-            progress.update(task, completed=done, total=total, description=f"supervised training, loss {loss:.3f}")
+            progress.update(shown, completed=done, total=total, description=f"supervised training, loss {loss:.3f}")
 
-        folder = coldstart(output, seed=seed, updates=updates or UPDATES, model=model, on_progress=show)
+        folder = coldstart(
+            output, task=cast("Task", task), seed=seed, updates=updates or UPDATES, model=model, on_progress=show
+        )
     console.print(f"checkpoint: {folder}", highlight=False)

@@ -12,8 +12,12 @@ from oncurve.config.schema import (
     CustomReward,
     DataSection,
     FormatReward,
+    LengthReward,
     MathematicsReward,
+    OverlongReward,
+    ProgramsReward,
     R1ZeroReward,
+    RepetitionReward,
     Reward,
     WordProblemsData,
 )
@@ -166,12 +170,36 @@ def make_reward(reward: Reward) -> RewardFunction:
             from oncurve.rewards.mathematics import Mathematics
 
             return Mathematics(
-                answer_from=reward.answer_from, scale=reward.scale, timeout_seconds=reward.timeout_seconds
+                answer_from=reward.answer_from,
+                scale=reward.scale,
+                partial=reward.partial,
+                timeout_seconds=reward.timeout_seconds,
             )
         case FormatReward():
             from oncurve.rewards.formats import TagFormat
 
-            return TagFormat(tags=reward.tags)
+            return TagFormat(tags=reward.tags, per_tag=reward.per_tag)
+        case ProgramsReward():
+            from oncurve.rewards.programs import Programs
+
+            return Programs(
+                scale=reward.scale,
+                require_fence=reward.require_fence,
+                allow=reward.isolation,
+                cpu_seconds=reward.cpu_seconds,
+            )
+        case LengthReward():
+            from oncurve.rewards.shaping import LengthWindow
+
+            return LengthWindow(reward.min_tokens, reward.max_tokens)
+        case OverlongReward():
+            from oncurve.rewards.shaping import Overlong
+
+            return Overlong(reward.max_tokens, reward.buffer_tokens)
+        case RepetitionReward():
+            from oncurve.rewards.shaping import Repetition
+
+            return Repetition()
         case CustomReward():
             from oncurve.rewards.custom import from_function, load_function
 
@@ -226,6 +254,8 @@ def check_algorithm(config: Config) -> list[Finding]:
         min_p=config.rollouts.min_p,
         max_completion_tokens=config.rollouts.max_completion_tokens,
         masks_truncated=config.algorithm.mask_truncated,
+        punishes_length=any(isinstance(reward, OverlongReward) for reward in config.rewards),
+        num_reward_parts=len(config.rewards),
         negative_rewards=any(
             getattr(reward, "scale", None) == "signed" or reward.weight < 0 for reward in config.rewards
         ),

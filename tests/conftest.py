@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,9 @@ import pytest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from oncurve.records import Group, Prompt
+    from oncurve.algorithm.algorithm import Algorithm
+    from oncurve.records import Completion, Group, Prompt, Reward
+    from oncurve.rollouts.base import SamplingParams
     from oncurve.train.policy import Policy
 
 ARCHITECTURES = ("qwen2", "llama", "gpt2")
@@ -169,3 +173,63 @@ def random_groups() -> Callable[..., list[Group]]:
         ]
 
     return make
+
+
+@dataclass(frozen=True)
+class RewardBy:
+    """A reward function that gives 1 where a test says so and 0 elsewhere."""
+
+    is_right: Callable[[Prompt, Completion], bool]
+    name: str = "right"
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        from oncurve.records import Reward
+
+        values = [float(self.is_right(p, c)) for p, c in zip(prompts, completions, strict=True)]
+        return [Reward(value, parts={"correct": value}) for value in values]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def train_in(tmp_path: Path) -> Callable[..., Any]:
+    """The loop of the product with the engine, in a folder of the test; gives back the run."""
+    from rich.console import Console
+
+    from oncurve.data.curriculum import Curriculum
+    from oncurve.observe.progress import Progress
+    from oncurve.observe.record import RunFolder
+    from oncurve.rollouts.engine.engine import Engine
+    from oncurve.train.loop import train
+    from oncurve.train.run import Run
+
+    def start(
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        is_right: Callable[[Prompt, Completion], bool],
+        algorithm: Algorithm,
+        sampling: SamplingParams,
+        *,
+        steps: int,
+        prompts_per_step: int,
+        updates_per_step: int = 1,
+        folder: str = "run",
+        **options: Any,
+    ) -> Run:
+        rows = prompts_per_step * algorithm.group_size
+        quiet = Console(file=io.StringIO())
+        with RunFolder(tmp_path / folder) as place, Progress(steps, console=quiet) as progress:
+            run = Run(
+                place,
+                progress,
+                total_steps=steps,
+                completions_per_step=rows,
+                completions_per_update=rows // updates_per_step,
+                **options,
+            )
+            data = Curriculum(prompts, prompts_per_step, seed=0)
+            train(policy, Engine(sampling), data, RewardBy(is_right), algorithm, run)
+        return run
+
+    return start

@@ -110,3 +110,31 @@ def test_rewards_of_numbers_mark_what_was_not_graded() -> None:
     rewards = Rewards.of([[1.0, None], [0.0, 0.5]])
     assert rewards.graded.tolist() == [[True, False], [True, True]]
     assert rewards.values.tolist() == [[1.0, 0.0], [0.0, 0.5]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    groups=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6), budget=st.integers(1, 90)
+)
+def test_rows_that_share_a_prompt_cost_their_own_tokens(groups: list[tuple[int, int]], budget: int) -> None:
+    prompts = [prompt for prompt, _ in groups for _ in range(2)]
+    completions = [1 + (longest + place) % 9 for _, longest in groups for place in range(2)]
+    batch = make_batch(prompts, completions)
+    parts = [part.tolist() for part in batch.plan_microbatches(budget, share_prompts=True)]
+    assert [row for part in parts for row in part] == list(range(len(batch)))
+
+    def cost(rows: list[int]) -> int:
+        return sum(prompts[row] for row in {row // 2 * 2 for row in rows}) + sum(completions[row] for row in rows)
+
+    for part, following in zip(parts, [*parts[1:], []], strict=True):
+        assert cost(part) <= budget or len(part) == 1
+        assert not following or cost([*part, following[0]]) > budget
+
+
+def test_rows_without_an_advantage_can_be_left_out_and_still_count() -> None:
+    batch = make_batch([3, 1, 2, 2], [2, 5, 1, 4])
+    kept = batch.with_signal()  # the first row has advantage 0
+    assert [row_of(kept, place) for place in range(3)] == [row_of(batch, place) for place in (1, 2, 3)]
+    assert kept.size == batch.size
+    nothing = kept.select(torch.tensor([], dtype=torch.long))
+    assert list(nothing.split_tokens(100)) == list(nothing.split_tokens(100, share_prompts=True)) == []

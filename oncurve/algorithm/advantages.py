@@ -153,8 +153,9 @@ def multi_objective(
         s_i = sum_k weight_k (r_ki - mean(r_k)) / (std(r_k) + epsilon)
         A_i = (s_i - mean_batch(s)) / (std_batch(s) + epsilon)        GDPO, arXiv:2601.05242
 
-    A part of small range counts as much as one of large range. ``weights`` names the parts that count; None takes every
-    part once. The reward itself is not used.
+    A part of small range counts as much as one of large range. Where parts nearly cancel in a whole batch, the second
+    division blows up what is left. ``weights`` names the parts that count; None takes every part once. The reward
+    itself is not used.
 
     Raises ValueError for a group of one, for rewards without parts, and for a weight whose part does not exist.
     """

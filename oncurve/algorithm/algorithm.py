@@ -184,7 +184,7 @@ class Algorithm:
         logprobs, entropy = torch.where(mask, logprobs, 0.0), torch.where(mask, entropy, 0.0)
         trainer = logprobs.detach() if microbatch.old_logprobs is None else microbatch.old_logprobs
         old = microbatch.sampler_logprobs if self.old_logprobs == "sampler" else trainer
-        old = torch.where(mask, old, 0.0)
+        old = torch.where(mask, old, 0.0)  # what stands in the padding must not reach a ratio of a whole completion
         per_token = self.token_loss(logprobs, old, microbatch.advantages, mask)
         weights = None if self.correction is None else self.correction(trainer, microbatch.sampler_logprobs, mask)
         per_token = self._weigh(per_token, weights, microbatch)
@@ -245,7 +245,7 @@ class Algorithm:
             measured = ratio if self.ratio_level == "token" else sequence_ratio(logprobs - old, mask).expand_as(ratio)
             summed["policy/clip_fraction"] = self.limited(measured, microbatch.advantages)
         if weights is not None:
-            summed["mismatch/corrected_fraction"] = weights != mismatch
+            summed |= {"mismatch/weight_mean": weights, "mismatch/dropped_fraction": weights == 0}
         if reference is not None:
             summed["policy/kl"] = k3(logprobs, reference)
         extra = [mask, torch.where(mask, mismatch, 0.0), torch.where(mask, mismatch**2, 0.0)]

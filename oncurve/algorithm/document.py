@@ -79,9 +79,10 @@ INTRODUCTION = """# Algorithms
 
 An algorithm is a row of choices: how rewards become advantages, what a token contributes to the loss, and what the sum
 is divided by. `algorithm: {type: dapo}` in a recipe takes a row, and every choice in it can be replaced:
-`algorithm: {type: dapo, normalize: constant, clip_high: 0.3}`. A function of your own takes the place of a name, as in
-`loss: {type: custom, function: "my_losses.py:hinge"}`; it gets `(logprobs, old_logprobs, advantages, mask)` and returns
-one number per token. This page is made from `oncurve/algorithm/table.py` and the docstrings of the functions.
+`algorithm: {type: dapo, normalize: constant, clip_high: 0.3}`. A loss of your own is named by
+`algorithm: {type: custom, function: "my_losses.py:hinge"}`: it gets `(logprobs, old_logprobs, advantages, mask)` and
+returns one number per token; everything else is then the row `grpo`. `advantage_function` does the same for advantages.
+This page is made from `oncurve/algorithm/table.py` and the docstrings of the functions.
 
 r_i is the reward of completion i of a group of G, A_i its advantage, o_i its tokens, p_t the probability of a token
 now, p_old,t when it was sampled, w_t = p_t / p_old,t, sg[.] what is taken as a constant."""

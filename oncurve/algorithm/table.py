@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 AdvantageName = Literal[
     "group_std",
@@ -338,6 +338,18 @@ PRESETS: dict[str, Row] = {
 _DESCRIPTIONS = ("paper", "changes", "use_when", "differs")
 CHOICES: tuple[str, ...] = tuple(field.name for field in fields(Row) if field.name not in _DESCRIPTIONS)
 """What a recipe can replace in a row."""
+VALUES: dict[str, tuple[str, ...]] = {
+    "advantage": get_args(AdvantageName),
+    "loss": get_args(LossName),
+    "normalize": get_args(NormalizerName),
+    "kl_in": ("loss", "reward"),
+    "kl_estimator": get_args(KLName),
+    "reference": get_args(ReferenceName),
+    "old_logprobs": get_args(OldName),
+    "correction": get_args(CorrectionName),
+    "correction_level": get_args(CorrectionLevel),
+}
+"""The choices that are names, and the names that there are."""
 
 
 def resolve(name: str, *, scale_by_std: bool | None = None, **choices: Any) -> Row:
@@ -348,7 +360,7 @@ def resolve(name: str, *, scale_by_std: bool | None = None, **choices: Any) -> R
     >>> resolve("dapo", clip_low=None, normalize="constant").normalize
     'constant'
 
-    Raises ValueError for a name or a choice that does not exist.
+    Raises ValueError for a name, a choice or a value that does not exist.
     """
     if name not in PRESETS:
         raise ValueError(f"there is no algorithm {name!r}{_nearest(name, PRESETS)}. There are: {', '.join(PRESETS)}")
@@ -360,6 +372,10 @@ def resolve(name: str, *, scale_by_std: bool | None = None, **choices: Any) -> R
     if loss is not None:
         given["loss"] = loss
         given |= {} if needed is None else {"advantage": needed}
+    for key, values in VALUES.items():
+        if key in given and given[key] not in values:
+            hint = _nearest(str(given[key]), values)
+            raise ValueError(f"there is no {key} {given[key]!r}{hint}. There are: {', '.join(values)}")
     row = replace(PRESETS[name], **given)
     if scale_by_std is None or row.advantage == "raw":
         return row

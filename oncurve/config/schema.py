@@ -119,8 +119,17 @@ class WordProblemsData(DataSection):
     """Which levels of difficulty."""
 
 
+class ProgramProblemsData(DataSection):
+    """Small functions to write, with tests, made on the spot: no file and no network."""
+
+    type: Literal["program_problems"] = "program_problems"
+    template: str = "program"
+    limit: PositiveInt = 1000  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many problems to make."""
+
+
 Data = Annotated[
-    JsonlData | HubData | Gsm8kData | MathData | WordProblemsData,
+    JsonlData | HubData | Gsm8kData | MathData | WordProblemsData | ProgramProblemsData,
     Field(discriminator="type"),
 ]
 
@@ -165,8 +174,10 @@ class MathematicsReward(RewardSection):
     type: Literal["mathematics"] = "mathematics"
     answer_from: Literal["boxed", "answer_tag", "hash", "any"] = "any"
     """Where the final answer stands: the last boxed expression, the answer tag, after ####, or any of them."""
-    scale: Literal["binary", "signed"] = "binary"
-    """0 and 1, or -1 and +1."""
+    scale: Literal["binary", "signed", "graded"] = "binary"
+    """0 and 1; -1 and +1; or 0, ``partial`` and 1."""
+    partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """graded: what the right value in the wrong place pays."""
     timeout_seconds: PositiveFloat = 3.0
 
 
@@ -175,6 +186,44 @@ class FormatReward(RewardSection):
 
     type: Literal["format"] = "format"
     tags: tuple[str, str] = ("think", "answer")
+    per_tag: bool = False
+    """Credit for each tag that stands right, instead of all or nothing."""
+
+
+class ProgramsReward(RewardSection):
+    """The program in the completion passes the tests of its row, run in a sandbox."""
+
+    type: Literal["programs"] = "programs"
+    scale: Literal["binary", "pass_rate"] = "binary"
+    """1 only if all tests pass, or the share that does."""
+    require_fence: bool = True
+    """Only a fenced block is a program; false takes the whole completion where there is none."""
+    isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
+    """The weakest isolation that you accept; see docs/rewards.md."""
+    cpu_seconds: PositiveInt = 3
+    """Processor time for all tests of one program."""
+
+
+class LengthReward(RewardSection):
+    """1 while a completion has between min and max tokens, less outside."""
+
+    type: Literal["length"] = "length"
+    min_tokens: NonNegative = 0
+    max_tokens: PositiveInt = 512
+
+
+class OverlongReward(RewardSection):
+    """DAPO's soft penalty: 0 down to -1 over the last tokens before the limit."""
+
+    type: Literal["overlong"] = "overlong"
+    max_tokens: PositiveInt = 512
+    buffer_tokens: PositiveInt = 128
+
+
+class RepetitionReward(RewardSection):
+    """A penalty for saying the same words again."""
+
+    type: Literal["repetition"] = "repetition"
 
 
 class CustomReward(RewardSection):
@@ -186,7 +235,14 @@ class CustomReward(RewardSection):
 
 
 Reward = Annotated[
-    R1ZeroReward | MathematicsReward | FormatReward | CustomReward,
+    R1ZeroReward
+    | MathematicsReward
+    | FormatReward
+    | ProgramsReward
+    | LengthReward
+    | OverlongReward
+    | RepetitionReward
+    | CustomReward,
     Field(discriminator="type"),
 ]
 
@@ -199,7 +255,7 @@ class AlgorithmSection(Section):
     group_size: int = 8
     """Completions per prompt, G."""
     function: str | None = None
-    """custom: module:name or path/to/file.py:name of (logprobs, old_logprobs, advantages, mask) -> loss [B, T]."""
+    """With type custom: module:name or path/to/file.py:name of (logprobs, old_logprobs, advantages, mask) -> loss [B, T]."""
     advantage_function: str | None = None
     """module:name or path/to/file.py:name of (rewards) -> advantages [P, G], in place of ``advantage``."""
     advantage: AdvantageName | None = None

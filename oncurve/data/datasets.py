@@ -21,7 +21,7 @@ from oncurve.rewards.answers import last_boxed
 
 logger = logging.getLogger(__name__)
 
-DatasetType = Literal["word_problems", "gsm8k", "math", "jsonl", "huggingface"]
+DatasetType = Literal["word_problems", "program_problems", "gsm8k", "math", "jsonl", "huggingface"]
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -56,6 +56,7 @@ def load_rows(
     list of values), adapt, drop repeated questions, shuffle by ``seed``, cut to ``limit``.
 
     - "word_problems": the embedded task; ``limit`` problems of ``levels``, generated from ``seed``;
+    - "program_problems": functions to write, with tests; ``limit`` problems, generated from ``seed``;
     - "gsm8k": the answer is what follows "####", 1,000 written as 1000; what stands before it is "solution";
     - "math": "problem" is the question; the answer is its column or else the last balanced box of "solution";
     - "jsonl": one JSON object per line;
@@ -71,8 +72,8 @@ def load_rows(
         raise ConfigError(f"data.type: there is no {type!r}. {hint}Use one of {listed(DATASET_TYPES)}.")
     if limit is not None and limit < 1:
         raise ConfigError(f"data.limit is {limit}. Keep at least one row, or leave it out to keep all.")
-    if type == "word_problems":
-        located = read_generated(split, limit, seed=seed, levels=levels)
+    if type in ("word_problems", "program_problems"):
+        located = read_generated(type, split, limit, seed=seed, levels=levels)
     else:
         located = read_stored(type, path, split=split, subset=subset, revision=revision)
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]

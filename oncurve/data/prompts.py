@@ -129,6 +129,7 @@ TEMPLATES: dict[str, Template] = {
             completion="\n<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>",
         ),
         Template(name="question_only", completion=_BOXED),
+        Template(name="program", turn="User: {user}\nAssistant:", completion=" ```python\n{answer}\n```"),
     )
 }
 """The templates that a recipe can name. The wording is ours: for numbers that compare with a published prompt,

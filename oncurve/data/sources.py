@@ -8,7 +8,7 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from oncurve.errors import ConfigError, DataError
 
@@ -42,16 +42,24 @@ def read_json_lines(path: str | Path) -> list[tuple[int, Row]]:
     return [(number, _parsed(f"{path}, line {number}", line)) for number, line in numbered]
 
 
-def read_generated(split: str, count: int | None, *, seed: int, levels: tuple[int, ...]) -> list[Located]:
-    """The embedded word problems of a split as rows.
+def read_generated(type: str, split: str, count: int | None, *, seed: int, levels: tuple[int, ...]) -> list[Located]:
+    """The generated problems of a split as rows: "word_problems" or "program_problems".
 
     Raises ConfigError without a count, DataError for a split or level that does not exist.
     """
-    from oncurve.data.word_problems import Split, word_problems
-
     if count is None:
-        raise ConfigError("data.limit: word problems are generated. Say how many, for example limit: 2000.")
-    problems = word_problems(cast(Split, split), count, seed=seed, levels=levels)
+        raise ConfigError(f"data.limit: {type} are generated. Say how many, for example limit: 2000.")
+    if split not in ("train", "validation", "test"):
+        raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
+    known = cast(Literal["train", "validation", "test"], split)
+    if type == "program_problems":
+        from oncurve.data.program_problems import program_problems
+
+        programs = program_problems(known, count, seed=seed)
+        return [(f"program problem {number}", asdict(problem)) for number, problem in enumerate(programs, 1)]
+    from oncurve.data.word_problems import word_problems
+
+    problems = word_problems(known, count, seed=seed, levels=levels)
     return [(f"word problem {number}", asdict(problem)) for number, problem in enumerate(problems, 1)]
 
 

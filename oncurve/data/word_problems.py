@@ -32,9 +32,6 @@ MIXTURE = (0.24, 0.52, 0.24)
 LEVELS = (1, 2, 3, 4)
 """One, two and three sums or differences below 100; 4: a product of two digits by one digit, then one or two sums."""
 
-WRONG_BY = (-20, -10, -9, -2, -1, 1, 2, 9, 10, 20)
-"""How far a wrong equation of an answer key is off."""
-
 MAX_TRIES = 5_000
 """Draws without a new problem after which a split counts as exhausted."""
 
@@ -102,12 +99,13 @@ def demonstrations(
     seed: int = 0,
     levels: tuple[int, ...] = (1, 2),
     habit: float = 0.6,
-    wrong_key_fraction: float = 0.5,
+    wrong_key_fraction: float = 0.65,
 ) -> list[tuple[str, str]]:
     """Imperfect answers to train problems, as (prompt, completion), from three sources.
 
     - textbook: the steps, then the answer in its tags;
-    - answer key: equations without steps, then the answer in its tags; ``wrong_key_fraction`` of the keys are wrong;
+    - answer key: equations without steps, then the answer in its tags; ``wrong_key_fraction`` of the keys have the
+      carry of their last equation wrong;
     - forum: the steps, but no tags.
 
     With probability ``habit`` the source is the one of the question's register, else one of the three by ``MIXTURE``.
@@ -129,21 +127,30 @@ def _completion(draft: _Draft, source: Source, rng: Random, wrong_key_fraction: 
         case "forum":
             return draft.problem.solution
         case "answer_key":
-            return _answer_key(draft.steps, rng, is_wrong=rng.random() < wrong_key_fraction)
+            return _answer_key(draft.steps, is_wrong=rng.random() < wrong_key_fraction)
 
 
-def _answer_key(steps: tuple[_Step, ...], rng: Random, *, is_wrong: bool) -> str:
-    """The bare equations; a wrong key errs in one of them and carries the error on."""
-    wrong_from = rng.randrange(len(steps)) if is_wrong else len(steps)
-    lowest = min((step.result for step in steps[wrong_from:]), default=0)
-    error = rng.choice([shift for shift in WRONG_BY if shift + lowest >= 0])
-    equations = []
-    for place, step in enumerate(steps):
-        left = step.left + (error if place > wrong_from else 0)
-        result = step.result + (error if place >= wrong_from else 0)
-        equations.append(f"{left}{step.sign}{step.right}={result}")
-    answer = steps[-1].result + (error if is_wrong else 0)
-    return _tagged(", ".join(equations) + ".", str(answer))
+def _answer_key(steps: tuple[_Step, ...], *, is_wrong: bool) -> str:
+    """The bare equations; a wrong key has the last one wrong."""
+    results = [step.result for step in steps]
+    if is_wrong:
+        results[-1] = _slip(steps[-1])
+    equations = [f"{step.left}{step.sign}{step.right}={result}" for step, result in zip(steps, results, strict=True)]
+    return _tagged(", ".join(equations) + ".", str(results[-1]))
+
+
+def _slip(step: _Step) -> int:
+    """The result with the carry wrong: forgotten where there is one, made up where there is none.
+
+    The slip of an operation is always the same one. Whoever imitates keys that are wrong more often than right
+    learns to be wrong, and no amount of imitation helps.
+
+    >>> _slip(_Step(23, "+", 48, 71)), _slip(_Step(67, "-", 52, 15))
+    (61, 5)
+    """
+    has_carry = step.result % 10 != (step.left % 10) + (step.right % 10 if step.sign == "+" else -(step.right % 10))
+    goes_down = has_carry == (step.sign == "+")
+    return step.result - 10 if goes_down and step.result >= 10 else step.result + 10
 
 
 def _prompt(problem: WordProblem) -> str:

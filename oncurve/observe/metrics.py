@@ -140,7 +140,8 @@ _POLICY = (
     Metric(
         "policy/entropy",
         "nats",
-        "entropy of the next-token distribution, mean over completion tokens",
+        "entropy of the next-token distribution, mean over the tokens that were trained on: rows with an advantage of "
+        "zero are not computed unless a KL or entropy term needs them",
         "falls slowly; near 0 means that the completions of a group have become the same",
     ),
     Metric(
@@ -158,7 +159,7 @@ _POLICY = (
     Metric(
         "policy/clip_fraction",
         "fraction",
-        "completion tokens whose gradient the clipping removed",
+        "trained tokens whose gradient the clipping removed; for a capped loss such as cispo, tokens at the cap",
         "0 with one update per batch; below 0.2 otherwise",
     ),
     Metric(
@@ -168,7 +169,13 @@ _POLICY = (
         "steady; spikes ask for a lower learning rate",
     ),
     Metric("policy/learning_rate", "1", "learning rate of the last update of the step", "-"),
-    Metric("policy/skipped_updates", "count", "updates that were left out because the gradient was not finite", "0"),
+    Metric(
+        "policy/skipped_updates",
+        "fraction",
+        "updates of the step that were left out because no group of theirs had a signal",
+        "0; above it, nothing is learned from those groups",
+    ),
+    Metric("policy/entropy_coef", "1", "weight of the entropy bonus that was applied", "-"),
 )
 
 _MISMATCH = (
@@ -185,6 +192,8 @@ _MISMATCH = (
         "above 0.9",
     ),
     Metric("mismatch/max_ratio", "1", "largest trainer/sampler probability ratio of a token", "below 2"),
+    Metric("mismatch/weight_mean", "1", "mean weight of the correction; only with one", "near 1"),
+    Metric("mismatch/dropped_fraction", "fraction", "tokens that the correction left out; only with one", "below 0.05"),
 )
 
 _EVALUATION = (

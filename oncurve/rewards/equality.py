@@ -33,6 +33,8 @@ _ASSIGNMENT = re.compile(
     r"(?:\\text\{[^{}]*\}|[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?'?|\\[a-z]+)\s*(?:=|\\in(?![a-zA-Z]))\s*"
 )
 _EQUATION = re.compile(r"(?<![<>!=\\])=(?!=)")
+_NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
+_VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 _HEDGE = re.compile(
     r"(?<![a-zA-Z])(?:or|either|maybe|perhaps|possibly|probably|about|approximately|approx|around|roughly|nearly|almost"
     r"|not|isn't|between|less than|more than|at least|at most|unless|unsure|guess)(?![a-zA-Z])"
@@ -99,7 +101,9 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
     value = _right_hand_side(candidate)
     if value != candidate:
         return _equal(value, gold_text, oracle)
-    if _is_hedged(candidate, gold_text) or len(split_top(candidate)) > 1 or "--" in candidate:
+    if _EQUATION.search(candidate) or len(split_top(candidate)) > 1 or "--" in candidate:
+        return False
+    if _is_hedged(candidate, gold_text):
         return False
     return _ask_without_units(candidate, gold_text, oracle)
 
@@ -154,13 +158,20 @@ def _is_hedged(candidate: str, gold: str) -> bool:
 
 
 def _right_hand_side(answer: str) -> str:
-    """What remains of ``x = 5`` or of ``2 + 3 = 5`` beside a reference that is no equation."""
-    answer = _ASSIGNMENT.sub("", answer, count=1) if _ASSIGNMENT.match(answer) else answer
+    """What remains of ``x = 5``, ``A = bh = 15`` or ``2 + 3 = 5`` beside a reference that is no equation.
+
+    An equation such as ``2x + 1 = 5`` states no value and stays whole.
+    """
+    is_named = _ASSIGNMENT.match(answer) is not None
+    answer = _ASSIGNMENT.sub("", answer, count=1) if is_named else answer
     sides = _EQUATION.split(answer)
     if len(sides) < 2 or len(split_top(answer)) > 1:
         return answer
-    is_turned = len(sides) == 2 and re.fullmatch(r"\s*[a-zA-Z]\s*", sides[1])  # 5 = x
-    return sides[0 if is_turned else -1].strip()
+    if len(sides) == 2 and _VARIABLE.fullmatch(sides[1].strip()):  # 5 = x
+        return sides[0].strip()
+    if is_named or _NAME.fullmatch(sides[0]) or not any(_VARIABLE.search(side) for side in sides[:-1]):
+        return sides[-1].strip()
+    return answer
 
 
 def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
@@ -171,25 +182,43 @@ def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
         candidate = _JOIN.sub(",", candidate)
     if not _EQUATION.search(gold) and r"\in" not in gold:
         candidate = _right_hand_side(candidate)
+        if _EQUATION.search(candidate) and len(split_top(candidate)) == 1:
+            return False
     elif not _EQUATION.search(candidate) and _ASSIGNMENT.match(gold):
         gold = _right_hand_side(gold)
     if compact(candidate) == compact(gold):
         return True
-    gold_open, gold_inside, gold_close = _bracketed(gold)
-    opening, inside, closing = _bracketed(candidate)
-    gold_pieces, pieces = _list_members(gold_inside), _list_members(inside)
-    if len(gold_pieces) > 1 and len(pieces) > 1:
-        is_ordered = gold_open in ("(", "[")
-        if is_ordered and (opening, closing) != (gold_open, gold_close):
-            return False
-        if is_ordered:
-            return len(pieces) == len(gold_pieces) and all(
-                _equal(piece, gold_piece, oracle) for piece, gold_piece in zip(pieces, gold_pieces, strict=True)
-            )
-        if opening in ("(", "["):
-            return False
-        return _same_set(pieces, gold_pieces, oracle)
+    gold_opening, gold_inside, _ = _bracketed(gold)
+    if len(_list_members(gold_inside)) > 1 and len(_list_members(_bracketed(candidate)[1])) > 1:
+        same_members = _same_tuple if gold_opening in ("(", "[") else _same_set
+        return same_members(candidate, gold, oracle)
     return _ask_without_units(candidate, gold, oracle)
+
+
+def _same_tuple(candidate: str, gold: str, oracle: Oracle) -> bool:
+    """The same brackets, and in them equal members at equal places."""
+    opening, inside, closing = _bracketed(candidate)
+    gold_opening, gold_inside, gold_closing = _bracketed(gold)
+    members, gold_members = _list_members(inside), _list_members(gold_inside)
+    if (opening, closing) != (gold_opening, gold_closing) or len(members) != len(gold_members):
+        return False
+    return all(_equal(member, other, oracle) for member, other in zip(members, gold_members, strict=True))
+
+
+def _same_set(candidate: str, gold: str, oracle: Oracle) -> bool:
+    """Every member has its own equal among the others, in any order; what ± means is left to the oracle."""
+    opening, inside, _ = _bracketed(candidate)
+    if opening in ("(", "["):
+        return False
+    members, left = _list_members(inside), _list_members(_bracketed(gold)[1])
+    if any(r"\pm" in member for member in members + left):
+        return _ask(r"\{" + ",".join(members) + r"\}", r"\{" + ",".join(left) + r"\}", oracle)
+    for member in members:
+        match = next((other for other in left if _equal(member, other, oracle)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return not left
 
 
 def _ask_without_units(candidate: str, gold: str, oracle: Oracle) -> bool:
@@ -232,19 +261,6 @@ def _bracketed(text: str) -> tuple[str, str, str]:
 
 def _plain_braces(text: str) -> str:
     return text.replace(r"\{", "{").replace(r"\}", "}")
-
-
-def _same_set(pieces: list[str], gold_pieces: list[str], oracle: Oracle) -> bool:
-    """Every piece has its own equal among the others, in any order; what ± means is left to the oracle."""
-    if any(r"\pm" in piece for piece in pieces + gold_pieces):
-        return _ask(r"\{" + ",".join(pieces) + r"\}", r"\{" + ",".join(gold_pieces) + r"\}", oracle)
-    left = list(gold_pieces)
-    for piece in pieces:
-        match = next((gold_piece for gold_piece in left if _equal(piece, gold_piece, oracle)), None)
-        if match is None:
-            return False
-        left.remove(match)
-    return not left
 
 
 def _ask(candidate: str, gold: str, oracle: Oracle) -> bool:

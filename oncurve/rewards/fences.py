@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, answer_tag
 
-_FENCE = re.compile(r"[ \t>]*(`{3,}|~{3,})[ \t]*(.*?)[ \t]*$")
+_FENCE = re.compile(r"([ \t>]*)(`{3,}|~{3,})[ \t]*(.*)$")
 _PYTHON = re.compile(r"(python|py|ipython|sage)[\d.]*\b|\{[ \t]*\.?(python|py)\b", re.IGNORECASE)
 
 
@@ -29,19 +29,19 @@ def fenced_blocks(text: str) -> Iterator[FencedBlock]:
     A block that never closes, as in a completion that was cut off or stopped at the fence, ends with the text.
     """
     lines = text[-MAX_TEXT_CHARACTERS:].replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    fence, language, content = "", "", []
+    margin, fence, language, content = "", "", "", []
     for line in lines:
         match = _FENCE.match(line)
         if not fence:
-            if match and not (match[1][0] == "`" and "`" in match[2]):
-                fence, language, content = match[1], match[2], []
-        elif match and match[1][0] == fence[0] and len(match[1]) >= len(fence) and not match[2]:
-            yield FencedBlock(language, textwrap.dedent("\n".join(content)))
+            if match and not (match[2][0] == "`" and "`" in match[3]):
+                margin, fence, language, content = match[1], match[2], match[3].rstrip(), []
+        elif match and match[2].startswith(fence) and not match[3].strip():
+            yield FencedBlock(language, "\n".join(content))
             fence = ""
         else:
-            content.append(line)
+            content.append(line.removeprefix(margin))
     if fence:
-        yield FencedBlock(language, textwrap.dedent("\n".join(content)))
+        yield FencedBlock(language, "\n".join(content))
 
 
 def last_program(text: str) -> str | None:

@@ -110,8 +110,9 @@ class WorkerPool:
     """Processes that run one handler on items that cannot be trusted.
 
     Each worker is a fresh interpreter (never a fork of the trainer) with an empty environment and a memory limit, and
-    holds one item at a time. An item over its deadline is killed with its worker, which is replaced; a worker that dies
-    gets its item tried once more. Workers start with the first item, and die with the process that started them.
+    holds one item at a time. An item over its deadline is killed with its worker, which is replaced; a worker that
+    dies gets its item tried once more. After the first such end a spare worker is kept ready. Workers start with the
+    first item, and die with the process that started them.
 
     ``map`` consumes a list of payloads, waits for all of them, and is unblocked by results, deaths and deadlines, at
     the latest after ``batch_seconds``. The pool owns its processes; calls from several threads wait for each other.
@@ -135,6 +136,7 @@ class WorkerPool:
         self.items_per_worker = items_per_worker
         self._workers: list[_Worker] = []
         self._failed_starts = 0
+        self._num_spares = 0
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, os.getpid())
 
@@ -166,17 +168,18 @@ class WorkerPool:
         for worker in list(self._workers):
             if worker.is_ready and worker.item is None and worker.num_served >= self.items_per_worker:
                 self._remove(worker)
+        num_busy = sum(worker.item is not None for worker in self._workers)
         for worker in self._workers:
-            if worker.is_ready and worker.item is None and batch.waiting:
+            if worker.is_ready and worker.item is None and batch.waiting and num_busy < self.num_workers:
+                num_busy += 1
                 worker.item = batch.waiting.popleft()
                 worker.outgoing = encode(batch.payloads[worker.item])
                 worker.started = time.monotonic()
                 worker.deadline = worker.started + self.timeout_seconds
                 worker.cpu_at_start = _cpu_seconds(worker.process.pid)
                 worker.send()
-        num_idle_or_starting = sum(worker.item is None for worker in self._workers)
-        num_missing = min(self.num_workers - len(self._workers), len(batch.waiting) - num_idle_or_starting)
-        for _ in range(num_missing):
+        num_wanted = min(self.num_workers, num_busy + len(batch.waiting)) + self._num_spares
+        for _ in range(num_wanted - len(self._workers)):
             self._workers.append(self._start())
 
     def _start(self) -> _Worker:
@@ -247,6 +250,7 @@ class WorkerPool:
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise RuntimeError(f"grading processes for {self.handler} end before they are ready")
             return
+        self._num_spares = 1
         batch.deaths[worker.item] = batch.deaths.get(worker.item, 0) + 1
         if batch.deaths[worker.item] < 2:
             batch.waiting.appendleft(worker.item)
@@ -266,6 +270,7 @@ class WorkerPool:
             worker.deadline = min(latest, time.monotonic() + self.timeout_seconds - used)
             return
         self._remove(worker)
+        self._num_spares = 1
         detail = f"over the time limit of {self.timeout_seconds:g} s"
         batch.outcomes[worker.item] = Outcome(error="timeout", detail=detail)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oncurve.rewards.program_results import (
+    EXHAUSTED,
     TestResult,
     Verdict,
     result_of_end,
@@ -35,17 +36,17 @@ def run_cases(
     Raises SandboxDied.
     """
     results: list[TestResult] = []
-    num_timeouts = 0
+    num_exhausted = 0
     end = time.monotonic() + limits.program_seconds
     for case in tests.cases:
-        if num_timeouts >= limits.num_timeouts or time.monotonic() >= end:
-            results.append(TestResult("not_run", "earlier tests used up the time"))
+        if num_exhausted >= limits.max_exhausted_tests or time.monotonic() >= end:
+            results.append(TestResult("not_run", "earlier tests ran out of time or memory"))
             continue
         if tests.function is None:
             result = _run_script(sandbox, sources, case, limits=limits, float_tolerance=float_tolerance)
         else:
             result = _run_call(sandbox, sources, case, tests.function, limits, float_tolerance)
-        num_timeouts += result.kind == "timeout"
+        num_exhausted += result.kind in EXHAUSTED
         results.append(result)
     return Verdict(tuple(results))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from oncurve.rewards.program_results import (
+    EXHAUSTED,
     TestResult,
     Verdict,
     known_kind,
@@ -56,7 +57,7 @@ class _Program:
         self._limits = limits
         self._child: Child | None = None
         self._callers: list[str] = []
-        self._num_timeouts = 0
+        self._num_exhausted = 0
         self._deadline = 0.0
         self.was_starved = False
         """Some call ran out of time on a busy machine."""
@@ -81,6 +82,8 @@ class _Program:
         reply = failure or self._exchange(frame)
         if isinstance(reply, dict):
             reply = self._checked(reply)
+        if isinstance(reply, dict) and reply["k"] == "raise":
+            self._num_exhausted += "MemoryError" in reply["names"]
         if isinstance(reply, TestResult):
             self.close()
             return {"k": "stop", "kind": reply.kind, "text": reply.detail}
@@ -96,8 +99,8 @@ class _Program:
     def _make_ready(self, frame: Frame) -> TestResult | None:
         if not self._callers:
             self._deadline = time.monotonic() + self._limits.wall_seconds
-        if self._num_timeouts >= self._limits.num_timeouts:
-            return TestResult("not_run", "earlier tests used up the time")
+        if self._num_exhausted >= self._limits.max_exhausted_tests:
+            return TestResult("not_run", "earlier tests ran out of time or memory")
         if self._child is None:
             if self._callers or not isinstance(frame.get("to"), str):
                 return TestResult("exited", "the object went with the process that held it")
@@ -122,7 +125,7 @@ class _Program:
             result = result_of_silence(child.finish(), self._limits)
         except ChildGone:
             result = result_of_end(child.finish(), self._limits)
-        self._num_timeouts += result.kind == "timeout"
+        self._num_exhausted += result.kind in EXHAUSTED
         self.was_starved |= result.was_starved
         return result
 
@@ -162,7 +165,9 @@ def _clean(reply: Frame) -> Frame:
         return {"k": kind, "to": reply["to"], "op": "call", "args": args, "kwargs": kwargs}
     if kind in ("raise", "stop"):
         names = [str(name)[:100] for name in _list(reply.get("names") or [])][:20]
-        return {"k": kind, "names": names, "text": str(reply.get("text"))[:300], "line": reply.get("line")}
+        line = reply.get("line")
+        text = str(reply.get("text"))[:300]
+        return {"k": kind, "names": names, "text": text, "line": line if isinstance(line, int) else 0}
     raise NotData("a message of no known kind")
 
 

@@ -24,7 +24,10 @@ Kind = Literal[
 """How one test ended. Everything but "passed" is the program's own doing and earns nothing."""
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
+EXHAUSTED: tuple[Kind, ...] = ("timeout", "memory")
+"""Kinds of failure that cost the grader more than others."""
 _KILLED = -9
+_OUT_OF_TIME = -24
 _SYSTEM_CALL_KILLED = -31
 
 
@@ -99,7 +102,8 @@ def known_kind(name: object) -> Kind:
 
 def result_of_end(ended: Ended, limits: Limits) -> TestResult:
     """What an end means that came before any answer."""
-    if ended.status == _KILLED and ended.cpu_seconds >= limits.cpu_seconds - 0.2:
+    was_computing = ended.cpu_seconds >= 0.5 * limits.cpu_seconds  # the kernel's two clocks differ by that much
+    if ended.status == _OUT_OF_TIME or (ended.status == _KILLED and was_computing):
         return TestResult("timeout", f"used its {limits.cpu_seconds} s of processor time")
     if ended.status == _KILLED:
         return TestResult("memory", "killed by the system, most likely for its memory")

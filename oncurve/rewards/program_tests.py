@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from oncurve.rewards.sandbox.inside.assertions import one_result_each
-from oncurve.rewards.sandbox.inside.codec import NotData, Payload, encode
+from oncurve.rewards.sandbox.inside.codec import Payload, encode
 
 Style = Literal["asserts", "check", "unittest"]
 """Plain assertions, a function ``check(candidate)`` that asserts, or classes of unittest."""
@@ -89,7 +90,9 @@ def read_tests(row: Mapping[str, Any], *, column: str | None = None) -> Tests:
     entry_point = next((str(row[key]) for key in _ENTRY_POINTS if row.get(key)), None)
     try:
         return _read(value, entry_point, row)
-    except (NotData, TypeError, KeyError) as error:
+    except UnusableTests:
+        raise
+    except (ValueError, TypeError, KeyError) as error:
         raise UnusableTests(f"column {name!r}: {type(error).__name__}: {error}") from error
 
 
@@ -206,10 +209,12 @@ def sources_of(program: str, row: Mapping[str, Any]) -> list[str]:
     """
     prompt, entry_point = row.get("prompt"), row.get("entry_point")
     if not isinstance(prompt, str) or not isinstance(entry_point, str):
-        return [program]
+        return [textwrap.dedent(program)]
     start = starts_of(prompt, entry_point)
     if start is None:
-        return [program]
-    if re.search(rf"^\s*(?:(?:async\s+)?def\s+{re.escape(entry_point)}\b|{re.escape(entry_point)}\s*=)", program, re.M):
-        return [start, program]
-    return [prompt + program]
+        return [textwrap.dedent(program)]
+    name = re.escape(entry_point)
+    definition = rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{name}\b|{name}[ \t]*=)"
+    if re.search(definition, program, re.M):
+        return [start, textwrap.dedent(program)]
+    return [prompt + (program if program[:1].isspace() else textwrap.indent(program, "    "))]

@@ -69,6 +69,7 @@ class Programs:
         cpu_seconds: int = 3,
         wall_seconds: float = 8.0,
         memory_mib: int = 512,
+        max_exhausted_tests: int = 2,
         allow: TierName = "bubblewrap",
         num_workers: int | None = None,
         import_paths: Sequence[str] = (),
@@ -84,7 +85,12 @@ class Programs:
         self._require_fence = require_fence
         self._template = template
         self._float_tolerance = float_tolerance
-        self._limits = Limits(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds, memory_mib=memory_mib)
+        self._limits = Limits(
+            cpu_seconds=cpu_seconds,
+            wall_seconds=wall_seconds,
+            memory_mib=memory_mib,
+            max_exhausted_tests=max_exhausted_tests,
+        )
         self._owns_pool = pool is None
         self._pool = pool or SandboxPool(
             limits=self._limits, allow=allow, num_workers=num_workers, import_paths=import_paths
@@ -92,6 +98,7 @@ class Programs:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
+        tests: dict[int, Tests | UnusableTests] = {}
         running: dict[tuple[int, str], Future[Verdict]] = {}
         graded: list[Future[Verdict] | Reward] = []
         for prompt, completion in zip(prompts, completions, strict=True):
@@ -99,14 +106,16 @@ class Programs:
             if program is None:
                 graded.append(self._without_program())
                 continue
-            key = (id(prompt.row), program)
-            if key not in running:
-                started = self._start(program, prompt.row)
-                if isinstance(started, Reward):
-                    graded.append(started)
-                    continue
-                running[key] = started
-            graded.append(running[key])
+            row = id(prompt.row)
+            if row not in tests:
+                tests[row] = self._tests_of(prompt.row)
+            found = tests[row]
+            if isinstance(found, UnusableTests):
+                graded.append(self._failed("unparsable_reference", str(found)))
+                continue
+            if (row, program) not in running:
+                running[row, program] = self._start(program, found, prompt.row)
+            graded.append(running[row, program])
         return [item if isinstance(item, Reward) else self._reward(item) for item in graded]
 
     def close(self) -> None:
@@ -114,17 +123,16 @@ class Programs:
         if self._owns_pool:
             self._pool.close()
 
-    def _start(self, program: str, row: Mapping[str, Any]) -> Future[Verdict] | Reward:
+    def _tests_of(self, row: Mapping[str, Any]) -> Tests | UnusableTests:
         try:
-            tests = read_tests(row, column=self._column)
+            return read_tests(row, column=self._column)
         except UnusableTests as error:
-            return self._failed("unparsable_reference", str(error))
+            return error
+
+    def _start(self, program: str, tests: Tests, row: Mapping[str, Any]) -> Future[Verdict]:
         sources = sources_of(self._template.replace("{program}", program), row)
-        return self._pool.submit(
-            partial(
-                judge_program, sources=sources, tests=tests, limits=self._limits, float_tolerance=self._float_tolerance
-            )
-        )
+        options = {"limits": self._limits, "float_tolerance": self._float_tolerance}
+        return self._pool.submit(partial(judge_program, sources=sources, tests=tests, **options))
 
     def _without_program(self) -> Reward:
         self.kinds["no_program"] += 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
@@ -18,11 +18,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oncurve.data.program_problems import program_demonstrations, program_lessons
 from oncurve.data.word_problems import demonstrations, lessons
 from oncurve.errors import CheckpointError, DataError, TrainingError
 from oncurve.observe.manifest import describe_run
 from oncurve.train.checkpoint import load_model, save_model
 from oncurve.train.tiny_model import tiny_model, tiny_tokenizer
+
+Task = Literal["word_problems", "programs"]
+"""What the texts are about."""
 
 Pair = tuple[str, str]
 """A prompt and its completion, without the end token."""
@@ -62,7 +66,7 @@ class ColdStart:
     """Levels of the problems in lessons and demonstrations."""
     habit: float = 0.6
     """Share of the demonstrations that come from the source that their question sounds like."""
-    wrong_key_fraction: float = 0.5
+    wrong_key_fraction: float = 0.65
     """Share of the answer keys that are wrong."""
     hidden_size: int = 192
     num_layers: int = 4
@@ -83,11 +87,12 @@ def coldstart(
     *,
     seed: int = 0,
     updates: int = UPDATES,
+    task: Task = "word_problems",
     model: str | Path | None = None,
     settings: ColdStart = SHIPPED,
     on_progress: Progress | None = None,
 ) -> Path:
-    """A base model for word problems, saved under ``output`` as a Hugging Face checkpoint with its provenance.
+    """A base model for a task, saved under ``output`` as a Hugging Face checkpoint with its provenance.
 
     Without ``model`` it is made from nothing: lessons first, then imperfect demonstrations. With ``model``, the name or
     folder of a checkpoint, every update trains that one on the demonstrations: what GRPO has to beat. The seed decides
@@ -98,20 +103,13 @@ def coldstart(
     output = Path(output).absolute()
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise CheckpointError(f"{output}: exists already. Name a new folder, or remove this one")
-    answers = demonstrations(
-        settings.num_texts,
-        seed=seed,
-        levels=settings.levels,
-        habit=settings.habit,
-        wrong_key_fraction=settings.wrong_key_fraction,
-    )
+    steps, answers = make_texts(task, settings, seed=seed)
     if model is None:
         tokenizer = tiny_tokenizer(prompt + completion for prompt, completion in answers)
         network: PreTrainedModel = tiny_model(
             tokenizer, seed=seed, hidden_size=settings.hidden_size, num_layers=settings.num_layers
         )
         lesson_updates = round(updates * settings.lesson_fraction)
-        steps = lessons(settings.num_texts, seed=seed, levels=settings.levels)
         stages = [(steps, lesson_updates), (answers, updates - lesson_updates)]
     else:
         network, tokenizer = load_model(str(model))
@@ -126,10 +124,7 @@ def coldstart(
         on_progress=on_progress,
     )
     save_model(network, tokenizer, output)
-    command = ["oncurve", "coldstart", "--output", output.name, "--seed", str(seed)]
-    command += [] if updates == UPDATES else ["--updates", str(updates)]
-    command += [] if model is None else ["--model", Path(model).name]
-    _write_provenance(output, command, seed=seed, updates=updates, settings=asdict(settings))
+    _write_provenance(output, provenance)
     return output
 
 
@@ -228,8 +223,8 @@ def _pad(rows: Sequence[_Row]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     return token_ids, labels
 
 
-def _write_provenance(output: Path, command: Sequence[str], **facts: Any) -> None:
-    """Where a checkpoint came from, beside it: command, seed, settings, code, versions, hardware and checksum."""
+def _write_provenance(output: Path, provenance: Mapping[str, Any]) -> None:
+    """Where a checkpoint came from, beside it, with the checksum of its weights."""
     checksum = hashlib.sha256((output / WEIGHTS).read_bytes()).hexdigest()
-    provenance = describe_run(command, num_threads=torch.get_num_threads(), **facts, sha256={WEIGHTS: checksum})
-    (output / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps({**provenance, "sha256": {WEIGHTS: checksum}}, indent=2)
+    (output / PROVENANCE).write_text(text + "\n", encoding="utf-8")

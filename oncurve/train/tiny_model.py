@@ -41,9 +41,10 @@ def tiny_tokenizer(texts: Iterable[str], *, num_merges: int = 400) -> PreTrained
     trainer = BpeTrainer(vocab_size=len(alphabet) + num_merges, initial_alphabet=alphabet, show_progress=False)
     learned.train_from_iterator((_without_tags(text) for text in texts), trainer)
     state = json.loads(learned.to_str())["model"]
+    merges: Any = [tuple(pair) for pair in state["merges"]]
     tokenizer = Qwen2Tokenizer(
         vocab=state["vocab"],
-        merges=state["merges"],
+        merges=merges,
         eos_token=END_TOKEN,
         pad_token=PAD_TOKEN,
         clean_up_tokenization_spaces=False,

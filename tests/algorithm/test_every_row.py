@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -37,8 +38,8 @@ GROUPS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
 # Presets as they are, and with everything that a recipe can add to them.
 EXTRAS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "kl": {"kl_coef": 0.07},
-    "correction and entropy": {
+    "everything": {
+        "kl_coef": 0.07,
         "correction": "mask",
         "correction_low": 0.5,
         "correction_high": 1.6,
@@ -80,7 +81,7 @@ def gradient(algorithm: Algorithm, policy: Toy, parts: list[Batch]) -> tuple[flo
     return value, torch.cat([weight.grad.flatten() for weight in policy.weights if weight.grad is not None])
 
 
-@pytest.fixture(params=EXTRAS, ids=lambda key: key.replace(" ", "_"))
+@pytest.fixture(params=EXTRAS)
 def extra(request: pytest.FixtureRequest) -> dict[str, Any]:
     return EXTRAS[request.param]
 
@@ -90,7 +91,7 @@ def test_the_update_is_the_same_however_it_is_cut(name: str, extra: dict[str, An
     algorithm = make(name, **extra)
     policy, batch, _ = update(algorithm)
     value, whole = gradient(algorithm, policy, [batch])
-    for size in (1, 3, 5, 7):
+    for size in (1, 5):
         rows = torch.arange(len(batch)).split(size)
         cut_value, cut = gradient(algorithm, policy, [batch.select(part) for part in rows])
         assert cut_value == pytest.approx(value, abs=1e-10)
@@ -119,9 +120,10 @@ def test_padding_does_not_matter(name: str, extra: dict[str, Any]):
     assert (padded_gradient - whole).abs().max() < 1e-10
 
 
+@pytest.mark.parametrize("reference", ["frozen", "old"])
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_stands_in_the_padding_is_never_read(name: str, extra: dict[str, Any]):
-    algorithm = make(name, **extra)
+def test_what_stands_in_the_padding_is_never_read(name: str, reference: str):
+    algorithm = make(name, **EXTRAS["everything"], reference=reference)
     policy, batch, _ = update(algorithm)
     value, whole = gradient(algorithm, policy, [batch])
     spoiled = {
@@ -140,7 +142,7 @@ def test_what_stands_in_the_padding_is_never_read(name: str, extra: dict[str, An
     found = torch.cat([weight.grad.flatten() for weight in policy.weights if weight.grad is not None])
     assert loss.item() == pytest.approx(value, abs=1e-12)
     assert (found - whole).abs().max() < 1e-12
-    assert not any(torch.tensor(mean.value).isnan() for mean in statistics.values())
+    assert not any(math.isnan(mean.total) for mean in statistics.values())
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,7 +34,8 @@ def rows(advantages: list[float], lengths: list[int]) -> Batch:
 
 def test_every_preset_builds_and_gives_advantages():
     for name in PRESETS:
-        advantages = make(name).advantages(Rewards.of([[1.0, 0.0, 0.0, 1.0]]))
+        rewards = Rewards.of([[1.0, 0.0, 0.0, 1.0]])
+        advantages = make(name).advantages(replace(rewards, parts={"correct": rewards.values}))
         assert advantages.shape == (1, 4)
 
 

@@ -108,7 +108,7 @@ def tensors_of(batch: Batch) -> list[str]:
 
 def rewards_of(table: Sequence[Sequence[float | None]], lengths: Tensor | None = None) -> Rewards:
     """Rewards in float64, with two parts that add up to them."""
-    rewards = Rewards.of([list(row) for row in table])
+    rewards = Rewards.of([[None if value is None else float(value) for value in row] for row in table])
     values = torch.tensor([[0.0 if value is None else value for value in row] for row in table], dtype=torch.float64)
     tokens = rewards.num_tokens if lengths is None else lengths.reshape(values.shape)
     parts = {"correct": (values > 0.5).double(), "format": values - (values > 0.5).double()}

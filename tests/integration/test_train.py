@@ -26,7 +26,13 @@ def recipe(folder: Path, model: Path, data: dict[str, object], **changes: object
         "rollouts": {"max_completion_tokens": 12},
         "optimizer": {"learning_rate": 1e-3},
         "evaluation": {"num_prompts": 8, "num_prompts_during": 4, "every_steps": 5},
-        "run": {"steps": 10, "prompts_per_step": 2, "folder": str(folder / "runs"), "name": "run", "save_every_steps": 5},
+        "run": {
+            "steps": 10,
+            "prompts_per_step": 2,
+            "folder": str(folder / "runs"),
+            "name": "run",
+            "save_every_steps": 5,
+        },
     }
     for key, value in changes.items():
         tree[key] = value
@@ -73,7 +79,12 @@ def test_a_custom_reward_moves_the_weights_with_several_updates_and_a_reference(
         rewards=[{"type": "custom", "function": f"{tmp_path / 'mine.py'}:even"}],
         algorithm={"type": "dr_grpo", "group_size": 4, "kl_coef": 0.04},
     )
-    overrides = ["run.steps=3", "run.completions_per_update=4", "rollouts.type=transformers", "optimizer.schedule=cosine"]
+    overrides = [
+        "run.steps=3",
+        "run.completions_per_update=4",
+        "rollouts.type=transformers",
+        "optimizer.schedule=cosine",
+    ]
     result = CliRunner().invoke(app, ["train", str(path), *overrides], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     rows = read_metrics(tmp_path / "runs" / "run")[1:]

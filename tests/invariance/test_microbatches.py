@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.algorithm import Algorithm
-from oncurve.algorithm.presets import build
+from oncurve.algorithm.presets import PRESETS, build
 from oncurve.batch import Batch, Rewards
 from oncurve.data.collate import collate
 from oncurve.records import Group, Mean
@@ -63,15 +63,21 @@ def make_double(make_policy: MakePolicy, tiny_model: Callable[..., PreTrainedMod
 
 
 @pytest.fixture
-def batch(random_groups: RandomGroups) -> Batch:
-    """Eight groups of eight ragged rows with rewards of many kinds: some equal, some ungraded, some cut off."""
-    groups = random_groups(ROWS // GROUP_SIZE, GROUP_SIZE, longest=LONGEST)
+def rewards() -> Rewards:
+    """Rewards of many kinds for eight groups of eight: one group of equal ones, one that was not graded."""
     generator = torch.Generator().manual_seed(2)
-    values: list[list[float | None]] = torch.rand(len(groups), GROUP_SIZE, generator=generator).tolist()
+    values: list[list[float | None]] = torch.rand(ROWS // GROUP_SIZE, GROUP_SIZE, generator=generator).tolist()
     values[2] = [1.0] * GROUP_SIZE
     values[5][3] = None
-    advantages = make_algorithm("grpo", 0.0).advantages(Rewards.of(values))
-    return collate(groups, advantages, mask_truncated=True)
+    rewards = Rewards.of(values)
+    return replace(rewards, parts={"whole": rewards.values, "high": (rewards.values > 0.5).float()})
+
+
+@pytest.fixture
+def batch(random_groups: RandomGroups, rewards: Rewards) -> Batch:
+    """The rows of those rewards, ragged, those that were cut off left out of the loss."""
+    groups = random_groups(ROWS // GROUP_SIZE, GROUP_SIZE, longest=LONGEST)
+    return collate(groups, make_algorithm("grpo", 0.0).advantages(rewards), mask_truncated=True)
 
 
 def by_rows(batch: Batch, rows: int) -> Iterator[Batch]:
@@ -89,6 +95,7 @@ def accumulate(policy: Policy, algorithm: Algorithm, microbatches: Iterator[Batc
         policy.backward(loss)
         for key, mean in statistics.items():
             sums[key] = sums[key] + mean if key in sums else mean
+    sums["policy/loss"] += Mean(0.0, 1)  # microbatches add to the loss, and updates to its count
     return sums
 
 
@@ -113,10 +120,25 @@ def test_microbatches_of_1_3_16_and_64_rows_give_one_gradient(
     preset: str, kl_coef: float, packing: bool, make_double: MakePolicy, batch: Batch
 ) -> None:
     policy, algorithm = make_double(packing=packing), make_algorithm(preset, kl_coef)
-    batch = policy.annotate(batch, old=False, reference=algorithm.needs_reference)
+    batch = policy.annotate(batch, old=False, entropy=False, reference=algorithm.needs_reference)
     whole = gradient(policy, algorithm, by_rows(batch, 64))
     for rows in (1, 3, 16):
         assert_same(gradient(policy, algorithm, by_rows(batch, rows)), whole)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_row_of_the_table_has_one_gradient(
+    preset: str, make_double: MakePolicy, batch: Batch, rewards: Rewards
+) -> None:
+    algorithm = build(preset, group_size=GROUP_SIZE, max_completion_tokens=LONGEST)
+    policy = make_double(tokens_per_microbatch=100)
+    annotated = policy.annotate(batch, old=True, entropy=algorithm.needs_entropy, reference=algorithm.needs_reference)
+    annotated = replace(annotated, advantages=algorithm.advantages(rewards).flatten())
+    [update] = algorithm.prepare(annotated, rewards).split(ROWS)
+    whole = gradient(policy, algorithm, iter([update]))
+    assert_same(gradient(policy, algorithm, by_rows(update, 7)), whole)
+    trained = update if algorithm.needs_every_row else update.with_signal()
+    assert_same(gradient(policy, algorithm, policy.microbatches(trained)), whole)
 
 
 @both_presets
@@ -126,12 +148,12 @@ def test_microbatches_by_tokens_give_the_same_gradient_packed_or_padded(
 ) -> None:
     algorithm = make_algorithm(preset, kl_coef)
     policy = make_double(packing=False)
-    annotated = policy.annotate(batch, old=False, reference=algorithm.needs_reference)
+    annotated = policy.annotate(batch, old=False, entropy=False, reference=algorithm.needs_reference)
     whole = gradient(policy, algorithm, by_rows(annotated, 64))
     for packing in (True, False):
         for tokens in (60, 300):
             other = make_double(packing=packing, tokens_per_microbatch=tokens)
-            annotated = other.annotate(batch, old=False, reference=algorithm.needs_reference)
+            annotated = other.annotate(batch, old=False, entropy=False, reference=algorithm.needs_reference)
             assert len(list(other.microbatches(annotated))) > 1
             assert_same(gradient(other, algorithm, other.microbatches(annotated)), whole)
 
@@ -143,7 +165,7 @@ def test_the_order_of_the_rows_does_not_matter(
     preset: str, kl_coef: float, packing: bool, make_double: MakePolicy, batch: Batch
 ) -> None:
     policy, algorithm = make_double(packing=packing), make_algorithm(preset, kl_coef)
-    batch = policy.annotate(batch, old=False, reference=algorithm.needs_reference)
+    batch = policy.annotate(batch, old=False, entropy=False, reference=algorithm.needs_reference)
     shuffled = batch.select(torch.randperm(ROWS, generator=torch.Generator().manual_seed(3)))
     whole = gradient(policy, algorithm, by_rows(batch, 64))
     for rows in (16, 64):
@@ -186,7 +208,7 @@ def test_two_updates_on_stored_log_probabilities_end_at_the_same_weights(
     for rows in (32, 3):
         policy = make_double()
         before = torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
-        annotated = policy.annotate(batch, old=True, reference=algorithm.needs_reference)
+        annotated = policy.annotate(batch, old=True, entropy=False, reference=algorithm.needs_reference)
         clipped: list[float] = []
         for update in annotated.split(32):
             statistics = accumulate(policy, algorithm, by_rows(update, rows))
@@ -205,7 +227,7 @@ def test_statistics_do_not_depend_on_the_microbatches(
     preset: str, kl_coef: float, make_double: MakePolicy, batch: Batch
 ) -> None:
     policy, algorithm = make_double(), make_algorithm(preset, kl_coef)
-    annotated = policy.annotate(batch, old=True, reference=algorithm.needs_reference)
+    annotated = policy.annotate(batch, old=True, entropy=False, reference=algorithm.needs_reference)
     whole = accumulate(policy, algorithm, by_rows(annotated, 64))
     assert {"policy/loss", "policy/entropy", "policy/ratio_mean", "mismatch/kl"} <= set(whole)
     assert ("policy/kl" in whole) == (kl_coef > 0)

@@ -42,7 +42,7 @@ STYLES: dict[str, dict[str, Any]] = {
         "    def test_five(self):\n        self.assertAlmostEqual(double(5), 10)\n"
     },
 }
-LIMITS = Limits(cpu_seconds=1, wall_seconds=4.0, program_seconds=30.0, memory_mib=256, num_timeouts=1)
+LIMITS = Limits(cpu_seconds=1, wall_seconds=4.0, program_seconds=30.0, memory_mib=256, max_exhausted_tests=1)
 
 
 class World:
@@ -57,6 +57,7 @@ class World:
         self.canary = self.folder / "canary"
         self.canary.write_text(self.secret)
         self.canary.chmod(0o644)
+        self._state = self._state_of_canary()
         self.abstract = f"oncurve-{secrets.token_hex(6)}"
         self.listeners = [
             _listener(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
@@ -90,9 +91,13 @@ class World:
                 pass
         if sorted(path.name for path in self.folder.iterdir()) != ["canary"]:
             found.append("the canary's folder was changed")
-        elif self.canary.read_text() != self.secret:
+        elif self._state_of_canary() != self._state or self.canary.read_text() != self.secret:
             found.append("the canary was changed")
         return found
+
+    def _state_of_canary(self) -> tuple[int, ...]:
+        state = self.canary.stat()
+        return state.st_mode, state.st_mtime_ns, state.st_size, state.st_uid
 
     def close(self) -> None:
         """Removes it all."""

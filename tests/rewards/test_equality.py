@@ -62,6 +62,9 @@ def test_the_oracle_decides_about_expressions() -> None:
         "1000!",
         r"\sum_{k} k",
         r"\int x",
+        "(x+1)^{999}(x+2)^{999}",
+        "((9^{99})^{99})^{99}",
+        r"\binom{99999999}{5555555}",
         "(" * 13 + "1" + ")" * 13,
     ],
 )

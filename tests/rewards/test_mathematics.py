@@ -84,7 +84,10 @@ HOSTILE = {
     "tower of powers": "9**9**9",
     "billion digits": "((9^{999})^{999})^{999}",
     "root of a billion digits": r"\sqrt{((9^{999})^{999})^{999}}",
-    "expansion": "(x+1)^{999}(x+2)^{999}",
+    "expansion": "(x+1)^{999}",
+    "two expansions": "(x+1)^{999}(x+2)^{999}",
+    "expansion of a sum": "(a+b+c+d+e)^{60}",
+    "factorial in an exponent": "7^{99!}",
     "binomial": r"\binom{99999999}{5555555}",
     "code": "__import__('os').system('touch /tmp/oncurve-was-here')",
     "100,000 braces": "{" * 100_000,
@@ -113,7 +116,7 @@ def test_a_hostile_answer_is_wrong_and_costs_at_most_the_time_limit(name: str, c
 
 
 def test_an_answer_over_the_limit_is_counted(checker: AnswerChecker) -> None:
-    reward = graded(Mathematics(checker=checker), r"\boxed{((9^{999})^{999})^{999}}")
+    reward = graded(Mathematics(checker=checker), r"\boxed{(x+1)^{999}}", "x^2")
     assert (reward.value, reward.error) == (0.0, None)
     assert reward.parts["over_limit"] == 1.0
     assert graded(Mathematics(checker=checker), r"\boxed{6}").parts["over_limit"] == 0.0

@@ -82,3 +82,11 @@ def test_math_500_solutions_earn_full_reward_as_they_are(checker: AnswerChecker)
     rewards = Mathematics(checker=checker)([prompt_of(row["answer"]) for row in rows], completions)
     unpaid = [row["answer"] for row, reward in zip(rows, rewards, strict=True) if reward.value != 1.0]
     assert len(unpaid) <= 0.03 * len(rows), unpaid
+
+
+def test_no_other_answer_of_math_500_is_paid(checker: AnswerChecker) -> None:
+    golds = list(dict.fromkeys(row["answer"] for row in rows_of("math500.jsonl")))
+    pairs = [(golds[place - shift], gold) for shift in (1, 2) for place, gold in enumerate(golds)]
+    verdicts = checker.check(pairs)
+    paid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict != "wrong"]
+    assert paid == []

@@ -18,7 +18,7 @@ from typing import Any
 from oncurve.rewards.sandbox import startup
 from oncurve.rewards.sandbox.connection import Connection
 from oncurve.rewards.sandbox.failures import SandboxDied
-from oncurve.rewards.sandbox.interpreter import SANDBOX_UID, Interpreter, as_user, interpreter_for_sandbox
+from oncurve.rewards.sandbox.interpreter import Interpreter, as_user, interpreter_for_sandbox, sandbox_uid
 from oncurve.rewards.sandbox.limits import Limits
 from oncurve.rewards.sandbox.startup import TierName
 
@@ -74,7 +74,7 @@ class Sandbox:
     def __init__(self, *, tier: TierName, limits: Limits, slot: int = 0, import_paths: Sequence[str] = ()) -> None:
         self._tier: TierName = tier
         self._limits = limits
-        self._uid = SANDBOX_UID + slot if os.geteuid() == 0 else 0
+        self._uid = sandbox_uid(slot)
         self._import_paths = tuple(import_paths)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None

@@ -50,6 +50,18 @@ class Interpreter:
         return str(Path(self.executable).parent.parent)
 
 
+def sandbox_uid(slot: int) -> int:
+    """The user that a sandbox of ours takes when it is started by root; 0 if it stays the user it is.
+
+    Within a user namespace without room for another user, root is an ordinary user of the machine already.
+    """
+    if os.geteuid() != 0:
+        return 0
+    uid = SANDBOX_UID + slot
+    ranges = [[int(number) for number in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return uid if any(first <= uid < first + count for first, _, count in ranges) else 0
+
+
 def as_user(uid: int, command: list[str]) -> list[str]:
     """A command line that runs a command as another user; as the same one if ``uid`` is 0."""
     return [sys.executable, "-I", "-S", "-c", DROP_TO_UID, str(uid), *command]

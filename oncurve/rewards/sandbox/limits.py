@@ -30,8 +30,8 @@ class Limits:
     """Most open descriptors."""
     num_threads: int = 64
     """Most threads; other processes cannot be started at all."""
-    num_timeouts: int = 2
-    """After so many timed-out tests the remaining tests of a program are not run and count as failed."""
+    max_exhausted_tests: int = 2
+    """After so many tests that ran out of time or memory, the rest of a program's are not run and count as failed."""
 
     def patient(self) -> Limits:
         """The same with four times the time on the clock, for a second try on a machine that was busy."""

@@ -7,10 +7,10 @@ everything else is a list whose first element says what it is. Nothing but data 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
 MAX_DEPTH = 100
@@ -54,7 +54,7 @@ def encode(value: Any, export: Export | None = None, depth: int = 0) -> Payload:
         return number if -_SHORT < number < _SHORT else ["i", hex(number)]
     if isinstance(value, float):
         real = float.__float__(value)
-        return real if math.isfinite(real) else ["f", repr(real)]
+        return real if isfinite(real) else ["f", repr(real)]
     if depth > MAX_DEPTH:
         raise NotData(f"nested more than {MAX_DEPTH} deep")
     return _encode_container(value, export, depth + 1)
@@ -172,7 +172,7 @@ def check(payload: Payload, *, allow_references: bool = False, depth: int = 0) -
 
     Raises NotData.
     """
-    if payload is None or isinstance(payload, bool | int | float | str):
+    if payload is None or isinstance(payload, bool | int | str) or (isinstance(payload, float) and isfinite(payload)):
         return
     if not isinstance(payload, list) or not payload or not isinstance(payload[0], str) or depth > MAX_DEPTH:
         raise NotData("malformed data")

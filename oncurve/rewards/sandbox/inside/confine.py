@@ -47,11 +47,15 @@ def hide() -> None:
 
 
 def limit(limits: Mapping[str, int]) -> None:
-    """Sets the limits of this process for good: soft and hard ones alike, so that they cannot be raised again."""
+    """Sets the limits of this process for good: soft and hard ones alike, so that they cannot be raised again.
+
+    Only for processor time is the hard limit a second later: the soft one ends the process with a signal of its own,
+    which tells it from one that was killed for its memory.
+    """
+    _lower(resource.RLIMIT_CPU, limits["cpu_seconds"], margin=1)
     for name, key, unit in (
         (resource.RLIMIT_AS, "memory_mib", _MIB),
         (resource.RLIMIT_FSIZE, "file_mib", _MIB),
-        (resource.RLIMIT_CPU, "cpu_seconds", 1),
         (resource.RLIMIT_NOFILE, "open_files", 1),
         (resource.RLIMIT_NPROC, "num_tasks", 1),
     ):
@@ -61,15 +65,15 @@ def limit(limits: Mapping[str, int]) -> None:
         _lower(name, 0)
 
 
-def _lower(name: int, value: int) -> None:
+def _lower(name: int, value: int, margin: int = 0) -> None:
     hard = resource.getrlimit(name)[1]
     if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(name, (value, value))
+        value, margin = min(value, hard), min(margin, hard - min(value, hard))
+    resource.setrlimit(name, (value, value + margin))
 
 
-def filter_system_calls(machine: str) -> None:
+def filter_system_calls(machine: str, *, may_change_files: bool) -> None:
     """Installs the filter; from here on the process can start nothing and reach nobody."""
-    program = child_filter(machine, os.getpid())
+    program = child_filter(machine, os.getpid(), may_change_files=may_change_files)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _FilterProgram(len(program) // 8, program))

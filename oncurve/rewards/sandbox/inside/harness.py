@@ -129,6 +129,6 @@ def _become_child(parent: int, request: dict[str, Any], fds: list[int], settings
     os.chdir(settings["scratch"] or "/")
     sys.path[:] = [*settings["import_paths"], *sys.path]
     confine.limit(request["limits"])
-    confine.filter_system_calls(os.uname().machine)
+    confine.filter_system_calls(os.uname().machine, may_change_files=settings["scratch"] is not None)
     jobs.run(DATA_FD)
     os._exit(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from .syscalls import CHECKED, FILES, MEMORY_AND_THREADS, PROCESS, WAITING, numbers
+from .syscalls import CHECKED, FILE_CHANGES, FILES, MEMORY_AND_THREADS, PROCESS, WAITING, numbers
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """How the kernel names the machine a call was made for; another one means a 32-bit call, which is killed."""
@@ -24,7 +24,9 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 _CLONE_THREAD = 0x00010000
 _NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEW*: user, pid, network, ipc, uts, cgroup, mount, time
-_SIGNAL_OWNER_COMMANDS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to others by way of a file
+_COMMANDS_AGAINST_OTHERS = (8, 10, 15, 1024)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by way of a file; F_SETLEASE
+_ACCESS_AND_TRUNCATE = 0x203  # O_ACCMODE | O_TRUNC
+_TRUNCATING_WITHOUT_WRITING = (0x200, 0x203)  # which Landlock lets pass before its third version
 _TERMINAL_AND_FILE_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _NAMING_PRCTLS = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 _AF_UNIX, _SOCK_STREAM, _SOCKET_TYPE_MASK = 1, 1, 0xF
@@ -33,8 +35,10 @@ Instruction = tuple[int, int, int, int]
 """Operation, jump if true, jump if false, constant."""
 
 
-def child_filter(machine: str, own_pid: int) -> bytes:
+def child_filter(machine: str, own_pid: int, *, may_change_files: bool) -> bytes:
     """The filter of one graded process, ready for the kernel; ``own_pid`` is the only process it may signal.
+
+    ``may_change_files`` is for processes that see no files but read-only ones and their own.
 
     Raises KeyError for a machine without a table.
     """
@@ -47,11 +51,12 @@ def child_filter(machine: str, own_pid: int) -> bytes:
     ]
     if machine == "x86_64":
         program += [(_JUMP_ABOVE_OR_EQUAL, 0, 1, 0x40000000), (_RETURN, 0, 0, KILL)]
-    free = numbers(FILES + WAITING + MEMORY_AND_THREADS + PROCESS, machine)
+    free = numbers(FILES + WAITING + MEMORY_AND_THREADS + PROCESS + FILE_CHANGES * may_change_files, machine)
     for first, last in _ranges(sorted(free.values())):
         program += [(_JUMP_ABOVE_OR_EQUAL, 0, 2, first), (_JUMP_ABOVE_OR_EQUAL, 1, 0, last + 1), (_RETURN, 0, 0, ALLOW)]
     for name, rule in _rules(own_pid).items():
-        program += [(_JUMP_EQUAL, 0, len(rule), checked[name]), *rule]
+        if name in checked:
+            program += [(_JUMP_EQUAL, 0, len(rule), checked[name]), *rule]
     program += [(_JUMP_ABOVE_OR_EQUAL, 0, 1, FIRST_NEW_CALL), (_RETURN, 0, 0, ENOSYS), (_RETURN, 0, 0, EPERM)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
@@ -66,10 +71,12 @@ def _rules(own_pid: int) -> dict[str, list[Instruction]]:
             (_RETURN, 0, 0, ALLOW),
             (_RETURN, 0, 0, EPERM),
         ],
-        "fcntl": _unless_one_of(1, _SIGNAL_OWNER_COMMANDS),
+        "fcntl": _unless_one_of(1, _COMMANDS_AGAINST_OTHERS),
         "ioctl": _only_if_one_of(1, _TERMINAL_AND_FILE_IOCTLS),
         "kill": _only_if_one_of(0, (own_pid,)),
         "tgkill": _only_if_one_of(0, (own_pid,)),
+        "open": _unless_truncating(1),
+        "openat": _unless_truncating(2),
         "prctl": _only_if_one_of(0, _NAMING_PRCTLS),
         "prlimit64": _only_if_one_of(0, (0, own_pid)),
         "sendto": [  # without an address: with one, a datagram pair could reach any socket of the machine
@@ -90,6 +97,11 @@ def _rules(own_pid: int) -> dict[str, list[Instruction]]:
             (_RETURN, 0, 0, EPERM),
         ],
     }
+
+
+def _unless_truncating(argument: int) -> list[Instruction]:
+    load, *rest = _unless_one_of(argument, _TRUNCATING_WITHOUT_WRITING)
+    return [load, (_AND, 0, 0, _ACCESS_AND_TRUNCATE), *rest]
 
 
 def _load(argument: int) -> list[Instruction]:

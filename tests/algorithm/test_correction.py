@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import slow
+import torch
+from torch import Tensor
+
+from oncurve.algorithm.correction import mask_out, truncate
+from oncurve.algorithm.presets import build
+
+FUNCTIONS = {"truncate": truncate, "mask": mask_out}
+
+
+def pair(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    trainer = -torch.rand(6, 9, generator=draw, dtype=torch.float64)
+    sampler = trainer + 0.5 * torch.randn(6, 9, generator=draw, dtype=torch.float64)
+    return trainer, sampler, torch.arange(9)[None, :] < torch.tensor([0, 1, 3, 5, 8, 9])[:, None]
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_weights_agree_with_loops(kind: str, level: str):
+    trainer, sampler, mask = pair()
+    found = FUNCTIONS[kind](trainer, sampler, mask, level=level, low=0.5, high=1.6)
+    for row in range(6):
+        expected = slow.correction(
+            kind, level, trainer[row].tolist(), sampler[row].tolist(), mask[row].tolist(), 0.5, 1.6
+        )
+        assert found[row][mask[row]].tolist() == pytest.approx(
+            [value for value, keep in zip(expected, mask[row].tolist(), strict=True) if keep], abs=1e-13
+        )
+
+
+def test_icepop_by_hand():
+    """Ratios 0.4, 0.5, 1, 5, 6 with the band 0.5 to 5: the outer two are dropped, the others keep their ratio."""
+    ratios = torch.tensor([[0.4, 0.5, 1.0, 5.0, 6.0]], dtype=torch.float64)
+    found = mask_out(ratios.log(), torch.zeros_like(ratios), ratios > 0, low=0.5 - 1e-9, high=5 + 1e-9)
+    assert found[0].tolist() == pytest.approx([0, 0.5, 1, 5, 0], abs=1e-12)
+
+
+def test_truncation_by_hand():
+    ratios = torch.tensor([[0.4, 1.0, 3.0]], dtype=torch.float64)
+    assert truncate(ratios.log(), torch.zeros_like(ratios), ratios > 0)[0].tolist() == pytest.approx([0.4, 1, 2])
+
+
+def test_where_sampler_and_trainer_agree_every_weight_is_exactly_one():
+    trainer, _, mask = pair()
+    for function in FUNCTIONS.values():
+        for level in ("token", "sequence", "geometric"):
+            assert (function(trainer, trainer, mask, level=level) == 1).all()
+
+
+def test_the_geometric_level_does_not_depend_on_length_and_the_sequence_level_does():
+    gap = torch.full((1, 2000), 0.01, dtype=torch.float64)
+    mask = gap > 0
+    zero = torch.zeros_like(gap)
+    assert mask_out(gap, zero, mask, level="geometric", high=3.0)[0, 0].item() == pytest.approx(1.01005, abs=1e-5)
+    assert mask_out(gap, zero, mask, level="sequence", high=3.0)[0, 0].item() == 0.0
+
+
+def test_weights_are_constants():
+    trainer, sampler, mask = pair()
+    trainer.requires_grad_()
+    assert not truncate(trainer, sampler, mask).requires_grad
+
+
+def test_the_kl_term_is_not_corrected():
+    """A correction weighs the policy loss alone: with advantages of zero it changes nothing."""
+    from toy import Toy, annotate, make_batch
+
+    policy = Toy(0)
+    batch = make_batch([1, 1], [[1, 2, 0], [3, 0]], [0, 0])
+    batch = annotate(batch, old=policy.near(1, distance=0.1), sampler=policy.near(2, distance=0.5), reference=Toy(3))
+    losses = [
+        build("grpo", group_size=2, max_completion_tokens=4, kl_coef=0.1, correction=kind).loss(
+            *policy.logprobs(batch), batch
+        )[0]
+        for kind in ("none", "truncate", "mask")
+    ]
+    assert losses[0].item() == losses[1].item() == losses[2].item()

@@ -1,0 +1,49 @@
+"""The source of oncurve as syntax trees, for the tests of this folder."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "oncurve"
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module by its name without ``oncurve.``; the package itself is ""."""
+    return {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in files()}
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """Every Python file of the package."""
+    return tuple(sorted(PACKAGE.rglob("*.py")))
+
+
+def module_name(path: Path) -> str:
+    """``rollouts.engine.draw`` for the file of that name, ``rollouts`` for the ``__init__.py`` of a folder."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[str]:
+    """What a module imports, with dots; ``when_loaded`` leaves out what is imported inside functions or for types."""
+    for node in ast.iter_child_nodes(tree):
+        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if when_loaded and (is_for_types or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from imports(node, when_loaded=when_loaded)
+
+
+def known(name: str) -> str | None:
+    """The module of oncurve behind an import such as ``oncurve.batch.Batch``; None for other packages."""
+    parts = name.split(".")
+    if parts[0] != "oncurve":
+        return None
+    return next((found for end in range(len(parts), 1, -1) if (found := ".".join(parts[1:end])) in modules()), "")

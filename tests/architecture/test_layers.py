@@ -1,0 +1,95 @@
+"""May a module import what it imports?
+
+    0  records  batch  errors
+    1  algorithm   rewards   config
+    2  data   rollouts   observe   recipes
+    3  train   evaluate
+    4  wiring   session   examine
+    5  cli
+
+A module imports its own folder and lower layers; the single files of layers 0 and 4 also import each other.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from source import imports, known, modules
+
+LAYERS = (
+    ("records", "batch", "errors"),
+    ("algorithm", "rewards", "config"),
+    ("data", "rollouts", "observe", "recipes"),
+    ("train", "evaluate"),
+    ("wiring", "session", "examine"),
+    ("cli",),
+)
+LAYER = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
+TOGETHER = (0, 4)
+NEVER = {("rollouts", "rewards"), ("algorithm", "errors"), ("train", "config"), ("evaluate", "config")}
+"""Pairs that the layers would allow: sampling knows no rewards, formulas no files, and the config stops at wiring."""
+TORCH_FREE = ("records", "errors", "config", "rewards", "observe", "recipes", "cli", "data")
+EXCEPT = ("data.collate",)
+HEAVY = ("torch", "transformers", "datasets", "jaxtyping")
+
+
+def unit(module: str) -> str:
+    return module.split(".", maxsplit=1)[0]
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {unit(module) for module in modules() if module} == set(LAYER)
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if module])
+def test_a_module_imports_its_own_folder_and_lower_layers(module: str) -> None:
+    mine = unit(module)
+    for name in imports(modules()[module]):
+        theirs = unit(known(name) or "")
+        if not theirs or theirs == mine:
+            continue
+        lower = LAYER[theirs] < LAYER[mine] or LAYER[theirs] == LAYER[mine] in TOGETHER
+        assert lower and (mine, theirs) not in NEVER, f"{mine} may not import {theirs} ({module} imports {name})"
+
+
+def loaded_with(module: str) -> set[str]:
+    """Names of other packages that importing a module imports, through whatever modules of oncurve."""
+    seen, left, others = set(), [module], set()
+    while left:
+        current = left.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        left += [".".join(current.split(".")[:end]) for end in range(current.count(".") + 1)]
+        for name in imports(modules()[current], when_loaded=True):
+            inside = known(name)
+            if inside is None:
+                others.add(name.split(".")[0])
+            else:
+                left.append(inside)
+    return others
+
+
+@pytest.mark.parametrize(
+    "module", [module for module in modules() if unit(module) in TORCH_FREE and module not in EXCEPT]
+)
+def test_modules_without_tensors_never_load_torch(module: str) -> None:
+    assert not loaded_with(module) & set(HEAVY)
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    code = "import sys, oncurve.cli; print(sorted({'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_is_shown_without_torch() -> None:
+    code = "import sys; sys.argv = ['oncurve', '--help']; from oncurve.cli import main; main()"
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout
+    imported = {line.rsplit("|", maxsplit=1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & {"torch", "transformers", "datasets", "matplotlib"}

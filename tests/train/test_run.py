@@ -1,0 +1,246 @@
+"""Does everything around the loop happen when it is due, and are its numbers exact?"""
+
+from __future__ import annotations
+
+import io
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from oncurve.algorithm.presets import build
+from oncurve.errors import RewardError
+from oncurve.observe.measure import rollout_metrics
+from oncurve.observe.progress import Progress
+from oncurve.observe.record import RunFolder, read_metrics, read_rollouts
+from oncurve.records import Completion, Group, Mean, Prompt, Reward
+from oncurve.rollouts.base import SamplingParams
+from oncurve.train.run import Run
+
+if TYPE_CHECKING:
+    from oncurve.train.policy import Policy
+
+SAMPLING = SamplingParams(max_completion_tokens=8)
+TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))
+
+RandomGroups = Callable[..., list[Group]]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """A run without a loop, whose screen is a text."""
+    folders: list[RunFolder] = []
+
+    def make(*, total_steps: int = 6, **options: Any) -> Run:
+        folders.append(RunFolder(tmp_path / "run"))
+        progress = Progress(total_steps, console=Console(file=io.StringIO()))
+        options = {"completions_per_step": 12, "completions_per_update": 12} | options
+        return Run(folders[-1], progress, total_steps=total_steps, **options)
+
+    yield make
+    for folder in folders:
+        folder.close()
+
+
+@pytest.fixture
+def groups(random_groups: RandomGroups) -> list[Group]:
+    return random_groups(3, 4)
+
+
+def graded(groups: list[Group]) -> list[list[Reward]]:
+    return [[Reward(float(completion.index % 2)) for completion in group.completions] for group in groups]
+
+
+def one_step(run: Run, step: int, groups: list[Group]) -> None:
+    """What the loop asks of a run in a step, without training."""
+    rewards = graded(groups)
+    run.measure(groups, rewards)
+    run.keep(step, groups, rewards, torch.ones(len(groups), len(groups[0].completions)))
+    run.end_step(step)
+
+
+def test_everything_happens_when_it_is_due(make_run: Callable[..., Run], groups: list[Group]) -> None:
+    done: dict[str, list[int]] = {"two": [], "three": [], "never": []}
+
+    def note(name: str) -> Callable[[int], dict[str, float]]:
+        def due(step: int) -> dict[str, float]:
+            done[name].append(step)
+            return {f"evaluation/{name}": float(step)}
+
+        return due
+
+    run = make_run(rollouts_every_steps=4, every=[(2, note("two")), (3, note("three")), (0, note("never"))])
+    for step in run.steps():
+        one_step(run, step, groups)
+    assert done == {"two": [2, 4, 6], "three": [3, 6], "never": []}
+    rows = read_metrics(run.folder.path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.get("evaluation/two") for row in rows] == [None, 2.0, None, 4.0, None, 6.0]
+    written = sorted(path.name for path in (run.folder.path / "rollouts").iterdir())
+    assert written == ["step_000001.jsonl", "step_000004.jsonl", "step_000006.jsonl"]
+
+
+def test_statistics_are_added_up_and_divided_once(make_run: Callable[..., Run], groups: list[Group]) -> None:
+    run = make_run(total_steps=2)
+    for step in run.steps():
+        for total, count in ((6.0, 2), (1.0, 1), (0.0, 5)):
+            run.record({"policy/entropy": Mean(total, count)})
+        assert run.mean("policy/entropy") == pytest.approx(7 / 8)
+        run.record({"policy/kl": Mean(float(step), 1)})
+        one_step(run, step, groups)
+    first, second = read_metrics(run.folder.path)
+    assert first["policy/entropy"] == second["policy/entropy"] == pytest.approx(7 / 8)
+    assert first["tokens/trained"] == 8
+    assert (first["policy/kl"], second["policy/kl"]) == (0.0, 1.0), "a step begins with nothing"
+    assert first["reward/mean"] == rollout_metrics(groups, graded(groups))["reward/mean"] == 0.5
+
+
+def test_times_of_a_phase_add_up(make_run: Callable[..., Run], groups: list[Group]) -> None:
+    run = make_run(total_steps=1)
+    for step in run.steps():
+        for _ in range(2):
+            with run.timed("sample"):
+                pass
+        one_step(run, step, groups)
+    [row] = read_metrics(run.folder.path)
+    assert 0 < row["time/sample_seconds"] < row["time/step_seconds"] <= row["time/elapsed_seconds"]
+    assert row["memory/sample_gib"] > 0
+    assert row["speed/sampled_tokens_per_second"] == pytest.approx(row["tokens/sampled"] / row["time/sample_seconds"])
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(make_run: Callable[..., Run]) -> None:
+    run = make_run(total_steps=5)
+    run.steps_done = 3
+    assert list(run.steps()) == [3, 4]
+    assert run.steps_done == 5
+    assert list(run.steps()) == []
+
+
+def test_too_many_failed_graders_stop_the_run(make_run: Callable[..., Run], groups: list[Group]) -> None:
+    rewards = graded(groups)
+    rewards[0] = [Reward(None, error="crashed", detail="ZeroDivisionError")] * 4
+    run = make_run(max_error_fraction=0.4)
+    run.measure(groups, rewards)
+    run.max_error_fraction = 0.3
+    with pytest.raises(RewardError, match="4 of 12 completions"):
+        run.measure(groups, rewards)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_gives_the_signal_back(
+    make_run: Callable[..., Run], groups: list[Group]
+) -> None:
+    before, saved = signal.getsignal(signal.SIGINT), []
+    run = make_run(save=saved.append)
+    for step in run.steps():
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+        one_step(run, step, groups)
+    assert run.is_interrupted
+    assert (run.steps_done, saved) == (3, [3])
+    assert [row["step"] for row in read_metrics(run.folder.path)] == [1, 2, 3]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "Ctrl-C again stops at once" in run.progress.console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_second_ctrl_c_stops_at_once(make_run: Callable[..., Run]) -> None:
+    before, saved = signal.getsignal(signal.SIGINT), []
+    run = make_run(save=saved.append)
+
+    def loop() -> None:
+        for _ in run.steps():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert (run.steps_done, saved) == (0, [])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_outside_the_main_thread_leaves_signals_alone(make_run: Callable[..., Run]) -> None:
+    run, seen = make_run(total_steps=2), []
+    thread = threading.Thread(target=lambda: seen.extend(run.steps()))
+    thread.start()
+    thread.join()
+    assert seen == [0, 1]
+
+
+def test_ctrl_c_in_the_middle_of_training_keeps_the_step(
+    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
+) -> None:
+    saved: list[int] = []
+    calls: list[int] = []
+
+    def interrupted(prompt: Prompt, completion: Completion) -> bool:
+        calls.append(len(calls))
+        if len(calls) == 20:  # in the second step
+            signal.raise_signal(signal.SIGINT)
+        return completion.token_ids[0] % 2 == 0
+
+    policy, algorithm = make_policy(), build("grpo", group_size=4, max_completion_tokens=8)
+    run = train_in(
+        policy, make_prompts(*TEXTS), interrupted, algorithm, SAMPLING, steps=5, prompts_per_step=4, save=saved.append
+    )
+    assert run.is_interrupted
+    assert saved == [2]
+    assert policy.num_updates == 2
+    assert [row["step"] for row in read_metrics(run.folder.path)] == [1, 2]
+
+
+@pytest.mark.parametrize("updates_per_step", [1, 2])
+def test_metrics_are_exact_over_microbatches(
+    updates_per_step: int,
+    make_policy: Callable[..., Policy],
+    make_prompts: Callable[..., list[Prompt]],
+    train_in: Callable[..., Run],
+) -> None:
+    """One large microbatch and many small ones give the same numbers, those of the rollouts where they can be told."""
+    algorithm = build("dr_grpo", group_size=4, max_completion_tokens=8)
+    rows: list[dict[str, float]] = []
+    for tokens in (100_000, 40):
+        policy = make_policy(tokens_per_microbatch=tokens)
+        run = train_in(
+            policy,
+            make_prompts(*TEXTS),
+            lambda prompt, completion: prompt.index % 4 > 0 and completion.token_ids[0] % 2 == 0,
+            algorithm,
+            SAMPLING,
+            steps=1,
+            prompts_per_step=8,
+            updates_per_step=updates_per_step,
+            folder=f"{tokens} tokens",
+        )
+        rows += read_metrics(run.folder.path)
+    whole, parts = rows
+    kept = [key for key in whole if not key.startswith(("time/", "speed/", "memory/"))]
+    assert {"policy/loss", "policy/entropy", "policy/gradient_norm", "mismatch/kl", "reward/mean"} <= set(kept)
+    assert {key: parts[key] for key in kept} == pytest.approx({key: whole[key] for key in kept}, rel=1e-3, abs=1e-5)
+    sampled = [c for group in read_rollouts(run.folder.path, 1) for c in group["completions"]]
+    assert whole["tokens/sampled"] == sum(c["num_tokens"] for c in sampled)
+    assert whole["tokens/trained"] == sum(c["num_tokens"] for c in sampled if c["advantage"] != 0)
+    assert 0 < whole["tokens/trained"] < whole["tokens/sampled"]
+    assert whole["group/zero_signal_fraction"] >= 0.25
+    if updates_per_step == 1:
+        surrogate = -sum(c["advantage"] * c["num_tokens"] for c in sampled) / (len(sampled) * 8)
+        assert whole["policy/loss"] == pytest.approx(surrogate, rel=1e-4)
+
+
+def test_a_step_without_any_signal_moves_nothing_and_goes_on(
+    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
+) -> None:
+    policy, algorithm = make_policy(), build("grpo", group_size=4, max_completion_tokens=8)
+    before = [parameter.detach().clone() for parameter in policy.model.parameters()]
+    run = train_in(
+        policy, make_prompts(*TEXTS), lambda prompt, completion: False, algorithm, SAMPLING, steps=2, prompts_per_step=4
+    )
+    assert all(torch.equal(a, b) for a, b in zip(policy.model.parameters(), before, strict=True))
+    rows = read_metrics(run.folder.path)
+    assert [row["group/zero_signal_fraction"] for row in rows] == [1.0, 1.0]
+    assert [row["policy/skipped_updates"] for row in rows] == [1.0, 1.0]
+    assert [row["policy/loss"] for row in rows] == [0.0, 0.0]
+    assert [row["tokens/trained"] for row in rows] == [0.0, 0.0]
