@@ -159,7 +159,7 @@ def soak(work: Sequence[Work], math_work: Sequence[Work], *, batch: int, limits:
                     "trainer_mib": resident_mib(os.getpid()),
                     "sandboxes_mib": sum(map(resident_mib, below)),
                     "processes": len(below),
-                    "zombies": sum(state == "Z" for state in below.values()),
+                    "zombies": lasting_zombies(),
                     "descriptors": len(os.listdir("/proc/self/fd")),
                 }
             )
@@ -189,16 +189,27 @@ def soak(work: Sequence[Work], math_work: Sequence[Work], *, batch: int, limits:
 
 
 def growth(samples: Sequence[dict[str, float]]) -> dict[str, float]:
-    """How much more memory the last third of a run used than the second; the first third warms up."""
+    """How much more memory the last third of a run needed than the second; the first third warms up.
+
+    The lowest value of each third counts: what lies above it are the programs that just ran.
+    """
     third = len(samples) // 3
     if third == 0:
         return {"trainer_mib": 0.0, "sandboxes_mib": 0.0}
-
-    def mean(part: Sequence[dict[str, float]], key: str) -> float:
-        return sum(sample[key] for sample in part) / len(part)
-
     middle, last = samples[third : 2 * third], samples[2 * third :]
-    return {key: round(mean(last, key) - mean(middle, key), 1) for key in ("trainer_mib", "sandboxes_mib")}
+    return {
+        key: round(min(sample[key] for sample in last) - min(sample[key] for sample in middle), 1)
+        for key in ("trainer_mib", "sandboxes_mib")
+    }
+
+
+def lasting_zombies() -> int:
+    """Processes that ended and that nobody waits for; one that ended just now is no such case."""
+    zombies = {pid for pid, state in descendants().items() if state == "Z"}
+    if zombies:
+        time.sleep(0.5)
+        zombies &= {pid for pid, state in descendants().items() if state == "Z"}
+    return len(zombies)
 
 
 def problems(clean: dict[str, Any], soaked: dict[str, Any]) -> list[str]:

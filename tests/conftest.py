@@ -192,6 +192,12 @@ class RewardBy:
         pass
 
 
+@pytest.fixture(scope="session")
+def right_where() -> type[RewardBy]:
+    """A reward function made of one that says which completions are right."""
+    return RewardBy
+
+
 @pytest.fixture
 def train_in(tmp_path: Path) -> Callable[..., Any]:
     """The loop of the product with the engine, in a folder of the test; gives back the run."""

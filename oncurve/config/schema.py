@@ -255,7 +255,7 @@ class AlgorithmSection(Section):
     group_size: int = 8
     """Completions per prompt, G."""
     function: str | None = None
-    """With type custom: module:name or path/to/file.py:name of (logprobs, old_logprobs, advantages, mask) -> loss [B, T]."""
+    """With type custom: module:name or file.py:name of (logprobs, old_logprobs, advantages, mask) -> loss [B, T]."""
     advantage_function: str | None = None
     """module:name or path/to/file.py:name of (rewards) -> advantages [P, G], in place of ``advantage``."""
     advantage: AdvantageName | None = None

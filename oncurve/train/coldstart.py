@@ -103,6 +103,13 @@ def coldstart(
     output = Path(output).absolute()
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise CheckpointError(f"{output}: exists already. Name a new folder, or remove this one")
+    command = ["oncurve", "coldstart", "--output", output.name, "--seed", str(seed)]
+    command += [] if updates == UPDATES else ["--updates", str(updates)]
+    command += [] if task == "word_problems" else ["--task", task]
+    command += [] if model is None else ["--model", Path(model).name]
+    provenance = describe_run(
+        command, num_threads=torch.get_num_threads(), seed=seed, updates=updates, settings=asdict(settings)
+    )
     steps, answers = make_texts(task, settings, seed=seed)
     if model is None:
         tokenizer = tiny_tokenizer(prompt + completion for prompt, completion in answers)
@@ -126,6 +133,24 @@ def coldstart(
     save_model(network, tokenizer, output)
     _write_provenance(output, provenance)
     return output
+
+
+def make_texts(task: Task, settings: ColdStart, *, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """The lessons and the imperfect demonstrations of a task."""
+    match task:
+        case "word_problems":
+            steps = lessons(settings.num_texts, seed=seed, levels=settings.levels)
+            answers = demonstrations(
+                settings.num_texts,
+                seed=seed,
+                levels=settings.levels,
+                habit=settings.habit,
+                wrong_key_fraction=settings.wrong_key_fraction,
+            )
+            return steps, answers
+        case "programs":
+            return program_lessons(settings.num_texts, seed=seed), program_demonstrations(settings.num_texts, seed=seed)
+    raise DataError(f"cold start: there is no task {task!r}. Use word_problems or programs")
 
 
 def fine_tune(

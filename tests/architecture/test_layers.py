@@ -51,7 +51,8 @@ def test_a_module_imports_its_own_folder_and_lower_layers(module: str) -> None:
         if not theirs or theirs == mine:
             continue
         lower = LAYER[theirs] < LAYER[mine] or LAYER[theirs] == LAYER[mine] in TOGETHER
-        assert lower and (mine, theirs) not in NEVER, f"{mine} may not import {theirs} ({module} imports {name})"
+        is_allowed = lower and (mine, theirs) not in NEVER
+        assert is_allowed, f"{mine} may not import {theirs} ({module} imports {name})"
 
 
 def loaded_with(module: str) -> set[str]:
