@@ -99,12 +99,12 @@ def answers(count: int, *, seed: int) -> list[Work]:
 
 
 def resident_mib(pid: int) -> float:
-    """Memory of a process that is its own, not shared; 0 if it is gone."""
+    """Memory of a process, a page that several share counted in equal parts; 0 if it is gone."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0.0
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_")) / 1024
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
 
 
 def descendants() -> dict[int, str]:
@@ -166,9 +166,12 @@ def soak(work: Sequence[Work], math_work: Sequence[Work], *, batch: int, limits:
 
         graders[0]([one.prompt for one in work[:64]], [one.completion for one in work[:64]])
         graders[0].kinds.clear()
+        mathematics([one.prompt for one in math_work[:64]], [one.completion for one in math_work[:64]])
+        before = memory_at_rest()
         started = time.perf_counter()
         list(streams.map(grade, range(STREAMS)))
         seconds = time.perf_counter() - started
+        after = memory_at_rest()
         mathematics.close()
         starts = pool.num_starts
     kinds: Counter[str] = sum((grader.kinds for grader in graders), Counter())
@@ -181,26 +184,17 @@ def soak(work: Sequence[Work], math_work: Sequence[Work], *, batch: int, limits:
         "expected_kinds": dict(Counter(one.kind for one in work)),
         "wrong_kinds": wrong_kinds[:20],
         "sandbox_starts": starts,
-        "growth_mib": growth(samples),
+        "growth_mib": {key: round(after[key] - before[key], 1) for key in before},
         "most_zombies": max(sample["zombies"] for sample in samples),
         "samples": samples[:: max(len(samples) // 20, 1)],
         "left_processes": len(descendants()),
     }
 
 
-def growth(samples: Sequence[dict[str, float]]) -> dict[str, float]:
-    """How much more memory the last third of a run needed than the second; the first third warms up.
-
-    The lowest value of each third counts: what lies above it are the programs that just ran.
-    """
-    third = len(samples) // 3
-    if third == 0:
-        return {"trainer_mib": 0.0, "sandboxes_mib": 0.0}
-    middle, last = samples[third : 2 * third], samples[2 * third :]
-    return {
-        key: round(min(sample[key] for sample in last) - min(sample[key] for sample in middle), 1)
-        for key in ("trainer_mib", "sandboxes_mib")
-    }
+def memory_at_rest() -> dict[str, float]:
+    """Memory of this process and of all processes below it, taken while nothing is graded."""
+    time.sleep(1.0)
+    return {"trainer_mib": resident_mib(os.getpid()), "sandboxes_mib": sum(map(resident_mib, descendants()))}
 
 
 def lasting_zombies() -> int:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncurve import wiring
+from oncurve.config.rewards import ProgramsReward
 from oncurve.config.schema import Config
 from oncurve.data.check import check_data
 from oncurve.data.prompts import render_prompts
@@ -20,6 +21,7 @@ from oncurve.evaluate.evaluate import Evaluation
 from oncurve.observe.record import RunFolder
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
+from oncurve.rewards.sandbox import describe_isolation
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.session import Examiner, keep_evaluation
@@ -105,6 +107,10 @@ def _typed(console: Console) -> Sequence[str]:
 
 def check_recipe(config: Config, *, console: Console) -> bool:
     """Load everything but take no step: True if nothing fatal was found."""
+    for finding in wiring.check_algorithm(config):
+        console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
+    if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
+        console.print(describe_isolation().text, markup=False, highlight=False)
     policy = wiring.make_policy(config)
     rows, few_shot, during, test = wiring.split_rows(config)
     reward_function = wiring.make_reward_function(config.rewards)

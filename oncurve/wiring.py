@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from oncurve.config.schema import (
-    Config,
+from oncurve.config.rewards import (
     CustomReward,
-    DataSection,
     FormatReward,
     LengthReward,
     MathematicsReward,
@@ -19,8 +17,8 @@ from oncurve.config.schema import (
     R1ZeroReward,
     RepetitionReward,
     Reward,
-    WordProblemsData,
 )
+from oncurve.config.schema import Config, DataSection, WordProblemsData
 from oncurve.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -203,7 +201,12 @@ def make_reward(reward: Reward) -> RewardFunction:
         case CustomReward():
             from oncurve.rewards.custom import from_function, load_function
 
-            return from_function(load_function(reward.function), name=reward.name)
+            function = load_function(reward.function)
+            if reward.isolate:
+                from oncurve.rewards.isolated import Isolated
+
+                return Isolated(reward.function, name=reward.name, timeout_seconds=reward.timeout_seconds)
+            return from_function(function, name=reward.name, timeout_seconds=reward.timeout_seconds)
 
 
 def make_loose_reward() -> RewardFunction:

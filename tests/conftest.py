@@ -1,4 +1,4 @@
-"""What tests share: no network, two threads, and tiny checkpoints that are made on the spot."""
+"""What tests share: no network, one thread, and tiny checkpoints that are made on the spot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 # shape checks are installed first.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits for the first
 
 import pytest
 

@@ -5,60 +5,13 @@ A recipe holds only what differs from these defaults. Nothing below ``wiring`` e
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.algorithm.table import (
-    PRESETS,
-    AdvantageName,
-    CorrectionLevel,
-    CorrectionName,
-    KLName,
-    LossName,
-    NormalizerName,
-    OldName,
-    ReferenceName,
-)
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-
-
-PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
-
-
-def _parts(annotation: object) -> tuple[object, ...]:
-    """The members of a union type, or the type itself."""
-    return get_args(annotation) or (annotation,)
-
-
-class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused, values cannot change after loading."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_truth_as_number(cls, tree: object) -> object:
-        """YAML's true and yes would pass as the number 1."""
-        if isinstance(tree, dict):
-            for key, value in cast("dict[str, object]", tree).items():
-                field = cls.model_fields.get(key)
-                if isinstance(value, bool) and field is not None and bool not in _parts(field.annotation):
-                    raise PydanticCustomError("truth_value", "{key} takes no truth value", {"key": key})
-        return cast("object", tree)
+from oncurve.config.algorithm import AlgorithmSection
+from oncurve.config.rewards import R1ZeroReward, Reward
+from oncurve.config.section import Fraction, NonNegative, Section
 
 
 class DataSection(Section):
@@ -67,7 +20,7 @@ class DataSection(Section):
     path: str | None = None
     """File, folder or hub name; None where the type says it already."""
     split: str = "train"
-    columns: dict[str, str] = {}
+    columns: dict[str, str] = Field(default_factory=dict)
     """Names used here to names in the data, such as {question: problem, answer: label}."""
     template: str = "think_answer"
     """think_answer, r1_zero, boxed, gsm8k, reasoning_answer or question_only."""
@@ -149,177 +102,6 @@ class EvaluationSection(Section):
     """0 is greedy. The same for both models."""
     samples: PositiveInt = 1
     """Completions per problem; more than one needs a temperature above 0."""
-
-
-class RewardSection(Section):
-    """One term of the reward."""
-
-    weight: float = 1.0
-    name: str | None = None
-    """Name of the part in metrics; None takes the type's."""
-    only_if_correct: bool = False
-    """Pay this term only when the answer is correct."""
-
-
-class R1ZeroReward(RewardSection):
-    """1 for the right answer in the right format, else 0; format and answer are also logged apart."""
-
-    type: Literal["r1_zero"] = "r1_zero"
-    timeout_seconds: PositiveFloat = 3.0
-
-
-class MathematicsReward(RewardSection):
-    """Equality with the reference answer."""
-
-    type: Literal["mathematics"] = "mathematics"
-    answer_from: Literal["boxed", "answer_tag", "hash", "any"] = "any"
-    """Where the final answer stands: the last boxed expression, the answer tag, after ####, or any of them."""
-    scale: Literal["binary", "signed", "graded"] = "binary"
-    """0 and 1; -1 and +1; or 0, ``partial`` and 1."""
-    partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """graded: what the right value in the wrong place pays."""
-    timeout_seconds: PositiveFloat = 3.0
-
-
-class FormatReward(RewardSection):
-    """The tags are there, once each, in order."""
-
-    type: Literal["format"] = "format"
-    tags: tuple[str, str] = ("think", "answer")
-    per_tag: bool = False
-    """Credit for each tag that stands right, instead of all or nothing."""
-
-
-class ProgramsReward(RewardSection):
-    """The program in the completion passes the tests of its row, run in a sandbox."""
-
-    type: Literal["programs"] = "programs"
-    scale: Literal["binary", "pass_rate"] = "binary"
-    """1 only if all tests pass, or the share that does."""
-    require_fence: bool = True
-    """Only a fenced block is a program; false takes the whole completion where there is none."""
-    isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
-    """The weakest isolation that you accept; see docs/rewards.md."""
-    cpu_seconds: PositiveInt = 3
-    """Processor time for all tests of one program."""
-
-
-class LengthReward(RewardSection):
-    """1 while a completion has between min and max tokens, less outside."""
-
-    type: Literal["length"] = "length"
-    min_tokens: NonNegative = 0
-    max_tokens: PositiveInt = 512
-
-
-class OverlongReward(RewardSection):
-    """DAPO's soft penalty: 0 down to -1 over the last tokens before the limit."""
-
-    type: Literal["overlong"] = "overlong"
-    max_tokens: PositiveInt = 512
-    buffer_tokens: PositiveInt = 128
-
-
-class RepetitionReward(RewardSection):
-    """A penalty for saying the same words again."""
-
-    type: Literal["repetition"] = "repetition"
-
-
-class CustomReward(RewardSection):
-    """A function of yours, TRL's signature or f(completion, answer)."""
-
-    type: Literal["custom"] = "custom"
-    function: str
-    """module:name or path/to/file.py:name."""
-
-
-Reward = Annotated[
-    R1ZeroReward
-    | MathematicsReward
-    | FormatReward
-    | ProgramsReward
-    | LengthReward
-    | OverlongReward
-    | RepetitionReward
-    | CustomReward,
-    Field(discriminator="type"),
-]
-
-
-class AlgorithmSection(Section):
-    """A row of the table of algorithms and what differs from it; None takes the row's."""
-
-    type: PresetName = "grpo"
-    """Name of the row, see docs/algorithms.md; "custom" is grpo with a loss of yours."""
-    group_size: int = 8
-    """Completions per prompt, G."""
-    function: str | None = None
-    """With type custom: module:name or file.py:name of (logprobs, old_logprobs, advantages, mask) -> loss [B, T]."""
-    advantage_function: str | None = None
-    """module:name or path/to/file.py:name of (rewards) -> advantages [P, G], in place of ``advantage``."""
-    advantage: AdvantageName | None = None
-    loss: LossName | Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] | None = None
-    scale_by_std: bool | None = None
-    """Divide advantages by the standard deviation of the group."""
-    std_ddof: Literal[0, 1] | None = None
-    """Divide squares by n (0) or by n - 1 (1)."""
-    std_epsilon: PositiveFloat | None = None
-    normalize: NormalizerName | None = None
-    """Which denominator the loss has."""
-    clip_low: PositiveFloat | None = None
-    """How far below 1 a ratio may fall."""
-    clip_high: PositiveFloat | None = None
-    """How far above 1 a ratio may rise."""
-    ratio_max: PositiveFloat | None = None
-    """Largest ratio, not a distance from 1."""
-    kl_coef: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the KL to the reference; 0 keeps no reference in memory."""
-    kl_in: Literal["loss", "reward"] | None = None
-    kl_estimator: KLName | None = None
-    kl_importance: bool | None = None
-    """Weigh the KL of a token by its ratio, so that its gradient is that of the KL."""
-    reference: ReferenceName | None = None
-    """What the KL is taken to: frozen, refreshed, average, old or base."""
-    reference_every_steps: PositiveInt | None = None
-    reference_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """average: how much of the policy goes into the reference each time."""
-    old_logprobs: OldName | None = None
-    """Who says how probable a token was when it was sampled: the trainer or the sampler."""
-    correction: CorrectionName | None = None
-    """Weights for the gap between sampler and trainer; it is measured either way."""
-    correction_level: CorrectionLevel | None = None
-    correction_low: Annotated[float, Field(ge=0)] | None = None
-    correction_high: PositiveFloat | None = None
-    entropy_coef: Annotated[float, Field(ge=0)] | None = None
-    entropy_target: PositiveFloat | None = None
-    """Adapt entropy_coef so that the entropy, in nats, does not fall below this."""
-    entropy_coef_step: PositiveFloat | None = None
-    entropy_coef_max: PositiveFloat | None = None
-    high_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Train only on this share of the tokens, those with the highest entropy."""
-    mask_truncated: bool = False
-    """Leave completions that never ended out of the loss."""
-
-    @model_validator(mode="after")
-    def _check_group(self) -> AlgorithmSection:
-        if self.group_size < 2:
-            raise ValueError(
-                f"algorithm.group_size is {self.group_size}; a group of one has no baseline. Use at least 2"
-            )
-        if self.type not in (*PRESETS, "custom"):
-            near = difflib.get_close_matches(self.type, [*PRESETS, "custom"], n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"algorithm.type is {self.type!r}, which no row of the table has.{hint} "
-                f"There are: {', '.join(PRESETS)}, custom"
-            )
-        if (self.type == "custom") != (self.function is not None):
-            raise ValueError(
-                "algorithm.function belongs to algorithm.type custom, and custom needs it: "
-                "give both, such as {type: custom, function: losses.py:mine}"
-            )
-        return self
 
 
 class RolloutSection(Section):

@@ -225,6 +225,7 @@ _TIME = (
     Metric("time/step_seconds", "seconds", "one step, evaluation and saving left out", "steady"),
     Metric("time/sample_seconds", "seconds", "sampling completions", "usually the largest part"),
     Metric("time/grade_seconds", "seconds", "computing rewards", "a small part"),
+    Metric("time/refill_seconds", "seconds", "sampling and grading in place of groups without a signal", "-"),
     Metric("time/train_seconds", "seconds", "forward, backward and optimizer", "-"),
     Metric("time/evaluate_seconds", "seconds", "evaluation after the step", "-"),
     Metric("time/save_seconds", "seconds", "writing a checkpoint after the step", "-"),
@@ -237,12 +238,9 @@ _TIME = (
 _AMOUNT = (
     Metric("tokens/sampled", "tokens", "completion tokens sampled in the step", "-"),
     Metric("tokens/trained", "tokens", "completion tokens that entered the loss", "-"),
-    Metric("tokens/padding_fraction", "fraction", "padding among the tokens that the trainer computed", "low"),
     Metric("memory/process_gib", "GiB", "resident memory of the process", "steady; steady growth is a leak"),
     Metric("memory/gpu_gib", "GiB", "largest GPU memory in use during the step", "steady"),
     Metric("memory/<point>_gib", "GiB", "memory in use at a named point of the step", "steady"),
-    Metric("data/epoch", "epochs", "prompts seen over prompts in the training set", "-"),
-    Metric("data/prompts_seen", "count", "prompts sampled since the start, repetitions counted", "-"),
 )
 
 GLOSSARY: tuple[Metric, ...] = (

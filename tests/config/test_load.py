@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from oncurve.config.load import config_yaml, known_keys, load_config, parse_config
-from oncurve.config.schema import FormatReward, Gsm8kData, MathematicsReward, WordProblemsData
+from oncurve.config.rewards import FormatReward, MathematicsReward
+from oncurve.config.schema import Gsm8kData, WordProblemsData
 from oncurve.errors import ConfigError
 
 BASE = "model: embedded\ndata: {type: word_problems, levels: [1]}\n"

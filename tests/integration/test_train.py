@@ -122,3 +122,52 @@ def test_a_mistake_gets_one_message_and_leaves_nothing_behind(
         CliRunner().invoke(app, ["train", str(path), *overrides], catch_exceptions=False)
     assert said in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_of_your_own_trains_through_the_recipe(tmp_path: Path, gsm8k_checkpoint: Path) -> None:
+    (tmp_path / "losses.py").write_text(
+        "import torch\n\n"
+        "def mine(logprobs, old_logprobs, advantages, mask):\n"
+        "    return -advantages[:, None] * torch.sigmoid(torch.exp(logprobs - old_logprobs))\n\n"
+        "def half(rewards):\n"
+        "    return rewards.values - 0.5\n"
+    )
+    (tmp_path / "mine.py").write_text("def even(completion, answer):\n    return float(len(completion) % 2 == 0)\n")
+    own = {
+        "type": "custom",
+        "function": f"{tmp_path / 'losses.py'}:mine",
+        "advantage_function": f"{tmp_path / 'losses.py'}:half",
+        "group_size": 4,
+    }
+    path = recipe(
+        tmp_path,
+        gsm8k_checkpoint,
+        {"type": "gsm8k", "path": str(GSM8K), "limit": 60},
+        rewards=[{"type": "custom", "function": f"{tmp_path / 'mine.py'}:even"}],
+        algorithm=own,
+    )
+    result = CliRunner().invoke(app, ["train", str(path), "run.steps=2"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    rows = read_metrics(tmp_path / "runs" / "run")[1:]
+    assert all(row["policy/gradient_norm"] > 0 for row in rows)
+    assert rows[0]["advantage/mean"] == pytest.approx(rows[0]["reward/mean"] - 0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["algorithm.type=gspo", "algorithm.correction=truncate", "run.completions_per_update=4"], "sequence"),
+        (["rollouts.top_p=0.8", "algorithm.correction=truncate"], "top_p"),
+        (["algorithm.type=cispo", "algorithm.ratio_max=0.2"], "ratio_max"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused_or_warned_about(
+    overrides: list[str], said: str, tmp_path: Path, gsm8k_checkpoint: Path
+) -> None:
+    path = recipe(tmp_path, gsm8k_checkpoint, {"type": "gsm8k", "path": str(GSM8K), "limit": 60})
+    try:
+        result = CliRunner().invoke(app, ["train", str(path), "run.steps=1", *overrides], catch_exceptions=False)
+        heard = result.output
+    except OncurveError as error:
+        heard = str(error)
+    assert said in heard

@@ -161,3 +161,9 @@ def test_the_logits_are_left_as_they_were() -> None:
 def test_restrictions_keep_the_tokens_that_they_should(params: SamplingParams, kept: list[int]) -> None:
     p = torch.tensor([[0.5, 0.3, 0.1, 0.1 - 1e-4]])
     assert torch.nonzero(restrict(p, params)[0]).squeeze(1).tolist() == kept
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.5, [0]), (0.75, [0, 1]), (0.875, [0, 1, 2])])
+def test_a_set_that_has_the_probability_exactly_is_large_enough(top_p: float, kept: list[int]) -> None:
+    p = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
+    assert torch.nonzero(restrict(p, SamplingParams(top_p=top_p))[0]).squeeze(1).tolist() == kept

@@ -1,0 +1,109 @@
+"""Which rewards may a recipe name, and with which settings?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from oncurve.config.section import NonNegative, Section
+
+
+class RewardSection(Section):
+    """One term of the reward."""
+
+    weight: float = 1.0
+    name: str | None = None
+    """Name of the part in metrics; None takes the type's."""
+    only_if_correct: bool = False
+    """Pay this term only when the answer is correct."""
+
+
+class R1ZeroReward(RewardSection):
+    """1 for the right answer in the right format, else 0; format and answer are also logged apart."""
+
+    type: Literal["r1_zero"] = "r1_zero"
+    timeout_seconds: PositiveFloat = 3.0
+
+
+class MathematicsReward(RewardSection):
+    """Equality with the reference answer."""
+
+    type: Literal["mathematics"] = "mathematics"
+    answer_from: Literal["boxed", "answer_tag", "hash", "any"] = "any"
+    """Where the final answer stands: the last boxed expression, the answer tag, after ####, or any of them."""
+    scale: Literal["binary", "signed", "graded"] = "binary"
+    """0 and 1; -1 and +1; or 0, ``partial`` and 1."""
+    partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """graded: what the right value in the wrong place pays."""
+    timeout_seconds: PositiveFloat = 3.0
+
+
+class FormatReward(RewardSection):
+    """The tags are there, once each, in order."""
+
+    type: Literal["format"] = "format"
+    tags: tuple[str, str] = ("think", "answer")
+    per_tag: bool = False
+    """Credit for each tag that stands right, instead of all or nothing."""
+
+
+class ProgramsReward(RewardSection):
+    """The program in the completion passes the tests of its row, run in a sandbox."""
+
+    type: Literal["programs"] = "programs"
+    scale: Literal["binary", "pass_rate"] = "binary"
+    """1 only if all tests pass, or the share that does."""
+    require_fence: bool = True
+    """Only a fenced block is a program; false takes the whole completion where there is none."""
+    isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
+    """The weakest isolation that you accept; see docs/rewards.md."""
+    cpu_seconds: PositiveInt = 3
+    """Processor time for all tests of one program."""
+
+
+class LengthReward(RewardSection):
+    """1 while a completion has between min and max tokens, less outside."""
+
+    type: Literal["length"] = "length"
+    min_tokens: NonNegative = 0
+    max_tokens: PositiveInt = 512
+
+
+class OverlongReward(RewardSection):
+    """DAPO's soft penalty: 0 down to -1 over the last tokens before the limit."""
+
+    type: Literal["overlong"] = "overlong"
+    max_tokens: PositiveInt = 512
+    buffer_tokens: PositiveInt = 128
+
+
+class RepetitionReward(RewardSection):
+    """A penalty for saying the same words again."""
+
+    type: Literal["repetition"] = "repetition"
+
+
+class CustomReward(RewardSection):
+    """A function of yours, TRL's signature or f(completion, answer)."""
+
+    type: Literal["custom"] = "custom"
+    function: str
+    """module:name or path/to/file.py:name."""
+    isolate: bool = False
+    """Run it in a process of its own with limits on time and memory; it must then be importable by name."""
+    timeout_seconds: PositiveFloat = 60.0
+    """isolate: time for the completions of one prompt. Otherwise it bounds async functions only."""
+
+
+Reward = Annotated[
+    R1ZeroReward
+    | MathematicsReward
+    | FormatReward
+    | ProgramsReward
+    | LengthReward
+    | OverlongReward
+    | RepetitionReward
+    | CustomReward,
+    Field(discriminator="type"),
+]

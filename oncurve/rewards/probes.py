@@ -1,0 +1,213 @@
+"""What does a reward pay for completions that no honest policy would write?"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.answers import find_answer
+
+Row = Mapping[str, Any]
+Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
+Encode = Callable[[str], Sequence[int]]
+
+MAX_EXAMPLE_CHARACTERS = 160
+LONG_WORDS = 2_000
+"""Words of the longest probe."""
+
+_MARK = re.compile(r"</?[a-zA-Z_]\w*>|\\boxed\{\}|#{4}|`{3}\w*")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_TOKEN = re.compile(r"\w+|[^\w\s]|\s+")
+_FILLER = "first we read the question again and think about every part of it with care before we go on to say more"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What one kind of completion earned on a sample of rows.
+
+    Example: ``ProbeResult("numbers_listed", mean_reward=0.05, max_reward=1.0, example="3 4 12", num_failed=0)``
+    """
+
+    name: str
+    mean_reward: float
+    """Mean over the completions that could be graded; NaN if none could."""
+    max_reward: float
+    """The best of them; NaN if none could be graded."""
+    example: str
+    """The completion that earned the most, shortened."""
+    num_failed: int = 0
+    """Completions that could not be graded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A row to probe, and how its completions are written."""
+
+    prompt: Prompt
+    gold: Callable[[Row], str]
+    other: str
+    """An answer that is not the row's: that of another row."""
+
+    @property
+    def question(self) -> str:
+        """What was asked."""
+        return str(self.prompt.row.get("question", self.prompt.text))
+
+    @property
+    def answer(self) -> str:
+        """The reference."""
+        return str(self.prompt.row.get("answer", ""))
+
+    def formed(self, answer: str, solution: str = "") -> str:
+        """A well-formed completion with another answer."""
+        return self.gold({**self.prompt.row, "answer": answer, "solution": solution})
+
+    @property
+    def marks(self) -> str:
+        """The tags and marks of the form, and nothing else."""
+        return " ".join(_MARK.findall(self.formed("")))
+
+
+def _listed(case: _Case) -> str:
+    return " ".join(_NUMBER.findall(case.question)) or case.question
+
+
+def _hedge(case: _Case) -> str:
+    if re.fullmatch(r"-?\d{1,15}", case.answer.strip()):
+        value = int(case.answer)
+        return f"{value - 1} or {value} or {value + 1}"
+    return f"{case.other} or {case.answer}"
+
+
+PROBES: dict[str, Callable[[_Case], str]] = {
+    "empty": lambda case: "",
+    "question_repeated": lambda case: case.question,
+    "prompt_repeated": lambda case: case.prompt.text,
+    "numbers_listed": _listed,
+    "numbers_listed_in_form": lambda case: case.formed(_listed(case)),
+    "tags_only": lambda case: case.marks,
+    "tags_repeated": lambda case: " ".join([case.marks] * 20),
+    "form_without_answer": lambda case: case.formed(""),
+    "gold_quoted": lambda case: case.formed(case.other, f'Somebody said "{case.answer}", which is wrong.'),
+    "other_answer": lambda case: case.formed(case.other),
+    "always_yes": lambda case: case.formed("yes"),
+    "always_no": lambda case: case.formed("no"),
+    "always_0": lambda case: case.formed("0"),
+    "always_1": lambda case: case.formed("1"),
+    "hedge": lambda case: case.formed(_hedge(case)),
+    "filler": lambda case: " ".join([_FILLER] * 4),
+    "long_repetition": lambda case: " ".join(["so"] * LONG_WORDS),
+    "long_form": lambda case: case.formed(case.other, " ".join([_FILLER] * 20)),
+}
+"""Every kind of completion by its name."""
+
+
+def run_probes(
+    grade: Grade,
+    prompts: Sequence[Prompt],
+    *,
+    gold: Callable[[Row], str],
+    seed: int,
+    max_rows: int = 20,
+    encode: Encode | None = None,
+) -> list[ProbeResult]:
+    """What every probe earns on a sample of the rows.
+
+    ``gold`` writes the perfect completion of a row; given a row whose answer was exchanged, it writes the form around
+    another answer. ``encode`` makes tokens of a text, for rewards that count them; without it, words and signs count.
+    Every probe is one call of ``grade``: a reward that costs money is asked 18 times the number of rows.
+    """
+    cases = _cases(prompts, gold, seed=seed, max_rows=max_rows)
+    return [_measured(name, grade, cases, write, encode or _words) for name, write in PROBES.items()]
+
+
+def probe_gold(
+    grade: Grade,
+    prompts: Sequence[Prompt],
+    *,
+    gold: Callable[[Row], str],
+    seed: int,
+    max_rows: int = 20,
+    encode: Encode | None = None,
+) -> ProbeResult:
+    """What the gold completions earn on the rows that ``run_probes`` takes with the same seed."""
+    cases = _cases(prompts, gold, seed=seed, max_rows=max_rows)
+    return _measured("gold", grade, cases, lambda case: case.gold(case.prompt.row), encode or _words)
+
+
+def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: float = 0.2) -> list[ProbeResult]:
+    """Probes that earn more than a share of what gold completions earn.
+
+    Beside gold that earns nothing or less, those that earn more than gold.
+    """
+    bound = max_share * gold_mean if gold_mean > 0 else gold_mean
+    return [result for result in results if result.mean_reward > bound]
+
+
+def describe_probes(results: Sequence[ProbeResult], gold: ProbeResult, *, max_share: float = 0.2) -> str:
+    """A table of what gold and every probe earned; suspicious ones are marked and shown."""
+    found = suspicious(results, gold.mean_reward, max_share=max_share)
+    lines = [f"{'completion':<24}{'mean':>8}{'best':>8}  failed"]
+    for result in (gold, *results):
+        line = f"{result.name:<24}{result.mean_reward:>8.3f}{result.max_reward:>8.3f}{result.num_failed:>8}"
+        lines.append(f"{line}  <- {result.example!r}" if result in found else line)
+    return "\n".join(lines)
+
+
+def _cases(prompts: Sequence[Prompt], gold: Callable[[Row], str], *, seed: int, max_rows: int) -> list[_Case]:
+    """A sample of rows, each with the answer of another row."""
+    places = sorted(random.Random(seed).sample(range(len(prompts)), min(max_rows, len(prompts))))
+    answers = [str(prompt.row.get("answer", "")) for prompt in prompts]
+    cases: list[_Case] = []
+    for place in places:
+        following = (answers[(place + shift) % len(answers)] for shift in range(1, min(len(answers), 1000)))
+        other = next((answer for answer in following if answer != answers[place]), f"{answers[place]}7")
+        cases.append(_Case(prompts[place], gold, other))
+    return cases
+
+
+def _measured(
+    name: str, grade: Grade, cases: Sequence[_Case], write: Callable[[_Case], str], encode: Encode
+) -> ProbeResult:
+    texts = [write(case) for case in cases]
+    if name in _MISSES:  # a probe whose answer happens to be right proves nothing
+        kept = [place for place, case in enumerate(cases) if not _is_right(texts[place], case.answer)]
+        cases, texts = [cases[place] for place in kept], [texts[place] for place in kept]
+    completions = [_as_completion(case.prompt, text, encode) for case, text in zip(cases, texts, strict=True)]
+    rewards = grade([case.prompt for case in cases], completions) if cases else []
+    earned = [(reward.value, text) for reward, text in zip(rewards, texts, strict=True) if reward.value is not None]
+    num_failed = len(texts) - len(earned)
+    if not earned:
+        return ProbeResult(name, math.nan, math.nan, "", num_failed)
+    best, example = max(earned, key=lambda pair: pair[0])
+    return ProbeResult(name, sum(value for value, _ in earned) / len(earned), best, _shortened(example), num_failed)
+
+
+_MISSES = ("numbers_listed", "numbers_listed_in_form", "question_repeated", "prompt_repeated")
+"""Probes that may end with a number of the question, which is the answer of some rows: those rows are left out."""
+
+
+def _is_right(text: str, answer: str) -> bool:
+    found = find_answer(text, "any")
+    return found is not None and found.strip() == answer.strip()
+
+
+def _as_completion(prompt: Prompt, text: str, encode: Encode) -> Completion:
+    tokens = tuple(encode(text))
+    return Completion(prompt.prompt_ids, tokens, text, (0.0,) * len(tokens), "stop", policy_version=0, index=0)
+
+
+def _words(text: str) -> list[int]:
+    """A number for every word and sign, the same for equal ones."""
+    known: dict[str, int] = {}
+    return [known.setdefault(piece, len(known)) for piece in _TOKEN.findall(text)]
+
+
+def _shortened(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= MAX_EXAMPLE_CHARACTERS else f"{flat[: MAX_EXAMPLE_CHARACTERS - 3]}..."

@@ -1,0 +1,145 @@
+"""Which JSON does a completion hold, read so strictly that no two readers could disagree, and how much of it is right?"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, NoReturn
+
+from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, answer_tag
+from oncurve.rewards.fences import fenced_blocks
+
+Around = Literal["nothing", "fence", "text"]
+"""What may stand around the JSON: only space; exactly one fence; or text around exactly one fence."""
+
+JsonPlace = Literal["text", "answer_tag"]
+"""Where the JSON stands: in what follows the thinking, or in the answer tag."""
+
+MAX_NESTING = 64
+MAX_DIGITS = 100
+_SPACE = " \t\r\n"
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+
+
+def json_text(text: str, *, around: Around = "nothing", place: JsonPlace = "text") -> str | None:
+    """The part of a completion that should be JSON; None if there is other text where none may be."""
+    body = answer_tag(text) if place == "answer_tag" else text.rpartition("</think>")[2]
+    if body is None or len(body) > MAX_TEXT_CHARACTERS:
+        return None
+    body = body.strip(_SPACE)
+    if around == "nothing" or (around == "fence" and not body.startswith(("```", "~~~"))):
+        return body
+    blocks = list(fenced_blocks(body))
+    if not blocks:
+        return body
+    if len(blocks) > 1 or blocks[0].language.casefold() not in ("", "json"):
+        return None
+    content = blocks[0].content
+    num_lines = len(body.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    is_alone = num_lines == content.count("\n") + 3
+    return content.strip(_SPACE) if around == "text" or is_alone else None
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text, without what lenient readers let pass.
+
+    Refused are NaN and infinities, numbers beyond a double or of more than 100 digits, a key that stands twice, and
+    more than 64 levels of nesting.
+
+    Raises ValueError.
+
+    >>> parse_json('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'a' stands twice
+    """
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters")
+    _check_nesting(text)
+    return json.loads(
+        text,
+        object_pairs_hook=_object_of,
+        parse_constant=_refuse_constant,
+        parse_int=_integer_of,
+        parse_float=_float_of,
+    )
+
+
+def _check_nesting(text: str) -> None:
+    depth = 0
+    for match in _MARK.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0)
+        if depth > MAX_NESTING:
+            raise ValueError(f"nested deeper than {MAX_NESTING} levels")
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:60]!a} stands twice")
+        found[key] = value
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _integer_of(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _float_of(digits: str) -> float:
+    value = float(digits) if len(digits) <= MAX_DIGITS else math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"a number of more than {MAX_DIGITS} digits or beyond a double")
+    return value
+
+
+def json_of(value: object) -> Any:
+    """A column of a row as JSON: text is read strictly, anything else goes through JSON once.
+
+    Raises ValueError if it is no JSON.
+    """
+    try:
+        return parse_json(value if isinstance(value, str) else json.dumps(value, allow_nan=False))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def fields_fraction(value: object, gold: object) -> float:
+    """The share of fields that are as in the reference, among all that either of the two has.
+
+        fraction = |equal leaves| / |leaves of value or of gold|
+
+    A leaf is a value without children, known by its path; lists count by place. Dividing by the union makes guessing
+    further fields cost something. 1.0 means that the two are equal; 1 equals 1.0 and true equals neither.
+
+    >>> fields_fraction({"a": 1, "b": [2, 3]}, {"a": 1.0, "b": [2]})
+    0.6666666666666666
+    """
+    given, wanted = dict(_leaves(value)), dict(_leaves(gold))
+    num_equal = sum(path in given and given[path] == leaf for path, leaf in wanted.items())
+    return num_equal / len(given.keys() | wanted.keys())
+
+
+def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], tuple[str, Any]]]:
+    match value:
+        case dict() if value:
+            for key, child in value.items():
+                yield from _leaves(child, (*path, key))
+        case list() if value:
+            for place, child in enumerate(value):
+                yield from _leaves(child, (*path, place))
+        case bool() | None:
+            yield path, ("constant", value)
+        case dict() | list():
+            yield path, (type(value).__name__, None)
+        case str():
+            yield path, ("string", value)
+        case _:
+            yield path, ("number", value)

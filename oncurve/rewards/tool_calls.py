@@ -1,0 +1,289 @@
+"""Are the tool calls of a completion such as their signatures allow, and are they the right ones? None is executed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oncurve.errors import ConfigError
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.answers import MAX_TEXT_CHARACTERS
+from oncurve.rewards.schema import JsonScale, failure_of, gold_failure, graded
+from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json
+from oncurve.rewards.validation import Check, Level, SchemaChecker, Verdict
+
+CallFormat = Literal["openai", "hermes"]
+"""``[{"type": "function", "function": {"name": ..., "arguments": ...}}]`` or ``<tool_call>{...}</tool_call>``."""
+
+MAX_CALLS = 64
+_MARK = re.compile(r"<tool_call>|</tool_call>")
+_COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties")
+_SEVERITY: tuple[Level, ...] = ("crashed", "timeout", "unusable", "over_limit", "invalid", "keys", "valid")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: ``Call("add", {"a": 2, "b": 3})``."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What one completion calls, and what its row declares and expects."""
+
+    calls: tuple[Call, ...] | None
+    """None if the calls cannot be read."""
+    signatures: Mapping[str, str]
+    """The schema of the arguments by the name of the tool, as JSON text."""
+    gold: tuple[Call, ...] | None = None
+    """None if the row has no reference."""
+    problem: str = ""
+    is_row_at_fault: bool = False
+
+
+def openai_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
+    """The calls of a list in OpenAI's format, or of a message with such a list under "tool_calls".
+
+    Raises ValueError.
+    """
+    found = json_text(text, around=around)
+    if found is None:
+        raise ValueError("text where only tool calls may stand")
+    return calls_of(parse_json(found))
+
+
+def hermes_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
+    """The calls between ``<tool_call>`` and ``</tool_call>``; a text without either calls nothing.
+
+    With ``around="nothing"`` only space may stand beside the blocks of a text that has some. A fence is plain text.
+
+    Raises ValueError.
+    """
+    text = text.rpartition("</think>")[2]
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters")
+    marks = [match.group() for match in _MARK.finditer(text)]
+    if marks != ["<tool_call>", "</tool_call>"] * (len(marks) // 2):
+        raise ValueError("the tool_call tags do not pair up")
+    pieces = _MARK.split(text)
+    if marks and around != "text" and any(piece.strip() for piece in pieces[::2]):
+        raise ValueError("text where only tool calls may stand")
+    return _limited([_call_of(parse_json(piece.strip()), is_text_allowed=False) for piece in pieces[1::2]])
+
+
+def calls_of(value: Any) -> tuple[Call, ...]:
+    """Calls from a list of them in either format, or from a message that holds the list.
+
+    Raises ValueError.
+    """
+    if isinstance(value, dict) and "tool_calls" in value and set(value) <= {"role", "content", "tool_calls"}:
+        value = value["tool_calls"]
+    if not isinstance(value, list):
+        raise ValueError("the tool calls are no list")
+    return _limited([_call_of(_function_of(entry), is_text_allowed=True) for entry in value])
+
+
+def _limited(calls: Sequence[Call]) -> tuple[Call, ...]:
+    if len(calls) > MAX_CALLS:
+        raise ValueError(f"more than {MAX_CALLS} tool calls")
+    return tuple(calls)
+
+
+def _function_of(entry: Any) -> Any:
+    if isinstance(entry, dict) and "function" in entry:
+        if not set(entry) <= {"id", "type", "function"} or entry.get("type", "function") != "function":
+            raise ValueError('a tool call is {"type": "function", "function": {...}}')
+        return entry["function"]
+    return entry
+
+
+def _call_of(value: Any, *, is_text_allowed: bool) -> Call:
+    if not isinstance(value, dict) or set(value) != {"name", "arguments"} or not isinstance(value["name"], str):
+        raise ValueError('a call has exactly "name" and "arguments"')
+    arguments = value["arguments"]
+    if isinstance(arguments, str) and is_text_allowed:
+        arguments = parse_json(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError("the arguments of a call are an object")
+    return Call(value["name"], arguments)
+
+
+def signatures_of(value: object) -> dict[str, str]:
+    """The schema of the arguments of every declared tool, by name, as JSON text.
+
+    A tool is ``{"type": "function", "function": {"name": ..., "parameters": {...}}}`` or the inner object alone; without
+    parameters it takes none. Arguments that are not declared are refused, unless the schema says otherwise.
+
+    Raises ValueError.
+    """
+    tools = json_of(value)
+    if not isinstance(tools, list) or not tools:
+        raise ValueError("the tools are no list, or an empty one")
+    found: dict[str, str] = {}
+    for entry in tools:
+        tool = entry.get("function", entry) if isinstance(entry, dict) else None
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+            raise ValueError("a tool has no name")
+        if tool["name"] in found:
+            raise ValueError(f"two tools are named {tool['name']!r}")
+        schema = tool.get("parameters") or {"type": "object", "properties": {}}
+        if not isinstance(schema, dict):
+            raise ValueError(f"the parameters of {tool['name']!r} are no schema")
+        if "additionalProperties" not in schema and not any(key in schema for key in _COMBINING):
+            schema = {**schema, "additionalProperties": False}
+        found[tool["name"]] = json.dumps(schema)
+    return found
+
+
+def calls_fraction(calls: Sequence[Call], gold: Sequence[Call], *, in_order: bool = True) -> float:
+    """The share of fields that are as in the reference calls, the name of a call being one of them.
+
+        fraction = sum over pairs of fraction(call, gold) / max(number of calls, number of gold calls)
+
+    In order, calls pair up by place; otherwise each gold call takes the unused call that fits best, in turn. A call of
+    another tool is worth nothing, whatever its arguments.
+    """
+    if not calls and not gold:
+        return 1.0
+    total, unused = 0.0, list(calls)
+    for place, wanted in enumerate(gold):
+        fractions = [_pair_fraction(call, wanted) for call in (calls[place : place + 1] if in_order else unused)]
+        best = max(fractions, default=0.0)
+        total += best
+        if best > 0.0 and not in_order:
+            del unused[fractions.index(best)]
+    return total / max(len(calls), len(gold))
+
+
+def _pair_fraction(call: Call, gold: Call) -> float:
+    if call.name != gold.name:
+        return 0.0
+    return fields_fraction(
+        {"name": call.name, "arguments": call.arguments}, {"name": gold.name, "arguments": gold.arguments}
+    )
+
+
+class ToolCalls:
+    """Whether a completion calls declared tools with valid arguments, and the reference's calls if there are some.
+
+    ``tools_column`` declares the tools of a row. A row with a value in ``gold_column`` (a list of calls in either format,
+    or its JSON text; an empty one asks for no call) is right only if its calls are those, by place or, without
+    ``in_order``, in any order; ``min_calls`` and ``max_calls`` count for the others.
+
+    Parts: ``correct``; ``format``, 1.0 if the calls can be read and are valid; ``fields_fraction``, the share of names
+    and arguments as in the reference; ``over_limit``. Graded, calls that can be read pay 0.2, declared tools in an
+    allowed number with the right argument names 0.5, and valid ones from there to 1 by ``fields_fraction``.
+    """
+
+    def __init__(
+        self,
+        *,
+        call_format: CallFormat = "openai",
+        tools_column: str = "tools",
+        gold_column: str | None = "answer",
+        around: Around = "nothing",
+        in_order: bool = True,
+        min_calls: int = 1,
+        max_calls: int | None = None,
+        scale: JsonScale = "binary",
+        timeout_seconds: float = 2.0,
+        workers: int = 1,
+        name: str = "tool_calls",
+        checker: SchemaChecker | None = None,
+    ) -> None:
+        if min_calls < 0 or (max_calls is not None and max_calls < min_calls):
+            raise ConfigError(f"rewards: min_calls is {min_calls} and max_calls {max_calls}; no number lies between.")
+        self.name = name
+        self.call_format: CallFormat = call_format
+        self.tools_column = tools_column
+        self.gold_column = gold_column
+        self.around: Around = around
+        self.in_order = in_order
+        self.min_calls = min_calls
+        self.max_calls = max_calls
+        self.scale: JsonScale = scale
+        self.checker = checker or SchemaChecker(timeout_seconds=timeout_seconds, workers=workers)
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion."""
+        tasks = [
+            self._task(prompt.row, completion.text) for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        distinct = list(dict.fromkeys(check for task in tasks for check in _checks(task)))
+        verdicts = dict(zip(distinct, self.checker.check(distinct), strict=True))
+        return [self._reward(task, verdicts) for task in tasks]
+
+    def close(self) -> None:
+        """Ends the checker's processes."""
+        self.checker.close()
+
+    def _task(self, row: Mapping[str, Any], text: str) -> _Task:
+        try:
+            if row.get(self.tools_column) is None:
+                raise ValueError(f"the row has no column {self.tools_column!r}")
+            signatures = signatures_of(row[self.tools_column])
+            reference = None if self.gold_column is None else row.get(self.gold_column)
+            gold = None if reference is None else calls_of(json_of(reference))
+        except ValueError as error:
+            return _Task(None, {}, problem=str(error)[:200], is_row_at_fault=True)
+        read = openai_calls if self.call_format == "openai" else hermes_calls
+        try:
+            return _Task(read(text, around=self.around), signatures, gold)
+        except (ValueError, RecursionError) as error:
+            return _Task(None, signatures, gold, problem=str(error)[:200])
+
+    def _reward(self, task: _Task, verdicts: Mapping[Check, Verdict]) -> Reward:
+        if task.is_row_at_fault:
+            return Reward(value=None, error="unparsable_reference", detail=task.problem)
+        for call in task.gold or ():
+            failure = gold_failure(_verdict(call, task, verdicts))
+            if failure is not None:
+                return failure
+        if task.calls is None:
+            return self._paid(None, Verdict("invalid", task.problem), 0.0)
+        if not task.calls and (task.gold or (task.gold is None and self.min_calls > 0)):
+            return self._paid(None, Verdict("invalid", "no tool call"), 0.0)
+        worst = min(
+            [_verdict(call, task, verdicts) for call in task.calls] or [Verdict("valid")],
+            key=lambda verdict: _SEVERITY.index(verdict.level),
+        )
+        if worst.is_failure:
+            return failure_of(worst)
+        if task.gold is not None:
+            fraction = calls_fraction(task.calls, task.gold, in_order=self.in_order)
+            return self._paid(task.calls, worst, fraction)
+        if not self.min_calls <= len(task.calls) <= (self.max_calls or MAX_CALLS):
+            return self._paid(task.calls, Verdict("invalid", f"{len(task.calls)} tool calls"), 0.0)
+        return self._paid(task.calls, worst, float(worst.level == "valid"))
+
+    def _paid(self, calls: Sequence[Call] | None, verdict: Verdict, fraction: float) -> Reward:
+        is_valid = verdict.level == "valid"
+        is_correct = is_valid and fraction == 1.0
+        parts = {
+            "correct": float(is_correct),
+            "format": float(is_valid),
+            "fields_fraction": fraction,
+            "over_limit": float(verdict.level == "over_limit"),
+        }
+        value = float(is_correct) if self.scale == "binary" or calls is None else graded(verdict, fraction)
+        return Reward(value=value, parts=parts, detail=verdict.detail)
+
+
+def _checks(task: _Task) -> list[Check]:
+    calls = [*(task.calls or ()), *(task.gold or ())]
+    return [_check(call, task) for call in calls if call.name in task.signatures]
+
+
+def _check(call: Call, task: _Task) -> Check:
+    return Check(json.dumps(call.arguments), schema=task.signatures[call.name])
+
+
+def _verdict(call: Call, task: _Task, verdicts: Mapping[Check, Verdict]) -> Verdict:
+    if call.name not in task.signatures:
+        return Verdict("invalid", f"there is no tool {ascii(call.name[:60])}")
+    return verdicts[_check(call, task)]

@@ -1,0 +1,126 @@
+"""Does rotation give every variant its turn, and does the held-out grader stay out of the value?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from reward_records import completion_of, prompt_of
+
+from oncurve.errors import ConfigError
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import RewardFunction, grade
+from oncurve.rewards.rotation import HeldOut, Rotating
+
+
+class Fixed:
+    """Pays what a function of the text says."""
+
+    def __init__(self, name: str, pays: Callable[[str], float]) -> None:
+        self.name = name
+        self.pays = pays
+        self.is_closed = False
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        return [Reward(self.pays(completion.text), parts={"correct": 1.0}) for completion in completions]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def variants(count: int = 3) -> list[Fixed]:
+    return [Fixed(f"v{number}", lambda _, value=float(number): value) for number in range(count)]
+
+
+def batch(step: int, prompts: int = 4, group: int = 3) -> tuple[list[Prompt], list[Completion]]:
+    rows = [index for index in range(prompts) for _ in range(group)]
+    return [prompt_of(index=index) for index in rows], [
+        replace(completion_of("text", prompt_index=index), policy_version=step) for index in rows
+    ]
+
+
+def test_both_are_reward_functions() -> None:
+    assert isinstance(Rotating(variants()), RewardFunction)
+    assert isinstance(HeldOut(*variants(2)), RewardFunction)
+
+
+def test_every_variant_has_one_turn_in_a_round_and_all_of_a_step_meet_the_same() -> None:
+    rotating = Rotating(variants(), every_steps=2, seed=5)
+    values = [{reward.value for reward in rotating(*batch(step))} for step in range(12)]
+    assert all(len(each) == 1 for each in values)
+    turns = [each.pop() for each in values]
+    assert turns[0::2] == turns[1::2]
+    assert sorted(map(str, turns[0:6:2])) == sorted(map(str, turns[6:12:2])) == ["0.0", "1.0", "2.0"]
+
+
+def test_by_prompt_a_group_meets_one_variant_in_every_step() -> None:
+    rotating = Rotating(variants(), seed=1)
+    first, later = rotating(*batch(0, prompts=40)), rotating(*batch(7, prompts=40))
+    assert first == later
+    groups = [{reward.value for reward in first[start : start + 3]} for start in range(0, 120, 3)]
+    assert all(len(values) == 1 for values in groups)
+    assert min(Counter(reward.value for reward in first).values()) > 15
+
+
+def test_the_turn_follows_from_seed_and_place_alone() -> None:
+    def turns(seed: int, every_steps: int | None) -> list[int]:
+        rotating = Rotating(variants(), every_steps=every_steps, seed=seed)
+        return [rotating.turn_of(step=place, prompt_index=place) for place in range(60)]
+
+    for every_steps in (None, 1):
+        assert turns(3, every_steps) == turns(3, every_steps) != turns(4, every_steps)
+
+
+def test_a_group_of_mixed_age_goes_by_its_first_completion() -> None:
+    prompts, completions = batch(0, prompts=1, group=4)
+    mixed = [replace(completion, policy_version=place) for place, completion in enumerate(completions)]
+    assert len({reward.value for reward in Rotating(variants(), every_steps=1)(prompts, mixed)}) == 1
+
+
+def test_the_variant_is_logged_under_its_name() -> None:
+    [reward, *_] = Rotating(variants(1), every_steps=1)(*batch(0))
+    assert reward.parts == {"correct": 1.0, "v0": 0.0}
+
+
+def test_a_variant_that_fails_is_an_error_of_its_completions_alone() -> None:
+    def fail(text: str) -> float:
+        raise ValueError("broken")
+
+    rotating = Rotating([*variants(1), Fixed("bad", fail)], seed=0)
+    rewards = rotating(*batch(0, prompts=20))
+    assert {reward.error for reward in rewards} == {None, "crashed"}
+
+
+def test_nothing_to_rotate_and_equal_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to rotate"):
+        Rotating([])
+    with pytest.raises(ConfigError, match="two variants are named 'v0'"):
+        Rotating([*variants(1), *variants(1)])
+    with pytest.raises(ConfigError, match="every_steps is 0"):
+        Rotating(variants(), every_steps=0)
+
+
+def test_the_held_out_grader_is_logged_and_never_paid() -> None:
+    both = HeldOut(Fixed("length", lambda text: float(len(text))), Fixed("strict", lambda text: 0.25))
+    [reward, *_] = both(*batch(0))
+    assert both.name == "length"
+    assert reward.value == 4.0
+    assert reward.parts == {"correct": 1.0, "held_out": 0.25}
+
+
+def test_a_held_out_grader_that_fails_costs_no_completion() -> None:
+    def fail(text: str) -> float:
+        raise ValueError("broken")
+
+    prompts, completions = batch(0)
+    rewards = grade(HeldOut(Fixed("a", lambda text: 1.0), Fixed("b", fail)), prompts, completions)
+    assert {reward.value for reward in rewards} == {1.0}
+    assert all("held_out" not in reward.parts for reward in rewards)
+
+
+def test_closing_closes_all() -> None:
+    parts = variants(3)
+    HeldOut(Rotating(parts[:2]), parts[2]).close()
+    assert all(part.is_closed for part in parts)
