@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -14,17 +15,19 @@ from oncurve import wiring
 from oncurve.config.rewards import ProgramsReward
 from oncurve.config.schema import Config
 from oncurve.data.check import check_data
-from oncurve.data.prompts import render_prompts
+from oncurve.data.prompts import find_template, render_prompts, write_gold
 from oncurve.errors import ConfigError
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation
 from oncurve.observe.record import RunFolder
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
+from oncurve.rewards.probes import describe_probes, probe_gold, run_probes
 from oncurve.rewards.sandbox import describe_isolation
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.session import Examiner, keep_evaluation
+from oncurve.train.policy import Policy
 
 
 def bar(console: Console) -> Progress:
@@ -129,13 +132,38 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         max_prompt_tokens=limit,
         evaluation_rows=[*during, *test],
     )
-    reward_function.close()
     for finding in findings:
         console.print(finding.describe(), markup=False, highlight=False)
+    console.print(probe(config, rows, few_shot, policy, pays), markup=False, highlight=False)
+    reward_function.close()
     if any(finding.severity == "error" for finding in findings):
         return False
     console.print(f"{len(rows)} training and {len(during) + len(test)} other rows are fit for this recipe")
     return True
+
+
+def probe(
+    config: Config,
+    rows: wiring.Rows,
+    few_shot: wiring.Rows,
+    policy: Policy,
+    pays: Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]],
+) -> str:
+    """What the recipe's reward would pay for completions that no honest policy writes, as a table."""
+    prompts, _ = render_prompts(
+        rows[:200],
+        cast("Any", policy.tokenizer),
+        template=config.data.template,
+        chat=config.data.chat,
+        few_shot=few_shot,
+    )
+    options: dict[str, Any] = {
+        "gold": partial(write_gold, template=find_template(config.data.template)),
+        "seed": config.run.seed,
+        "encode": lambda text: policy.tokenizer.encode(text, add_special_tokens=False),
+    }
+    best = probe_gold(pays, prompts, **options)
+    return describe_probes(run_probes(pays, prompts, **options), best)
 
 
 def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:

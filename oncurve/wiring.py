@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from oncurve.config.rewards import (
     CustomReward,
     FormatReward,
+    JsonSchemaReward,
+    JudgeReward,
     LengthReward,
     MathematicsReward,
     OverlongReward,
@@ -17,6 +19,7 @@ from oncurve.config.rewards import (
     R1ZeroReward,
     RepetitionReward,
     Reward,
+    ToolCallsReward,
 )
 from oncurve.config.schema import Config, DataSection, WordProblemsData
 from oncurve.errors import ConfigError, DataError
@@ -163,41 +166,15 @@ def make_reward(reward: Reward) -> RewardFunction:
         case R1ZeroReward():
             from oncurve.rewards.r1_zero import R1Zero
 
-            return R1Zero(timeout_seconds=reward.timeout_seconds)
+            return R1Zero(**reward_options(reward))
         case MathematicsReward():
             from oncurve.rewards.mathematics import Mathematics
 
-            return Mathematics(
-                answer_from=reward.answer_from,
-                scale=reward.scale,
-                partial=reward.partial,
-                timeout_seconds=reward.timeout_seconds,
-            )
-        case FormatReward():
-            from oncurve.rewards.formats import TagFormat
-
-            return TagFormat(tags=reward.tags, per_tag=reward.per_tag)
+            return Mathematics(**reward_options(reward))
         case ProgramsReward():
             from oncurve.rewards.programs import Programs
 
-            return Programs(
-                scale=reward.scale,
-                require_fence=reward.require_fence,
-                allow=reward.isolation,
-                cpu_seconds=reward.cpu_seconds,
-            )
-        case LengthReward():
-            from oncurve.rewards.shaping import LengthWindow
-
-            return LengthWindow(reward.min_tokens, reward.max_tokens)
-        case OverlongReward():
-            from oncurve.rewards.shaping import Overlong
-
-            return Overlong(reward.max_tokens, reward.buffer_tokens)
-        case RepetitionReward():
-            from oncurve.rewards.shaping import Repetition
-
-            return Repetition()
+            return Programs(allow=reward.isolation, **reward_options(reward, "isolation"))
         case CustomReward():
             from oncurve.rewards.custom import from_function, load_function
 
@@ -207,6 +184,48 @@ def make_reward(reward: Reward) -> RewardFunction:
 
                 return Isolated(reward.function, name=reward.name, timeout_seconds=reward.timeout_seconds)
             return from_function(function, name=reward.name, timeout_seconds=reward.timeout_seconds)
+        case JsonSchemaReward() | ToolCallsReward() | JudgeReward():
+            return make_structured_reward(reward)
+        case _:
+            return make_form_reward(reward)
+
+
+def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeReward) -> RewardFunction:
+    """Structured output, and the opinion of a model."""
+    match reward:
+        case JsonSchemaReward():
+            from oncurve.rewards.schema import JsonSchema
+
+            return JsonSchema(schema=reward.json_schema, **reward_options(reward, "json_schema"))
+        case ToolCallsReward():
+            from oncurve.rewards.tool_calls import ToolCalls
+
+            return ToolCalls(**reward_options(reward))
+        case JudgeReward():
+            from oncurve.rewards.judge import RUBRIC, Judge
+
+            return Judge(rubric=reward.rubric or RUBRIC, **reward_options(reward, "rubric"))
+
+
+def make_form_reward(reward: FormatReward | LengthReward | OverlongReward | RepetitionReward) -> RewardFunction:
+    """What a completion looks like, whatever it says."""
+    from oncurve.rewards.formats import TagFormat
+    from oncurve.rewards.shaping import LengthWindow, Overlong, Repetition
+
+    match reward:
+        case FormatReward():
+            return TagFormat(tags=reward.tags, per_tag=reward.per_tag)
+        case LengthReward():
+            return LengthWindow(reward.min_tokens, reward.max_tokens)
+        case OverlongReward():
+            return Overlong(reward.max_tokens, reward.buffer_tokens)
+        case RepetitionReward():
+            return Repetition()
+
+
+def reward_options(reward: Reward, *besides: str) -> dict[str, Any]:
+    """The keys of a reward that are its function's own arguments."""
+    return reward.model_dump(exclude={"type", "weight", "name", "only_if_correct", *besides})
 
 
 def make_loose_reward() -> RewardFunction:

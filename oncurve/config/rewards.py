@@ -59,7 +59,66 @@ class ProgramsReward(RewardSection):
     isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
     """The weakest isolation that you accept; see docs/rewards.md."""
     cpu_seconds: PositiveInt = 3
-    """Processor time for all tests of one program."""
+    """Processor time for each test of a program."""
+
+
+class JsonSchemaReward(RewardSection):
+    """The completion is JSON that a schema or a pydantic model accepts; exactly one of the three sources is given."""
+
+    type: Literal["json_schema"] = "json_schema"
+    json_schema: str | None = None
+    """The schema as JSON text."""
+    model: str | None = None
+    """module:name of a pydantic model."""
+    schema_column: str | None = None
+    """Column of the row that holds the schema as JSON text."""
+    gold_column: str | None = "answer"
+    """Column with the right object, for credit by field; None compares with nothing."""
+    around: Literal["nothing", "fence", "text"] = "nothing"
+    """What may stand around the JSON: nothing, one fence, or any text."""
+    answer_from: Literal["text", "answer_tag"] = "text"
+    scale: Literal["binary", "graded"] = "binary"
+    """1 if valid; or 0.2 for JSON, 0.5 for the right keys, up to 1 by field."""
+    timeout_seconds: PositiveFloat = 2.0
+
+
+class ToolCallsReward(RewardSection):
+    """The calls in the completion fit the declared tools; nothing is executed."""
+
+    type: Literal["tool_calls"] = "tool_calls"
+    call_format: Literal["openai", "hermes"] = "openai"
+    tools_column: str = "tools"
+    gold_column: str | None = "answer"
+    """Column with the right calls; None accepts any valid ones."""
+    around: Literal["nothing", "fence", "text"] = "nothing"
+    in_order: bool = True
+    min_calls: NonNegative = 1
+    max_calls: NonNegative | None = None
+    scale: Literal["binary", "graded"] = "binary"
+    timeout_seconds: PositiveFloat = 2.0
+
+
+class JudgeReward(RewardSection):
+    """A language model's opinion, asked over an OpenAI-compatible endpoint. It costs money for every completion."""
+
+    type: Literal["judge"] = "judge"
+    base_url: str
+    model: str
+    rubric: str | None = None
+    """What to judge by; None takes the package's."""
+    reference_column: str | None = "answer"
+    correct_from: float | None = None
+    """Scores from here on count as correct; None has no part "correct"."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key; the key itself never stands in a recipe."""
+    concurrency: PositiveInt = 8
+    timeout_seconds: PositiveFloat = 60.0
+    max_requests: PositiveInt | None = None
+    max_usd: PositiveFloat | None = None
+    """Stop asking when this much may have been spent; what is left has no reward."""
+    prompt_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
+    completion_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
+    cache_path: str | None = None
 
 
 class LengthReward(RewardSection):
@@ -101,6 +160,9 @@ Reward = Annotated[
     | MathematicsReward
     | FormatReward
     | ProgramsReward
+    | JsonSchemaReward
+    | ToolCallsReward
+    | JudgeReward
     | LengthReward
     | OverlongReward
     | RepetitionReward

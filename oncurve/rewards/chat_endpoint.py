@@ -29,7 +29,7 @@ _MAX_PAUSE_SECONDS = 30.0
 _RETRIED = (408, 409, 425, 429)
 
 
-class EndpointFailure(Exception):  # noqa: N818
+class EndpointFailure(Exception):
     """Why there is no reply."""
 
     def __init__(self, error: EndpointError, detail: str) -> None:
@@ -37,7 +37,7 @@ class EndpointFailure(Exception):  # noqa: N818
         self.error: EndpointError = error
 
 
-class _Temporary(Exception):  # noqa: N818
+class _Temporary(Exception):
     """One attempt failed; another may not."""
 
     def __init__(self, error: EndpointError, detail: str, pause_seconds: float = 0.0) -> None:
@@ -61,8 +61,8 @@ class Price:
 class Budget:
     """Requests and money that may be spent, reserved before each request so that concurrent ones do not overrun it.
 
-    A request reserves what it can cost at most; when its reply says how many tokens it took, the rest is given back. A
-    request without a reply keeps its reservation, since it may have been billed.
+    A request reserves what it can cost at most; when its reply says how many tokens it took, the rest is given back,
+    and all of it if the server refused. A request without a reply keeps its reservation, since it may have been billed.
     """
 
     def __init__(self, *, max_requests: int | None = None, max_usd: float | None = None) -> None:
@@ -152,6 +152,8 @@ class ChatEndpoint:
         reserved = self.price.usd(len(body), self.max_reply_tokens)  # a token is at least a byte
         self.budget.reserve(reserved)
         status, pause, text = self._post(body, min(self.timeout_seconds, until - time.monotonic()))
+        if status != 200:
+            self.budget.correct(reserved, 0.0)
         if status in _RETRIED or status >= 500:
             raise _Temporary("judge_unreachable", f"status {status}: {text[:200]}", pause)
         if status != 200:
@@ -178,9 +180,9 @@ class ChatEndpoint:
             connection.connect()
             timer = _cut_off(connection.sock, seconds - (time.monotonic() - started))
             connection.request("POST", self.url.path, body, self._headers())
-            response = connection.getresponse()
-            text = response.read(MAX_REPLY_BYTES).decode("utf-8", "replace")
-            pause = response.getheader("Retry-After", "")
+            with connection.getresponse() as response:
+                text = response.read(MAX_REPLY_BYTES).decode("utf-8", "replace")
+                pause = response.getheader("Retry-After", "")
             is_late = time.monotonic() - started >= seconds  # the cut may look like a short reply
             if not is_late:
                 return response.status, min(float(pause), 600.0) if pause.isdecimal() else 0.0, text

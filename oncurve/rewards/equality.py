@@ -50,6 +50,9 @@ _NUMBER_IN_PROSE = re.compile(
     r"(?<![\w.])[-+]?\\?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s?\\?%)?"
 )
 _POWER_OF_BRACKETS = re.compile(r"[)\]}]\s*\^\s*(?:\{\s*(\d{1,6})\s*\}|(\d))")
+_SIDE_BY_SIDE = re.compile(r"(?<![_^\d])\d+\.?(?:\s+\.?|\s*\{\s*)\d|(?<![\w^\]}])\{\s*\d+\s*\}\s*\{?\s*\d")
+"""Numbers with nothing between them; the symbolic grader would add them up."""
+
 _EXPENSIVE = re.compile(
     r"\\(?:sum|int|prod|lim|iint|oint|limits)(?![a-zA-Z])|\\[dt]?binom\s*\{\s*\d{4,}"
     r"|\^\s*(?:\{[^{}]*(?:\^|\d{4,})|\d{4,}|[^\s{]\s*\^|\([^()]*\^)"  # towers of powers, exponents of four digits
@@ -268,6 +271,8 @@ def _ask(candidate: str, gold: str, oracle: Oracle) -> bool:
     if nesting(_plain_braces(candidate)) > MAX_NESTING or ":" in candidate:
         return False
     if _is_expensive(candidate) and not _is_expensive(gold):
+        return False
+    if _SIDE_BY_SIDE.search(candidate) and not _SIDE_BY_SIDE.search(gold):
         return False
     return oracle(candidate, gold)
 

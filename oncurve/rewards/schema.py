@@ -49,7 +49,8 @@ class JsonSchema:
 
     The schema is one of ``schema`` (an object or its JSON text), ``model`` (a pydantic model as ``module:name``) and
     ``schema_column`` (a column with the row's own). Models are strict and refuse keys that they do not declare, inside
-    as well; where the outer model sets ``extra``, every model follows its own setting. Equality with ``gold_column`` is asked of every row that has a value there.
+    as well; where the outer model sets ``extra``, every model follows its own setting. Equality with ``gold_column`` is
+    asked of every row that has a value there.
 
     Parts: ``correct``, 1.0 if valid and, with a reference, equal to it; ``format``, 1.0 if valid; ``fields_fraction``,
     the share of fields as in the reference (valid or not, without one); ``over_limit``, 1.0 if validation took too

@@ -1,4 +1,4 @@
-"""Which JSON does a completion hold, read so strictly that no two readers could disagree, and how much of it is right?"""
+"""Which JSON does a completion hold, read so strictly that readers cannot disagree, and how much of it is right?"""
 
 from __future__ import annotations
 

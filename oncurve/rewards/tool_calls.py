@@ -116,8 +116,8 @@ def _call_of(value: Any, *, is_text_allowed: bool) -> Call:
 def signatures_of(value: object) -> dict[str, str]:
     """The schema of the arguments of every declared tool, by name, as JSON text.
 
-    A tool is ``{"type": "function", "function": {"name": ..., "parameters": {...}}}`` or the inner object alone; without
-    parameters it takes none. Arguments that are not declared are refused, unless the schema says otherwise.
+    A tool is ``{"type": "function", "function": {"name": ..., "parameters": {...}}}`` or the inner object alone;
+    without parameters it takes none. Arguments that are not declared are refused, unless the schema says otherwise.
 
     Raises ValueError.
     """
@@ -171,8 +171,8 @@ def _pair_fraction(call: Call, gold: Call) -> float:
 class ToolCalls:
     """Whether a completion calls declared tools with valid arguments, and the reference's calls if there are some.
 
-    ``tools_column`` declares the tools of a row. A row with a value in ``gold_column`` (a list of calls in either format,
-    or its JSON text; an empty one asks for no call) is right only if its calls are those, by place or, without
+    ``tools_column`` declares the tools of a row. A row with a value in ``gold_column`` (a list of calls in either
+    format, or its JSON text; an empty one asks for no call) is right only if its calls are those, by place or, without
     ``in_order``, in any order; ``min_calls`` and ``max_calls`` count for the others.
 
     Parts: ``correct``; ``format``, 1.0 if the calls can be read and are valid; ``fields_fraction``, the share of names
@@ -257,7 +257,8 @@ class ToolCalls:
         if task.gold is not None:
             fraction = calls_fraction(task.calls, task.gold, in_order=self.in_order)
             return self._paid(task.calls, worst, fraction)
-        if not self.min_calls <= len(task.calls) <= (self.max_calls or MAX_CALLS):
+        max_calls = MAX_CALLS if self.max_calls is None else self.max_calls
+        if not self.min_calls <= len(task.calls) <= max_calls:
             return self._paid(task.calls, Verdict("invalid", f"{len(task.calls)} tool calls"), 0.0)
         return self._paid(task.calls, worst, float(worst.level == "valid"))
 
@@ -285,5 +286,5 @@ def _check(call: Call, task: _Task) -> Check:
 
 def _verdict(call: Call, task: _Task, verdicts: Mapping[Check, Verdict]) -> Verdict:
     if call.name not in task.signatures:
-        return Verdict("invalid", f"there is no tool {ascii(call.name[:60])}")
+        return Verdict("invalid", f"there is no tool {call.name[:60]!a}")
     return verdicts[_check(call, task)]

@@ -140,7 +140,7 @@ def compile_schema(schema: object) -> _Validator:
     """
     if not isinstance(schema, (dict, bool)):
         raise UnusableSchemaError(f"a schema is an object, not {type(schema).__name__}")
-    kind = validator_for(schema, default=Draft202012Validator)
+    kind: Any = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER)
     except jsonschema.SchemaError as error:

@@ -9,14 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.errors import CheckpointError
 
@@ -67,26 +60,9 @@ def load_model(
         raise CheckpointError(
             f"model {name!r}: its tokenizer has no vocabulary. Put its tokenizer.json into the folder"
         )
-    model.generation_config = savable(model.generation_config)
     model = model.to(device)
     model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
     return model, tokenizer
-
-
-def savable(settings: GenerationConfig | None) -> GenerationConfig | None:
-    """Generation settings that can be written again.
-
-    Many models of the hub come with a temperature and no ``do_sample``, which can be read but not saved.
-    """
-    if settings is None:
-        return None
-    try:
-        settings.validate(strict=True)
-    except ValueError:
-        return GenerationConfig(
-            bos_token_id=settings.bos_token_id, eos_token_id=settings.eos_token_id, pad_token_id=settings.pad_token_id
-        )
-    return settings
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:

@@ -21,6 +21,8 @@ from oncurve.rewards.r1_zero import R1Zero
 from oncurve.rewards.shaping import LengthWindow
 
 SEED = 3
+OPEN_HOLES: set[str] = set()
+"""The symbolic grader adds up numbers that stand side by side."""
 
 
 def prompts() -> list[Prompt]:
@@ -58,16 +60,16 @@ def found(function: RewardFunction, write: Callable[[Mapping[str, Any]], str] = 
 
 
 def test_sound_rewards_pay_no_probe(checker: AnswerChecker) -> None:
-    assert found(R1Zero(checker=checker)) == set()
+    assert found(R1Zero(checker=checker)) <= OPEN_HOLES
     for place in ("any", "answer_tag"):
-        assert found(Mathematics(answer_from=place, checker=checker)) == set()
-    assert found(Mathematics(answer_from="boxed", checker=checker), partial(gold, template="boxed")) == set()
-    assert found(Mathematics(answer_from="hash", checker=checker), partial(gold, template="gsm8k")) == set()
+        assert found(Mathematics(answer_from=place, checker=checker)) <= OPEN_HOLES
+    assert found(Mathematics(answer_from="boxed", checker=checker), partial(gold, template="boxed")) <= OPEN_HOLES
+    assert found(Mathematics(answer_from="hash", checker=checker), partial(gold, template="gsm8k")) <= OPEN_HOLES
 
 
 def test_a_small_share_for_form_and_length_is_no_hole(checker: AnswerChecker) -> None:
     terms = [Term(R1Zero(checker=checker)), Term(TagFormat(), 0.1), Term(LengthWindow(5, 100), 0.05)]
-    assert found(WeightedSum(terms)) == set()
+    assert found(WeightedSum(terms)) <= OPEN_HOLES
 
 
 def test_a_reward_for_tags_is_caught() -> None:

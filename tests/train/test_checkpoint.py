@@ -183,13 +183,13 @@ def test_a_folder_that_cannot_be_written_is_named(
 def test_generation_settings_that_contradict_themselves_can_still_be_saved(
     checkpoint: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    """Many models of the hub have a temperature without sampling, which transformers reads but refuses to write."""
+    """Many models of the hub have a temperature without sampling, which transformers calls invalid."""
     settings = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [260, 5], "pad_token_id": 259}
     (checkpoint / "generation_config.json").write_text(json.dumps(settings))
     model, tokenizer_again = load_model(str(checkpoint))
     saved = save_model(model, tokenizer_again, tmp_path / "saved")
     kept = GenerationConfig.from_pretrained(saved)
-    assert (kept.eos_token_id, kept.pad_token_id) == ([260, 5], 259)
+    assert (kept.eos_token_id, kept.temperature, kept.top_p) == ([260, 5], 0.6, 0.9)
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""Tool calls pay when their tools are declared, their arguments valid, and they are those of the reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from reward_records import completion_of, prompt_of
+
+from oncurve.errors import ConfigError
+from oncurve.records import Reward
+from oncurve.rewards.tool_calls import Call, ToolCalls, calls_fraction, hermes_calls, openai_calls, signatures_of
+from oncurve.rewards.validation import SchemaChecker
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    },
+}
+TOOLS = [WEATHER, {"name": "now"}]
+ROW = {"tools": TOOLS}
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[SchemaChecker]:
+    shared = SchemaChecker()
+    yield shared
+    shared.close()
+
+
+def call(name: str = "weather", **arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def hermes(*calls: tuple[str, dict[str, Any]]) -> str:
+    return "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls
+    )
+
+
+def rewards_of(checker: SchemaChecker, *texts: object, row: dict[str, Any] = ROW, **options: Any) -> list[Reward]:
+    written = [text if isinstance(text, str) else json.dumps(text) for text in texts]
+    function = ToolCalls(checker=checker, **options)
+    return function([prompt_of(row=row)] * len(texts), [completion_of(text) for text in written])
+
+
+def values_of(checker: SchemaChecker, *texts: object, **options: Any) -> list[float | None]:
+    return [reward.value for reward in rewards_of(checker, *texts, **options)]
+
+
+def test_both_ways_of_writing_arguments_are_openais() -> None:
+    expected = (Call("weather", {"city": "Ulm"}),)
+    as_object = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call(city="Ulm")]}
+    for value in ([call(city="Ulm")], [as_object], message, [as_object["function"]]):
+        assert openai_calls(json.dumps(value)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "weather(Ulm)",
+        "{}",
+        '[{"name": "now"}]',
+        '[{"name": "now", "arguments": []}]',
+        '[{"name": "now", "arguments": "[]"}]',
+        '[{"name": "now", "arguments": "{\\"a\\": 1, \\"a\\": 1}"}]',
+        '[{"name": 1, "arguments": {}}]',
+        '[{"name": "now", "arguments": {}, "result": 1}]',
+        '[{"type": "tool", "function": {"name": "now", "arguments": {}}}]',
+        json.dumps([{"name": "now", "arguments": {}}] * 65),
+        'Calling: [{"name": "now", "arguments": {}}]',
+    ],
+)
+def test_what_is_no_list_of_calls_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        openai_calls(text)
+
+
+def test_hermes_calls_stand_between_tags() -> None:
+    text = hermes(("now", {}), ("weather", {"city": "Ulm"}))
+    expected = (Call("now", {}), Call("weather", {"city": "Ulm"}))
+    assert hermes_calls(text) == hermes_calls(f"<think> <tool_call> </think>\n{text}\n") == expected
+    assert hermes_calls(f"I look it up.\n{text}", around="text") == expected
+    assert hermes_calls("It rains.") == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        "</tool_call><tool_call>",
+        hermes(("now", {})) + "<tool_call>",
+        "<tool_call>" + hermes(("now", {})) + "</tool_call>",
+        "Now: " + hermes(("now", {})),
+        "<tool_call></tool_call>",
+        '<tool_call>{"name": "now", "arguments": "{}"}</tool_call>',
+    ],
+)
+def test_hermes_blocks_that_do_not_pair_up_or_hold_no_call_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        hermes_calls(text)
+
+
+def test_arguments_must_be_those_of_the_signature(checker: SchemaChecker) -> None:
+    texts = [
+        [call(city="Ulm")],
+        [call(city="Ulm", days=2), call("now")],
+        [call(city=3)],
+        [call()],
+        [call(city="Ulm", hour=3)],
+        [call("now", city="Ulm")],
+        [call("rm", path="/")],
+        [call(city="Ulm"), call("rm")],
+    ]
+    assert values_of(checker, *texts) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert values_of(checker, *texts, scale="graded") == [1.0, 1.0, 0.5, 0.2, 0.2, 0.2, 0.2, 0.2]
+
+
+def test_the_number_of_calls_counts(checker: SchemaChecker) -> None:
+    none: list[Any] = []
+    texts = [none, [call("now")], [call("now")] * 2, [call("now")] * 3]
+    assert values_of(checker, *texts, max_calls=2) == [0.0, 1.0, 1.0, 0.0]
+    assert values_of(checker, *texts, min_calls=0, max_calls=0) == [1.0, 0.0, 0.0, 0.0]
+    assert values_of(checker, none, "", scale="graded") == [0.0, 0.0]
+
+
+def test_the_reference_calls_must_be_made(checker: SchemaChecker) -> None:
+    first, second = call(city="Ulm"), call(city="Bonn", days=1)
+    row = {**ROW, "answer": json.dumps([first, second])}
+    texts = [[first, second], [second, first], [first], [first, second, second], [call("now")]]
+    assert values_of(checker, *texts, row=row) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert values_of(checker, *texts, row=row, in_order=False) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    fractions = [given.parts["fields_fraction"] for given in rewards_of(checker, *texts, row=row)]
+    assert fractions == pytest.approx([1.0, (1 / 3 + 1 / 3) / 2, 0.5, 2 / 3, 0.0])
+    hermes_text = hermes(("weather", {"city": "Ulm"}), ("weather", {"city": "Bonn", "days": 1}))
+    assert values_of(checker, hermes_text, row=row, call_format="hermes") == [1.0]
+
+
+def test_calling_nothing_can_be_the_right_thing(checker: SchemaChecker) -> None:
+    row = {**ROW, "answer": []}
+    assert values_of(checker, "It rains.", hermes(("now", {})), row=row, call_format="hermes") == [1.0, 0.0]
+
+
+def test_a_call_that_fits_nothing_takes_no_place() -> None:
+    first, second = Call("a", {"x": 1}), Call("b", {"x": 1})
+    assert calls_fraction([second], [first, second], in_order=False) == 0.5
+    assert calls_fraction([second], [first, second]) == 0.0
+    assert calls_fraction([], []) == 1.0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"tools": "["},
+        {"tools": []},
+        {"tools": [{"parameters": {}}]},
+        {"tools": [{"name": "a"}, {"name": "a"}]},
+        {"tools": [{"name": "now", "parameters": {"type": "objekt"}}], "answer": [call("now")]},
+        {**ROW, "answer": "now()"},
+        {**ROW, "answer": [call("rm")]},
+        {**ROW, "answer": [call(city=3)]},
+    ],
+    ids=str,
+)
+def test_a_row_at_fault_is_an_error(row: dict[str, Any], checker: SchemaChecker) -> None:
+    assert rewards_of(checker, [call("now")], "x", row=row)[1].error == "unparsable_reference"
+
+
+def test_a_schema_may_allow_arguments_that_it_does_not_declare() -> None:
+    schema = {"type": "object", "additionalProperties": True}
+    assert json.loads(signatures_of([{"name": "a", "parameters": schema}])["a"]) == schema
+
+
+def test_limits_that_exclude_everything_are_refused() -> None:
+    with pytest.raises(ConfigError, match="min_calls"):
+        ToolCalls(min_calls=2, max_calls=1)
