@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncurve import wiring
-from oncurve.config.rewards import ProgramsReward
+from oncurve.config.rewards import JudgeReward, ProgramsReward
 from oncurve.config.schema import Config
 from oncurve.data.check import check_data
 from oncurve.data.prompts import find_template, render_prompts, write_gold
@@ -150,6 +150,8 @@ def probe(
     pays: Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]],
 ) -> str:
     """What the recipe's reward would pay for completions that no honest policy writes, as a table."""
+    if any(isinstance(reward, JudgeReward) for reward in config.rewards):
+        return "no probes: a judge would be asked, and paid, for each of them"
     prompts, _ = render_prompts(
         rows[:200],
         cast("Any", policy.tokenizer),
