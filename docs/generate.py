@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import sys
@@ -58,9 +59,22 @@ def _fill(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda match: match.group(1) + content + "\n" + match.group(2), text)
 
 
+def comparison() -> str:
+    """The page on the named algorithms with its table."""
+    text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("presets", ROOT / "benchmarks" / "presets.py")
+    assert spec is not None
+    assert spec.loader is not None
+    presets = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(presets)
+    results = json.loads((ROOT / "benchmarks" / "results" / "presets.json").read_text(encoding="utf-8"))
+    return _fill(text, "presets", presets.table(results["runs"]))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/metrics.md": glossary_markdown,
     "docs/algorithms.md": algorithms_markdown,
+    "docs/comparison.md": comparison,
     "README.md": readme,
 }
 
