@@ -124,7 +124,7 @@ class RolloutSection(Section):
 class PolicySection(Section):
     """The model in training."""
 
-    compute_type: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    compute_type: Literal["float32", "bfloat16", "auto"] = "auto"
     """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"
     """auto takes a GPU if there is one."""

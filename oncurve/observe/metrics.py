@@ -168,7 +168,7 @@ _POLICY = (
         "global norm of the gradient before clipping, mean over the step's updates",
         "steady; spikes ask for a lower learning rate",
     ),
-    Metric("policy/learning_rate", "1", "learning rate of the last update of the step", "-"),
+    Metric("policy/learning_rate", "1", "learning rate, mean over the updates of the step", "-"),
     Metric(
         "policy/skipped_updates",
         "fraction",

@@ -22,7 +22,7 @@ from oncurve.errors import TrainingError
 from oncurve.records import Mean
 from oncurve.train.forward import completion_logprobs, enable_packing
 
-ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
+ComputeType = Literal["float32", "bfloat16", "float64"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
