@@ -16,7 +16,8 @@ from sympy.core.relational import Relational
 from oncurve.rewards.base import Failure, attempt
 from oncurve.rewards.equality import equal_answers
 
-logging.disable(logging.CRITICAL)
+for _noisy in ("math_verify", "latex2sympy2_extended"):
+    logging.getLogger(_noisy).setLevel(logging.CRITICAL)
 
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False

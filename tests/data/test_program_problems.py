@@ -41,7 +41,7 @@ def test_no_combination_is_in_two_splits() -> None:
 
 def test_asking_for_more_than_there_is_says_so() -> None:
     with pytest.raises(DataError, match="hardly more than"):
-        program_problems("validation", 10_000)
+        program_problems("validation", 1_500)
 
 
 def test_demonstrations_are_imperfect_and_lessons_have_no_fence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,19 @@ def test_r1_zero_is_a_conversation_that_ends_where_the_thinking_begins() -> None
 
 
 def test_think_answer_is_the_prompt_of_the_embedded_task() -> None:
-    from oncurve.data.word_problems import PROMPT, demonstrations, word_problems
+    from oncurve.data.word_problems import demonstrations, word_problems
 
-    assert only_text(ROW, template="think_answer") == "User: 2+3?\nAssistant: <think>" == PROMPT.format(question="2+3?")
-    golds = {
-        write_gold({"answer": each.answer, "solution": each.solution}, TEMPLATES["think_answer"])
-        for each in word_problems("train", 50)
-    }
-    assert any(completion in golds for _, completion in demonstrations(50, wrong_key_fraction=1.0))
+    assert only_text(ROW, template="think_answer") == "User: 2+3?\nAssistant: <think>"
+    template = TEMPLATES["think_answer"]
+    for prompt, _ in demonstrations(50):
+        question = prompt.removeprefix("User: ").removesuffix("\nAssistant: <think>")
+        assert prompt == template.turn.format(user=question) + template.opening
+    golds = [
+        write_gold({"answer": each.answer, "solution": each.solution}, template) for each in word_problems("train", 50)
+    ]
+    form = re.compile(r"\S.*</think> <answer> \d+ </answer>")
+    assert all(form.fullmatch(gold) for gold in golds)
+    assert any(form.fullmatch(completion) for _, completion in demonstrations(50))
 
 
 @pytest.mark.parametrize(
