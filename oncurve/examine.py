@@ -49,12 +49,18 @@ def evaluate_models(config: Config, models: Sequence[str], output: Path, *, cons
             keep_evaluation(folder, evaluations[-1])
             console.print(f"{name}: {evaluations[-1].counts}", highlight=False)
         if len(models) == 2:
-            comparison = compare(evaluations[0], evaluations[1], names=(models[0], models[1]))
+            comparison = compare(evaluations[0], evaluations[1], names=(short_name(models[0]), short_name(models[1])))
             comparison.write(output)
             console.print(comparison.table())
     reward_function.close()
     console.print(f"examples and counts: {output}", highlight=False)
     return evaluations
+
+
+def short_name(model: str) -> str:
+    """A model's name for a column of a table: the last part of its path, or the run that it is the result of."""
+    path = Path(model)
+    return path.parent.name if path.name == "model" and path.parent.name else path.name
 
 
 def _measure(config: Config, reward_function: object, console: Console) -> Evaluation:
