@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo test test-slow check format bench clean docs
+.PHONY: setup demo test test-gpu check format docs clean
 
 setup: $(VENV)/.ready  ## a virtual environment with oncurve in it
 

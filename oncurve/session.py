@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from oncurve import wiring
-from oncurve.config.load import config_yaml
 from oncurve.config.schema import Config
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import ConfigError
@@ -221,8 +220,3 @@ def arithmetic(config: Config, prompts: wiring.Rendered) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     return table
-
-
-def resolved(config: Config) -> str:
-    """The recipe with every default."""
-    return config_yaml(config)
