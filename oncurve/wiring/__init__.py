@@ -1,0 +1,56 @@
+"""How does a recipe become objects? Only this package reads the config and knows the parts."""
+
+from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, make_algorithm
+from oncurve.wiring.data import (
+    Rendered,
+    Rows,
+    context_of,
+    evaluation_section,
+    make_prompts,
+    make_rows,
+    prompt_limit,
+    split_rows,
+)
+from oncurve.wiring.policy import (
+    evaluation_sampling,
+    make_device,
+    make_optimizer,
+    make_policy,
+    make_sampler,
+    make_sampling,
+)
+from oncurve.wiring.rewards import (
+    make_form_reward,
+    make_loose_reward,
+    make_reward,
+    make_reward_function,
+    make_structured_reward,
+    reward_options,
+)
+
+__all__ = [
+    "Rendered",
+    "Rows",
+    "algorithm_choices",
+    "algorithm_name",
+    "check_algorithm",
+    "context_of",
+    "evaluation_sampling",
+    "evaluation_section",
+    "make_algorithm",
+    "make_device",
+    "make_form_reward",
+    "make_loose_reward",
+    "make_optimizer",
+    "make_policy",
+    "make_prompts",
+    "make_reward",
+    "make_reward_function",
+    "make_rows",
+    "make_sampler",
+    "make_sampling",
+    "make_structured_reward",
+    "prompt_limit",
+    "reward_options",
+    "split_rows",
+]

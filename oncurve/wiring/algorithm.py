@@ -1,0 +1,81 @@
+"""Which algorithm does a recipe choose, and does it go together with the rest of the recipe?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncurve.config.rewards import OverlongReward
+from oncurve.config.schema import Config
+from oncurve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oncurve.algorithm.algorithm import Algorithm
+    from oncurve.algorithm.pairings import Finding
+
+
+def algorithm_choices(config: Config) -> dict[str, Any]:
+    """What the recipe replaces in its row of the table, by the names of the table."""
+    chosen = config.algorithm.model_dump(
+        exclude={"type", "group_size", "function", "advantage_function", "mask_truncated"}
+    )
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
+def algorithm_name(config: Config) -> str:
+    """The row of the table; a loss of the user's own stands in the row of grpo."""
+    return "grpo" if config.algorithm.type == "custom" else config.algorithm.type
+
+
+def check_algorithm(config: Config) -> list[Finding]:
+    """Choices that do not go together, for the user to read. Loads nothing heavy.
+
+    Raises ConfigError for those that a run must not have.
+    """
+    from oncurve.algorithm.pairings import Choices, check_pairing
+    from oncurve.algorithm.table import resolve
+
+    try:
+        row = resolve(
+            "grpo" if config.algorithm.type == "custom" else config.algorithm.type, **algorithm_choices(config)
+        )
+    except ValueError as error:
+        raise ConfigError(f"algorithm: {error}") from None
+    choices = Choices(
+        row=row,
+        group_size=config.algorithm.group_size,
+        updates_per_step=config.updates_per_step,
+        top_p=config.rollouts.top_p,
+        top_k=config.rollouts.top_k,
+        min_p=config.rollouts.min_p,
+        max_completion_tokens=config.rollouts.max_completion_tokens,
+        masks_truncated=config.algorithm.mask_truncated,
+        punishes_length=any(isinstance(reward, OverlongReward) for reward in config.rewards),
+        num_reward_parts=len(config.rewards),
+        negative_rewards=any(
+            getattr(reward, "scale", None) == "signed" or reward.weight < 0 for reward in config.rewards
+        ),
+    )
+    findings = check_pairing(choices)
+    refused = [finding for finding in findings if finding.severity == "refuse"]
+    if refused:
+        raise ConfigError("\n".join(f"algorithm: {f.what}. {f.why} {f.do}" for f in refused))
+    return findings
+
+
+def make_algorithm(config: Config) -> Algorithm:
+    """The row of the table of algorithms, with the recipe's choices and functions."""
+    from oncurve.algorithm.presets import build
+    from oncurve.rewards.custom import load_function
+
+    own: dict[str, Any] = algorithm_choices(config)
+    if config.algorithm.function is not None:
+        own["loss"] = load_function(config.algorithm.function)
+    if config.algorithm.advantage_function is not None:
+        own["advantage"] = load_function(config.algorithm.advantage_function)
+    return build(
+        algorithm_name(config),
+        group_size=config.algorithm.group_size,
+        max_completion_tokens=config.rollouts.max_completion_tokens,
+        part_weights={reward.name or reward.type: reward.weight for reward in config.rewards},
+        **own,
+    )

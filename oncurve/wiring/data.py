@@ -1,0 +1,121 @@
+"""Which rows does a recipe train and measure on, and as which prompts?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from oncurve.config.schema import Config, DataSection, WordProblemsData
+from oncurve.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from oncurve.data.prompts import Excluded
+    from oncurve.records import Prompt
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Prompts for training, for measuring during the run, and for measuring before and after it."""
+
+    train: list[Prompt]
+    during: list[Prompt]
+    test: list[Prompt]
+    excluded: list[Excluded]
+    """Rows left out because their prompt is too long."""
+
+
+def make_rows(data: DataSection, *, seed: int) -> Rows:
+    """The rows of a data section."""
+    from oncurve.data.datasets import load_rows
+
+    extra: dict[str, Any] = {"levels": data.levels} if isinstance(data, WordProblemsData) else {}
+    return load_rows(
+        data.type,  # type: ignore[attr-defined]  # every section of the union has one
+        path=data.path,
+        split=data.split,
+        columns=data.columns or None,
+        limit=data.limit,
+        seed=seed,
+        **extra,
+    )
+
+
+def split_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
+    """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
+    from oncurve.data.datasets import hold_out
+
+    seed = config.run.seed
+    rows = make_rows(config.data, seed=0)
+    few_shot: Rows = []
+    during: Rows = []
+    if config.data.few_shot:
+        rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
+    if config.evaluation.data is not None:
+        test = make_rows(config.evaluation.data, seed=0)[: config.evaluation.num_prompts]
+    else:
+        rows, test = hold_out(rows, count=config.evaluation.num_prompts, seed=seed)
+    if config.evaluation.every_steps:
+        rows, during = hold_out(rows, count=config.evaluation.num_prompts_during, seed=seed)
+    return rows, few_shot, during, test
+
+
+def make_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, *, context_tokens: int | None) -> Rendered:
+    """Every prompt of the run as tokens.
+
+    Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
+    """
+    from oncurve.data.prompts import render_prompts
+
+    rows, few_shot, during, test = split_rows(config)
+    limit = prompt_limit(config, context_tokens=context_tokens)
+    excluded: list[Excluded] = []
+
+    def render(part: Rows, data: DataSection) -> list[Prompt]:
+        if not part:
+            return []
+        prompts, too_long = render_prompts(
+            part,
+            cast("Any", tokenizer),
+            template=data.template,
+            chat=data.chat,
+            few_shot=few_shot,
+            max_prompt_tokens=limit,
+        )
+        excluded.extend(too_long)
+        return prompts
+
+    train = render(rows, config.data)
+    if len(train) < config.run.prompts_per_step:
+        raise DataError(
+            f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
+            f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
+        )
+    return Rendered(train, render(during, config.data), render(test, evaluation_section(config)), excluded)
+
+
+def evaluation_section(config: Config) -> DataSection:
+    """How test prompts are written: as the evaluation's data say, or as in training."""
+    return config.evaluation.data or config.data
+
+
+def prompt_limit(config: Config, *, context_tokens: int | None) -> int | None:
+    """The longest prompt that leaves room for a completion in the model's context; None where nothing limits it."""
+    asked = config.data.max_prompt_tokens
+    if context_tokens is None:
+        return asked
+    room = context_tokens - config.rollouts.max_completion_tokens
+    if room < 1:
+        raise ConfigError(
+            f"rollouts.max_completion_tokens is {config.rollouts.max_completion_tokens}, which leaves no room for a "
+            f"prompt in the model's context of {context_tokens} tokens. Use at most {context_tokens // 2}"
+        )
+    return min(asked, room) if asked else room
+
+
+def context_of(model_config: Any) -> int | None:
+    """Positions that the model was made for; None if it does not say."""
+    return getattr(model_config.get_text_config(), "max_position_embeddings", None)
