@@ -6,7 +6,7 @@ the whole vocabulary is ever alive.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -30,6 +30,52 @@ def from_logits(
     return logprobs, entropy
 
 
+@runtime_checkable
+class HeadOps(Protocol):
+    """The arithmetic on a chunk of logits, which a compiled kernel may do in one pass."""
+
+    def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """log p of each target, the entropy of each row and the logarithm of its normalizer."""
+        ...
+
+    def head_backward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        temperature: float,
+        saved: tuple[Tensor, Tensor],
+        grads: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """The gradient of the logits, in their place; ``saved`` are normalizer and entropy."""
+        ...
+
+
+class TorchHeadOps:
+    """The same in torch."""
+
+    def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``HeadOps``."""
+        logprobs, entropy = from_logits(logits, targets, temperature=temperature)
+        normalizer = logits.gather(1, targets[:, None]).squeeze(1) / temperature - logprobs
+        return logprobs, entropy, normalizer
+
+    def head_backward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        temperature: float,
+        saved: tuple[Tensor, Tensor],
+        grads: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """d log p_target / dz = (onehot - p) / T;  dH / dz = -p (log p + H) / T"""
+        (normalizer, entropy), (grad_logprobs, grad_entropy) = saved, grads
+        log_p = (logits / temperature).sub_(normalizer[:, None])
+        p = log_p.exp()
+        grad = log_p.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None]).mul_(p).neg_()
+        grad.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
+        return grad.div_(temperature)
+
+
 def from_hidden(
     hidden: Float[Tensor, "N H"],
     weight: Float[Tensor, "V H"],
@@ -37,9 +83,15 @@ def from_hidden(
     *,
     temperature: float = 1.0,
     chunk_tokens: int = CHUNK_TOKENS,
+    gradient_type: torch.dtype | None = None,
+    ops: HeadOps | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """The same as ``from_logits(hidden @ weight.T, ...)`` without holding all logits."""
-    return _ChunkedHead.apply(hidden, weight, targets, temperature, chunk_tokens)  # type: ignore[return-value]
+    """The same as ``from_logits(hidden @ weight.T, ...)`` without holding all logits.
+
+    Logits are multiplied in the type of ``hidden``, their gradients in ``gradient_type`` (the same if None).
+    """
+    options = (temperature, chunk_tokens, gradient_type or hidden.dtype, ops or TorchHeadOps())
+    return _ChunkedHead.apply(hidden, weight, targets, *options)  # type: ignore[return-value]
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -47,39 +99,39 @@ class _ChunkedHead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+        gradient_type: torch.dtype,
+        ops: HeadOps,
     ) -> tuple[Tensor, Tensor]:
-        pieces = [
-            from_logits(part @ weight.to(part.dtype).T, part_targets, temperature=temperature)
-            for part, part_targets in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
-        ]
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        empty = hidden.new_zeros(0, dtype=wide)
-        logprobs = torch.cat([piece[0] for piece in pieces]) if len(hidden) else empty
-        entropy = torch.cat([piece[1] for piece in pieces]) if len(hidden) else empty.clone()
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
-        return logprobs, entropy
+        compute_weight = weight.to(hidden.dtype).T
+        logprobs, entropy, normalizer = hidden.new_empty(3, len(hidden), dtype=wide)
+        for start in range(0, len(hidden), chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            logits = (hidden[rows] @ compute_weight).to(wide)
+            logprobs[rows], entropy[rows], normalizer[rows] = ops.head(logits, targets[rows], temperature)
+        ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
+        ctx.temperature, ctx.chunk_tokens, ctx.gradient_type, ctx.ops = temperature, chunk_tokens, gradient_type, ops
+        return logprobs, entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets = ctx.saved_tensors
-        grad_logprobs, grad_entropy = gradients
-        compute_weight = weight.to(hidden.dtype)
+        hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
+        grad_logprobs, grad_entropy = (gradient.contiguous() for gradient in gradients)
+        compute_weight, narrow_weight = weight.to(hidden.dtype).T, weight.to(ctx.gradient_type)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            logits = hidden[rows] @ compute_weight.T
-            scaled = logits.to(grad_logprobs.dtype) / ctx.temperature
-            log_p = torch.log_softmax(scaled, dim=-1)
-            p = log_p.exp()
-            entropy = -(p * log_p).sum(dim=-1, keepdim=True)
-            # d log p_target / dz = onehot - p;  dH / dz = -p (log p + H)
-            grad = -p * (grad_logprobs[rows, None] + grad_entropy[rows, None] * (log_p + entropy))
-            grad.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
-            grad = (grad / ctx.temperature).to(hidden.dtype)
-            grad_hidden[rows] = grad @ compute_weight
+            logits = (hidden[rows] @ compute_weight).to(normalizer.dtype)
+            saved, grads = (normalizer[rows], entropy[rows]), (grad_logprobs[rows], grad_entropy[rows])
+            grad = ctx.ops.head_backward(logits, targets[rows], ctx.temperature, saved, grads).to(ctx.gradient_type)
+            grad_hidden[rows] = (grad @ narrow_weight).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += (grad.T @ hidden[rows]).to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None
+                grad_weight += (grad.T @ hidden[rows].to(ctx.gradient_type)).to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None, None

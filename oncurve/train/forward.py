@@ -10,21 +10,33 @@ from transformers import PreTrainedModel
 from oncurve.algorithm.logprobs import from_hidden, from_logits
 from oncurve.batch import Batch, Size
 from oncurve.errors import TrainingError
-from oncurve.train.packed import make_layout, ordinary_attention, packed_hidden, use_packed_attention
+from oncurve.train.packed import ordinary_attention, packed_hidden, use_packed_attention
+from oncurve.trunk import training
+from oncurve.trunk.layout import make_layout
+from oncurve.trunk.native_ops import NativeOps
+from oncurve.trunk.ops import operations
+from oncurve.trunk.weights import Trunk, trunk_of
 
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, packed against padded, that counts as rounding."""
 
 
 def completion_logprobs(
-    model: PreTrainedModel, batch: Batch, *, temperature: float, packed: bool = False
+    model: PreTrainedModel, batch: Batch, *, temperature: float, packed: bool = False, recompute: bool = False
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Log-probabilities and entropies of the completion tokens under a model, [B, T], 0 outside the mask.
 
     Only the hidden states that predict a completion token pass through the head. Without packing, rows are padded on
-    the right, so that under a causal mask padding cannot reach a token, and no attention mask is needed.
+    the right, so that under a causal mask padding cannot reach a token, and no attention mask is needed. Packed rows
+    go through our own layers where the model is of a family they know, with ``recompute`` to save memory, and through
+    the model's elsewhere.
     """
     device = model.device
+    trunk = trunk_of(model) if packed else None
+    if trunk is not None:
+        compute_type = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else trunk.wide
+        with torch.autocast("cpu", enabled=False):
+            return _from_trunk(model, trunk, batch, compute_type, temperature=temperature, recompute=recompute)
     if packed:
         selected = packed_hidden(getattr(model, model.base_model_prefix), make_layout(batch, device))
     else:
@@ -34,6 +46,29 @@ def completion_logprobs(
     mask = batch.mask.to(device)
     full = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
     return full.masked_scatter(mask, logprobs), full.masked_scatter(mask, entropy)
+
+
+def _from_trunk(
+    model: PreTrainedModel,
+    trunk: Trunk,
+    batch: Batch,
+    compute_type: torch.dtype,
+    *,
+    temperature: float,
+    recompute: bool,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    hidden = training.packed_hidden(trunk, make_layout(batch, model.device), compute_type, recompute=recompute)
+    targets = batch.completion_ids[batch.mask]
+    if is_plain_head(model):
+        weight, ops = model.get_output_embeddings().weight, operations(trunk.wide)
+        native = ops if isinstance(ops, NativeOps) else None
+        logprobs, entropy = from_hidden(
+            hidden, weight, targets, temperature=temperature, gradient_type=compute_type, ops=native
+        )
+    else:
+        logprobs, entropy = head(model, hidden, targets, temperature)
+    full = torch.zeros(batch.mask.shape, dtype=logprobs.dtype)
+    return full.masked_scatter(batch.mask, logprobs), full.masked_scatter(batch.mask, entropy)
 
 
 def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,188 @@
+"""Where do the tokens of a microbatch stand when its rows are laid end to end, each prompt once for its group?
+
+The sequence is: a prompt, then its completions one after another, then the next prompt. Linear layers see only real
+tokens. A prompt attends to itself, a completion to its prompt and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from oncurve.batch import Batch
+
+WASTE = 1.3
+"""Rows share an attention call while padding them to its longest makes at most this many times their own tokens."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of tokens that attends in a block: a prompt, or a completion with its prompt."""
+
+    own: range
+    """Places of its own tokens in the sequence."""
+    prompt: range = range(0)
+    """Places of the prompt before them; empty for a prompt itself."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that its last token sees."""
+        return len(self.own) + len(self.prompt)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Rows of similar length that attend in one call, those of one prompt next to each other."""
+
+    spans: Tensor
+    """Start and length of the own tokens, start and length of the prompt [R, 4]."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @cached_property
+    def rows(self) -> int:
+        """How many rows."""
+        return len(self.spans)
+
+    @cached_property
+    def own(self) -> int:
+        """Own tokens of the longest row: T."""
+        return int(self.spans[:, 1].max())
+
+    @cached_property
+    def prompt(self) -> int:
+        """Tokens of the longest prompt: S."""
+        return int(self.spans[:, 3].max())
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """The first row of each prompt, and the number of rows. Without prompts each row is a group of its own."""
+        if not self.prompt:
+            return torch.arange(self.rows + 1)
+        changes = (self.spans[1:, 2] != self.spans[:-1, 2]).nonzero().flatten() + 1
+        return torch.cat([torch.tensor([0]), changes, torch.tensor([self.rows])])
+
+    @cached_property
+    def queries(self) -> Tensor:
+        """Places of the rows' own tokens [R * T]; padding points at place 0."""
+        return _table(self.spans[:, 0], self.spans[:, 1], self.own).flatten().to(self.device)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Places of the prompts' and the own tokens [R * (S + T)]; padding points at place 0."""
+        before = _table(self.spans[:, 2], self.spans[:, 3], self.prompt)
+        after = _table(self.spans[:, 0], self.spans[:, 1], self.own)
+        return torch.cat([before, after], dim=1).flatten().to(self.device)
+
+    @cached_property
+    def real(self) -> Tensor:
+        """Which of ``queries`` are no padding [R * T]."""
+        return (torch.arange(self.own) < self.spans[:, 1, None]).flatten().to(self.device)
+
+    def visible(self) -> Tensor:
+        """Who sees whom [R, T, S + T]; padding sees itself, because a softmax over nothing is not a number."""
+        steps = torch.arange(self.own)
+        causal = (steps[:, None] >= steps)[None] & (steps < self.spans[:, 1, None])[:, None]
+        causal = causal | torch.eye(self.own, dtype=torch.bool)
+        prompt = torch.arange(self.prompt) < self.spans[:, 3, None]
+        return torch.cat([prompt[:, None].expand(-1, self.own, -1), causal], dim=2).to(self.device)
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """The same as an attention mask [R, 1, T, S + T]; None where plain causal attention does (prompts)."""
+        return self.visible()[:, None] if self.prompt else None
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where everything stands in the sequence of a microbatch."""
+
+    ids: Tensor
+    """Token ids [1, N]."""
+    positions: Tensor
+    """Position of each token in its own row [1, N]."""
+    blocks: tuple[Block, ...]
+    predicts: Tensor
+    """Places whose hidden state predicts a trained token, in the order of the batch's mask [M]."""
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """For each place of the sequence, its place among the padded outputs of all blocks laid end to end [N]."""
+        outputs = torch.zeros(self.ids.shape[1], dtype=torch.long, device=self.ids.device)
+        offset = 0
+        for block in self.blocks:
+            places = torch.arange(len(block.queries), device=outputs.device) + offset
+            outputs[block.queries[block.real]] = places[block.real]
+            offset += len(block.queries)
+        return outputs
+
+
+def make_layout(batch: Batch, device: torch.device) -> Layout:
+    """The sequence of a batch: rows of one group behind their prompt, the last token of a completion left out.
+
+    Nothing is predicted from the last token, so it is never read.
+    """
+    ids: list[Tensor] = []
+    positions: list[Tensor] = []
+    prompts: dict[int, range] = {}
+    rows: list[Row] = []
+    predicts: list[Tensor] = []
+    end = 0
+
+    def write(part: Tensor, first: int) -> range:
+        nonlocal end
+        ids.append(part)
+        positions.append(torch.arange(first, first + len(part)))
+        end += len(part)
+        return range(end - len(part), end)
+
+    lengths, counts, groups = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist(), batch.group_ids.tolist()
+    for row, group in enumerate(groups):
+        if group not in prompts:
+            prompts[group] = write(batch.prompt_ids[row, : lengths[row]], 0)
+        own = write(batch.completion_ids[row, : counts[row] - 1], lengths[row])
+        rows.append(Row(own, prompts[group]))
+        before = torch.arange(own.start - 1, own.stop)
+        before[0] = prompts[group][-1]
+        predicts.append(before[batch.mask[row, : counts[row]]])
+    blocks = [*_blocks([Row(prompt) for prompt in prompts.values()], device)]
+    blocks += _blocks([row for row in rows if len(row.own)], device)
+    return Layout(
+        torch.cat(ids)[None].to(device),
+        torch.cat(positions)[None].to(device),
+        tuple(blocks),
+        torch.cat(predicts).to(device),
+    )
+
+
+def _blocks(rows: Sequence[Row], device: torch.device) -> list[Block]:
+    """Rows of similar length together, so that padding them to the longest adds little."""
+    kept: list[list[Row]] = []
+    real = 0
+    for row in sorted(rows, key=lambda row: row.length):
+        if not kept or row.length * (len(kept[-1]) + 1) > WASTE * (real + row.length):
+            kept.append([])
+            real = 0
+        kept[-1].append(row)
+        real += row.length
+    return [
+        Block(
+            torch.tensor(
+                [
+                    [row.own.start, len(row.own), row.prompt.start, len(row.prompt)]
+                    for row in sorted(together, key=lambda row: (row.prompt.start, row.own.start))
+                ]
+            ),
+            device,
+        )
+        for together in kept
+    ]
+
+
+def _table(starts: Tensor, lengths: Tensor, width: int) -> Tensor:
+    """Places of runs as a table padded on the right with place 0."""
+    steps = torch.arange(width)
+    return torch.where(steps < lengths[:, None], starts[:, None] + steps, 0)

@@ -1,0 +1,220 @@
+"""How are the compiled kernels called? The same operations as in ``torch_ops``, on contiguous tensors of this CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oncurve.trunk.layout import Block
+from oncurve.trunk.torch_ops import Heads, Rotary
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_POINTER, _INTEGER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "add_norm": (*[_POINTER] * 4, _REAL, _POINTER, _POINTER, _INTEGER, _INTEGER),
+    "norm_backward": (*[_POINTER] * 6, _INTEGER, _INTEGER),
+    "swiglu": (_POINTER, _POINTER, _INTEGER, _INTEGER),
+    "swiglu_backward": (*[_POINTER] * 3, _INTEGER, _INTEGER),
+    "head": (_POINTER, _POINTER, _REAL, *[_POINTER] * 3, _INTEGER, _INTEGER),
+    "head_backward": (_POINTER, _POINTER, _REAL, *[_POINTER] * 4, _INTEGER, _INTEGER),
+    "gather": (*[_POINTER] * 8,),
+    "gather_backward": (*[_POINTER] * 7, _INTEGER, _POINTER, _POINTER),
+    "scatter": (*[_POINTER] * 4,),
+    "scatter_backward": (*[_POINTER] * 4,),
+    "softmax": (_POINTER, _POINTER, _REAL, _POINTER),
+    "softmax_backward": (_POINTER, _POINTER, _REAL, _INTEGER, _INTEGER),
+    "attend": (*[_POINTER] * 8, _REAL, _POINTER, _POINTER),
+    "draw": (_POINTER, _POINTER, _REAL, _POINTER, _POINTER, _INTEGER, _INTEGER),
+}
+
+
+class NativeOps:
+    """The operations between matrix products as kernels, for one compute type (float32 or bfloat16)."""
+
+    def __init__(self, library: ctypes.CDLL, compute_type: torch.dtype) -> None:
+        name = _NAMES[compute_type]
+        for operation, signature in _SIGNATURES.items():
+            single = operation in ("gather_backward", "softmax", "softmax_backward", "head", "head_backward", "draw")
+            function = getattr(library, f"{operation}_{'float32' if single else name}")
+            function.argtypes, function.restype = signature, None
+            setattr(self, f"_{operation}", function)
+        wide = getattr(library, "add_norm_wide_bfloat16" if name == "bfloat16" else "add_norm_float32")
+        wide.argtypes, wide.restype = _SIGNATURES["add_norm"], None
+        self._add_norm_wide: Callable[..., None] = wide
+
+    _add_norm: Callable[..., None]
+    _norm_backward: Callable[..., None]
+    _swiglu: Callable[..., None]
+    _swiglu_backward: Callable[..., None]
+    _head: Callable[..., None]
+    _head_backward: Callable[..., None]
+    _gather: Callable[..., None]
+    _gather_backward: Callable[..., None]
+    _scatter: Callable[..., None]
+    _scatter_backward: Callable[..., None]
+    _softmax: Callable[..., None]
+    _softmax_backward: Callable[..., None]
+    _attend: Callable[..., None]
+    _draw: Callable[..., None]
+
+    def add_norm(
+        self, x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out_type: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``torch_ops.add_norm``."""
+        total = x if y is None else torch.empty_like(x)
+        out, scale = torch.empty(x.shape, dtype=out_type), torch.empty(len(x))
+        self.add_norm_into(x, y, total, weight, epsilon, out, scale)
+        return total, out, scale
+
+    def add_norm_into(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        total: Tensor,
+        weight: Tensor,
+        epsilon: float,
+        out: Tensor,
+        scale: Tensor | None,
+    ) -> None:
+        """The same into tensors that are there; ``total`` may be ``x``."""
+        call = self._add_norm_wide if out.dtype == torch.float32 else self._add_norm
+        call(
+            x.data_ptr(),
+            None if y is None else y.data_ptr(),
+            total.data_ptr(),
+            weight.data_ptr(),
+            epsilon,
+            out.data_ptr(),
+            None if scale is None else scale.data_ptr(),
+            *x.shape,
+        )
+
+    def norm_backward(
+        self, g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, grad_x: Tensor, grad_weight: Tensor
+    ) -> None:
+        """See ``torch_ops.norm_backward``."""
+        self._norm_backward(*_pointers(g, x, weight, scale, grad_x, grad_weight), *x.shape)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See ``torch_ops.swiglu``."""
+        rows, width = gate_up.shape
+        out = gate_up.new_empty(rows, width // 2)
+        self._swiglu(*_pointers(gate_up, out), rows, width // 2)
+        return out
+
+    def swiglu_backward(self, g: Tensor, gate_up: Tensor) -> Tensor:
+        """See ``torch_ops.swiglu_backward``."""
+        out = torch.empty_like(g)
+        self._swiglu_backward(*_pointers(g, gate_up, out), *g.shape)
+        return out
+
+    def gather(self, qkv: Tensor, rotary: Rotary, block: Block, sizes: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``torch_ops.gather``."""
+        keys = block.prompt + block.own
+        q = torch.empty(block.rows, sizes.heads, block.own, sizes.head_size)
+        k, v = torch.empty(2, block.rows, sizes.kv_heads, keys, sizes.head_size)
+        self._gather(*_pointers(qkv, rotary.cosine, rotary.sine, block.spans, q, k, v), _shape(block, sizes))
+        return q, k, v
+
+    def gather_backward(
+        self, grads: tuple[Tensor, Tensor, Tensor], rotary: Rotary, block: Block, sizes: Heads, grad_qkv: Tensor
+    ) -> None:
+        """See ``torch_ops.gather_backward``."""
+        self._gather_backward(
+            *_pointers(*grads, rotary.cosine, rotary.sine, block.spans, block.groups),
+            len(block.groups) - 1,
+            grad_qkv.data_ptr(),
+            _shape(block, sizes),
+        )
+
+    def scatter(self, o: Tensor, block: Block, out: Tensor) -> None:
+        """See ``torch_ops.scatter``."""
+        rows, heads, _, size = o.shape
+        shape = (ctypes.c_int64 * 6)(rows, block.own, block.prompt, heads, heads, size)
+        self._scatter(*_pointers(o, block.spans, out), shape)
+
+    def scatter_backward(self, g: Tensor, block: Block, sizes: Heads, wide: torch.dtype) -> Tensor:
+        """See ``torch_ops.scatter_backward``."""
+        out = torch.empty(block.rows, sizes.heads, block.own, sizes.head_size, dtype=wide)
+        self._scatter_backward(*_pointers(g, block.spans, out), _shape(block, sizes))
+        return out
+
+    def softmax(self, scores: Tensor, block: Block, scale: float) -> Tensor:
+        """See ``torch_ops.softmax``."""
+        rows, heads = scores.shape[:2]
+        shape = (ctypes.c_int64 * 6)(rows, block.own, block.prompt, heads, heads, 0)
+        self._softmax(*_pointers(scores, block.spans), scale, shape)
+        return scores
+
+    def softmax_backward(self, g: Tensor, p: Tensor, scale: float) -> Tensor:
+        """See ``torch_ops.softmax_backward``."""
+        self._softmax_backward(*_pointers(g, p), scale, g.numel() // g.shape[-1], g.shape[-1])
+        return g
+
+    def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``torch_ops.head``."""
+        logprobs, entropy, normalizer = torch.empty(3, len(logits))
+        self._head(
+            *_pointers(logits, targets), 1 / temperature, *_pointers(logprobs, entropy, normalizer), *logits.shape
+        )
+        return logprobs, entropy, normalizer
+
+    def head_backward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        temperature: float,
+        saved: tuple[Tensor, Tensor],
+        grads: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """See ``torch_ops.head_backward``."""
+        self._head_backward(*_pointers(logits, targets), 1 / temperature, *_pointers(*saved, *grads), *logits.shape)
+        return logits
+
+    def attend(
+        self,
+        qkv: Tensor,
+        rotary: Rotary,
+        places: Tensor,
+        caches: tuple[Tensor, Tensor, Tensor, Tensor],
+        sizes: Heads,
+    ) -> Tensor:
+        """See ``torch_ops.attend``."""
+        out = qkv.new_empty(len(qkv), sizes.heads * sizes.head_size)
+        shape = (ctypes.c_int64 * 6)(
+            len(qkv), caches[0].shape[-1], caches[2].shape[-1], sizes.heads, sizes.kv_heads, sizes.head_size
+        )
+        self._attend(
+            *_pointers(qkv, rotary.cosine, rotary.sine, places, *caches),
+            sizes.head_size**-0.5,
+            out.data_ptr(),
+            shape,
+        )
+        return out
+
+    def draw(self, logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities of unrestricted sampling, as ``rollouts.engine.draw`` computes them."""
+        tokens, logprobs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
+        self._draw(*_pointers(logits, uniform), temperature, *_pointers(tokens, logprobs), *logits.shape)
+        return tokens, logprobs
+
+
+def _pointers(*tensors: Tensor) -> list[int]:
+    """Addresses of tensors, which must be contiguous: a kernel knows no strides.
+
+    Raises ValueError for one that is not.
+    """
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"a kernel needs contiguous tensors, got strides {tensor.stride()} of {tuple(tensor.shape)}"
+            )
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _shape(block: Block, sizes: Heads) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * 6)(block.rows, block.own, block.prompt, sizes.heads, sizes.kv_heads, sizes.head_size)

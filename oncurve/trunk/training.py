@@ -1,0 +1,260 @@
+"""How do a model's layers read a packed microbatch, and how does the gradient come back?
+
+Both directions are written out: a layer keeps what its backward pass cannot cheaply make again, matrix products run in
+the compute type, and residuals, norms, attention and the gradients of residuals in float32 (float64 for such models).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from oncurve.trunk.layout import Layout
+from oncurve.trunk.ops import Ops, operations
+from oncurve.trunk.weights import LayerParameters, LayerWeights, Sizes, Trunk, project, project_backward
+
+
+@dataclass(frozen=True)
+class Angles:
+    """Cosines and sines of the positions of all tokens, [N, D / 2] each."""
+
+    cosine: Tensor
+    sine: Tensor
+
+
+@dataclass
+class Kept:
+    """What the backward pass of a layer needs."""
+
+    first: Tensor
+    """The residual before attention [N, H]."""
+    first_scale: Tensor
+    qkv: Tensor
+    heads_before: Tensor | None
+    """Queries and keys before their norm; None in models without one."""
+    probabilities: list[Tensor]
+    """Of each block [R, heads, T, S + T]."""
+    mixed: Tensor
+    """The output of attention before its projection [N, heads D]."""
+    second: Tensor
+    """The residual before the MLP [N, H]."""
+    second_scale: Tensor
+    gate_up: Tensor
+
+
+def packed_hidden(trunk: Trunk, layout: Layout, compute_type: torch.dtype, *, recompute: bool = False) -> Tensor:
+    """Last hidden states, after the final norm, of the places that predict a trained token [M, H], in the wide type.
+
+    With ``recompute`` a layer keeps its input only and runs again in the backward pass.
+    """
+    embedded = trunk.body.embed_tokens(layout.ids)[0].to(trunk.wide)
+    parameters = [parameter for layer in trunk.layers for parameter in layer.all()]
+    keeps = "nothing" if not torch.is_grad_enabled() else "inputs" if recompute else "everything"
+    hidden, added = _Layers.apply(embedded, trunk, layout, compute_type, keeps, *parameters)  # type: ignore[misc]
+    places = layout.predicts
+    total = hidden.index_select(0, places) + added.index_select(0, places)
+    return _Norm.apply(total, trunk.body.norm.weight, trunk.sizes.epsilon)  # type: ignore[return-value]
+
+
+class _Norm(torch.autograd.Function):
+    """The final norm."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        _, out, scale = operations(x.dtype).add_norm(x, None, weight, epsilon, x.dtype)
+        ctx.save_for_backward(x, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        grad_x, grad_weight = torch.zeros_like(x), torch.zeros_like(weight)
+        operations(x.dtype).norm_backward(grads[0].contiguous(), x, weight, scale, grad_x, grad_weight)
+        return grad_x, grad_weight, None
+
+
+class _Layers(torch.autograd.Function):
+    """All layers, from the embeddings to the last residual and what the last MLP adds to it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedded: Tensor,
+        trunk: Trunk,
+        layout: Layout,
+        compute_type: torch.dtype,
+        keeps: Literal["everything", "inputs", "nothing"],
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        angles = Angles(*trunk.rotary(layout.positions[0]))
+        weights = trunk.weights(compute_type)
+        pass_ = _Pass(layout, angles, trunk.sizes, operations(compute_type), compute_type)
+        residual, added = embedded.contiguous(), None
+        kept: list[Any] = []
+        for layer, matrices in zip(trunk.layers, weights, strict=True):
+            before = (residual, added)
+            state = pass_.forward(layer, matrices, residual, added)
+            residual, added = state.second, pass_.feed_forward(state, layer, matrices)
+            if keeps != "nothing":
+                kept.append(before if keeps == "inputs" else state)
+        ctx.pass_, ctx.trunk, ctx.weights, ctx.kept, ctx.keeps = pass_, trunk, weights, kept, keeps
+        assert added is not None
+        return residual, added
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad, grad_added = grads  # of the last residual, and of what is added to it
+        grad = grad.contiguous().clone()
+        reversed_gradients: list[list[Tensor]] = []
+        added: Tensor | None = grad_added.contiguous()
+        for layer, matrices in zip(reversed(ctx.trunk.layers), reversed(ctx.weights), strict=True):
+            state = ctx.kept.pop()
+            if ctx.keeps == "inputs":
+                state = ctx.pass_.forward(layer, matrices, *state)
+            reversed_gradients.append(ctx.pass_.backward(state, layer, matrices, grad, added))
+            added = None
+        gradients = [gradient for layer in reversed(reversed_gradients) for gradient in layer]
+        return grad, None, None, None, None, *gradients
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One microbatch on its way through the layers."""
+
+    layout: Layout
+    angles: Angles
+    sizes: Sizes
+    ops: Ops
+    compute_type: torch.dtype
+
+    def forward(self, layer: LayerParameters, matrices: LayerWeights, residual: Tensor, added: Tensor | None) -> Kept:
+        """From the residual and what is added to it to the inputs of the MLP's matrices."""
+        ops, sizes = self.ops, self.sizes
+        first, x, first_scale = ops.add_norm(residual, added, layer.first_norm, sizes.epsilon, self.compute_type)
+        qkv = project(x, matrices.qkv, matrices.qkv_bias)
+        heads_before = None if layer.head_norms is None else self._norm_heads(qkv, layer.head_norms)
+        mixed = torch.empty(len(x), sizes.query_width, dtype=self.compute_type)
+        probabilities = []
+        for block in self.layout.blocks:
+            q, k, v = ops.gather(qkv, self.angles, block, sizes)
+            scores = torch.bmm(_by_key(q, sizes), _flat(k).transpose(1, 2)).view(*q.shape[:3], -1)
+            p = ops.softmax(scores, block, sizes.head_size**-0.5)
+            ops.scatter(torch.bmm(_by_key(p, sizes), _flat(v)).view_as(q), block, mixed)
+            probabilities.append(p)
+        attended = mixed @ matrices.output.T
+        second, x, second_scale = ops.add_norm(first, attended, layer.second_norm, sizes.epsilon, self.compute_type)
+        gate_up = project(x, matrices.gate_up)
+        return Kept(first, first_scale, qkv, heads_before, probabilities, mixed, second, second_scale, gate_up)
+
+    def feed_forward(self, state: Kept, layer: LayerParameters, matrices: LayerWeights) -> Tensor:
+        """What the MLP adds to the residual."""
+        return self.ops.swiglu(state.gate_up) @ matrices.down.T
+
+    def backward(
+        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor | None
+    ) -> list[Tensor]:
+        """Gradients of the layer's parameters, in the order of ``LayerParameters.all``.
+
+        ``grad``, the gradient of the layer's output residual, becomes that of its input in place. ``added`` is the
+        gradient of what the MLP adds; None where it is the same.
+        """
+        ops, sizes = self.ops, self.sizes
+        g = (grad if added is None else added).to(self.compute_type)
+        acted = ops.swiglu_backward(g @ matrices.down, state.gate_up)
+        grad_down = g.T @ acted
+        _, x, _ = ops.add_norm(state.second, None, layer.second_norm, sizes.epsilon, self.compute_type)
+        g, grad_gate_up, _ = project_backward(state.gate_up, x, matrices.gate_up)
+        grad_second = torch.zeros_like(layer.second_norm, dtype=grad.dtype)
+        ops.norm_backward(g, state.second, layer.second_norm, state.second_scale, grad, grad_second)
+
+        g = grad.to(self.compute_type)
+        grad_output = g.T @ state.mixed
+        grad_qkv = self._attention_backward(state, g @ matrices.output)
+        grad_head_norms = [] if layer.head_norms is None else self._norm_heads_backward(state, layer, grad_qkv)
+        _, x, _ = ops.add_norm(state.first, None, layer.first_norm, sizes.epsilon, self.compute_type)
+        g, grad_weights, grad_biases = project_backward(
+            grad_qkv.to(self.compute_type), x, matrices.qkv, biases=layer.biases is not None
+        )
+        grad_first = torch.zeros_like(layer.first_norm, dtype=grad.dtype)
+        ops.norm_backward(g, state.first, layer.first_norm, state.first_scale, grad, grad_first)
+        widths = [sizes.query_width, sizes.kv_width, sizes.kv_width]
+        return [
+            grad_first,
+            *_separate(grad_weights, widths, layer.qkv),
+            *(_separate(grad_biases, widths, layer.biases) if layer.biases is not None else ()),
+            *grad_head_norms,
+            grad_output.to(layer.output.dtype),
+            grad_second,
+            *_separate(grad_gate_up, [len(part) for part in layer.gate_up], layer.gate_up),
+            grad_down.to(layer.down.dtype),
+        ]
+
+    def _attention_backward(self, state: Kept, grad_mixed: Tensor) -> Tensor:
+        """The gradient of queries, keys and values of all tokens [N, C], in the wide type."""
+        ops, sizes = self.ops, self.sizes
+        grad_qkv = torch.zeros(state.qkv.shape, dtype=state.first.dtype)
+        while state.probabilities:
+            block = self.layout.blocks[len(state.probabilities) - 1]
+            p = state.probabilities.pop()
+            q, k, v = ops.gather(state.qkv, self.angles, block, sizes)
+            grad_o = ops.scatter_backward(grad_mixed, block, sizes, q.dtype)
+            by_key_o, by_key_p = _by_key(grad_o, sizes), _by_key(p, sizes)
+            grad_v = torch.bmm(by_key_p.transpose(1, 2), by_key_o).view_as(v)
+            grad_p = torch.bmm(by_key_o, _flat(v).transpose(1, 2)).view_as(p)
+            grad_scores = _by_key(ops.softmax_backward(grad_p, p, sizes.head_size**-0.5), sizes)
+            grad_q = torch.bmm(grad_scores, _flat(k)).view_as(q)
+            grad_k = torch.bmm(grad_scores.transpose(1, 2), _by_key(q, sizes)).view_as(k)
+            ops.gather_backward((grad_q, grad_k, grad_v), self.angles, block, sizes, grad_qkv)
+        return grad_qkv
+
+    def _norm_heads(self, qkv: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+        """Norm queries and keys head by head in place (Qwen3); what they were before."""
+        width = self.sizes.query_width + self.sizes.kv_width
+        before = qkv[:, :width].clone()
+        for part, weight in zip(self._heads(before), weights, strict=True):
+            normed = part.to(weight.dtype)
+            normed = normed * torch.rsqrt(normed.square().mean(dim=-1, keepdim=True) + self.sizes.epsilon) * weight
+            start = 0 if weight is weights[0] else self.sizes.query_width
+            qkv[:, start : start + normed[0].numel()] = normed.flatten(1).to(qkv.dtype)
+        return before
+
+    def _norm_heads_backward(self, state: Kept, layer: LayerParameters, grad_qkv: Tensor) -> list[Tensor]:
+        """Gradients of the heads' norms; those of queries and keys are replaced by the ones before the norm."""
+        assert layer.head_norms is not None
+        assert state.heads_before is not None
+        grad_weights = []
+        grads = self._heads(grad_qkv[:, : self.sizes.query_width + self.sizes.kv_width])
+        for part, g, weight in zip(self._heads(state.heads_before), grads, layer.head_norms, strict=True):
+            x = part.to(g.dtype)
+            scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.sizes.epsilon)
+            normed, weighted = x * scale, g * weight
+            grad_weights.append((g * normed).sum(dim=(0, 1)).to(weight.dtype))
+            g.copy_(scale * (weighted - normed * (weighted * normed).mean(dim=-1, keepdim=True)))
+        return grad_weights
+
+    def _heads(self, queries_and_keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of queries [N, heads, D] and keys [N, kv_heads, D]."""
+        size = self.sizes.head_size
+        q, k = queries_and_keys[:, : (self.sizes.heads + self.sizes.kv_heads) * size].split(
+            [self.sizes.query_width, self.sizes.kv_width], dim=1
+        )
+        return q.unflatten(1, (-1, size)), k.unflatten(1, (-1, size))
+
+
+def _by_key(x: Tensor, sizes: Sizes) -> Tensor:
+    """[R, heads, T, X] as [R * kv_heads, heads / kv_heads * T, X]: query heads of one key head side by side."""
+    return x.reshape(len(x) * sizes.kv_heads, -1, x.shape[-1])
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[R, kv_heads, L, D] as [R * kv_heads, L, D]."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _separate(joined: list[Tensor], widths: list[int], parameters: tuple[Tensor, ...]) -> list[Tensor]:
+    """Gradients of parameters whose matrices may have been joined, each of its parameter's type."""
+    parts = list(joined[0].split(widths)) if len(joined) == 1 else joined
+    return [part.to(parameter.dtype) for part, parameter in zip(parts, parameters, strict=True)]

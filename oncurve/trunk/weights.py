@@ -1,0 +1,208 @@
+"""What does a model of the Llama family consist of, and in which type are its matrices multiplied?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shape of attention and norms."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    epsilon: float
+
+    @property
+    def query_width(self) -> int:
+        """Numbers in all query heads of a token."""
+        return self.heads * self.head_size
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in all key heads of a token."""
+        return self.kv_heads * self.head_size
+
+
+@dataclass(frozen=True)
+class LayerParameters:
+    """The parameters of one layer, as the model holds them."""
+
+    first_norm: Tensor
+    qkv: tuple[Tensor, Tensor, Tensor]
+    biases: tuple[Tensor, Tensor, Tensor] | None
+    """Of the same three; None in models without."""
+    head_norms: tuple[Tensor, Tensor] | None
+    """Of queries and keys; None in models without."""
+    output: Tensor
+    second_norm: Tensor
+    gate_up: tuple[Tensor, Tensor]
+    down: Tensor
+
+    def all(self) -> list[Tensor]:
+        """Every parameter, in a fixed order."""
+        optional = [*(self.biases or ()), *(self.head_norms or ())]
+        return [self.first_norm, *self.qkv, *optional, self.output, self.second_norm, *self.gate_up, self.down]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The matrices of a layer in the compute type, those with one input joined where that costs no second copy."""
+
+    qkv: tuple[Tensor, ...]
+    qkv_bias: tuple[Tensor, ...] | None
+    output: Tensor
+    gate_up: tuple[Tensor, ...]
+    down: Tensor
+
+
+class Trunk:
+    """The layers of a model between embedding and head, read from the module that holds their current weights.
+
+    In float32 the module's own matrices are used. In bfloat16 they are rounded once after each change, and matrices
+    with the same input are joined while they are; a change is seen by the version counters of the parameters.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        body: Any = getattr(model, model.base_model_prefix)
+        config = model.config.get_text_config()
+        self.body = body
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.sizes = Sizes(config.num_attention_heads, config.num_key_value_heads, head_size, config.rms_norm_eps)
+        self.layers = [layer_parameters(layer) for layer in body.layers]
+        self.wide = torch.promote_types(body.norm.weight.dtype, torch.float32)
+        self._rounded: dict[torch.dtype, tuple[int, list[LayerWeights]]] = {}
+
+    def weights(self, compute_type: torch.dtype) -> list[LayerWeights]:
+        """The layers' matrices in a type, as they are now."""
+        if compute_type == self.wide:
+            return [_as_they_are(layer) for layer in self.layers]
+        version = sum(parameter._version for layer in self.layers for parameter in layer.all())
+        known = self._rounded.get(compute_type)
+        if known is None or known[0] != version:
+            known = (version, [_rounded(layer, compute_type) for layer in self.layers])
+            self._rounded[compute_type] = known
+        return known[1]
+
+    def forget(self) -> None:
+        """Give back the memory of rounded matrices."""
+        self._rounded.clear()
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions [N], [N, D / 2] each, as the model's own rotary embedding makes them."""
+        dummy = torch.empty(0, dtype=self.wide, device=positions.device)
+        cosine, sine = self.body.rotary_emb(dummy, positions[None])
+        half = self.sizes.head_size // 2
+        return tuple(part[0, :, :half].to(self.wide).contiguous() for part in (cosine, sine))  # type: ignore[return-value]
+
+
+_TRUNKS: WeakKeyDictionary[PreTrainedModel, Trunk] = WeakKeyDictionary()
+
+
+def trunk_of(model: PreTrainedModel) -> Trunk | None:
+    """The trunk of a model; None for a model that is not computed here."""
+    if not supports(model):
+        _TRUNKS.pop(model, None)
+        return None
+    if model not in _TRUNKS:
+        _TRUNKS[model] = Trunk(model)
+    return _TRUNKS[model]
+
+
+def supports(model: PreTrainedModel) -> bool:
+    """The model is of a family that is computed here, with nothing in it that this file does not know."""
+    config = model.config.get_text_config()
+    if type(model).__name__ not in FAMILIES or model.device.type != "cpu":
+        return False
+    if config.hidden_act != "silu" or (getattr(config, "attention_dropout", 0) and model.training):
+        return False
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        return False
+    body: Any = getattr(model, model.base_model_prefix)
+    plain = all(
+        type(module) is nn.Linear
+        for layer in body.layers
+        for part in (layer.self_attn, layer.mlp)
+        for name, module in part.named_modules()
+        if name.endswith("_proj")
+    )
+    biases = any(
+        getattr(module, "bias", None) is not None
+        for layer in body.layers
+        for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+    )
+    return plain and not biases
+
+
+def layer_parameters(layer: Any) -> LayerParameters:
+    """The parameters of one of the model's layers."""
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    has_bias = all(projection.bias is not None for projection in projections)
+    has_norm = hasattr(attention, "q_norm")
+    return LayerParameters(
+        first_norm=layer.input_layernorm.weight,
+        qkv=tuple(projection.weight for projection in projections),  # type: ignore[arg-type]
+        biases=tuple(projection.bias for projection in projections) if has_bias else None,  # type: ignore[arg-type]
+        head_norms=(attention.q_norm.weight, attention.k_norm.weight) if has_norm else None,
+        output=attention.o_proj.weight,
+        second_norm=layer.post_attention_layernorm.weight,
+        gate_up=(mlp.gate_proj.weight, mlp.up_proj.weight),
+        down=mlp.down_proj.weight,
+    )
+
+
+def _as_they_are(layer: LayerParameters) -> LayerWeights:
+    return LayerWeights(layer.qkv, layer.biases, layer.output, layer.gate_up, layer.down)
+
+
+@torch.no_grad()
+def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
+    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (torch.cat([part.to(compute_type) for part in parts]),)
+
+    return LayerWeights(
+        qkv=join(layer.qkv),
+        qkv_bias=None if layer.biases is None else join(layer.biases),
+        output=layer.output.to(compute_type),
+        gate_up=join(layer.gate_up),
+        down=layer.down.to(compute_type),
+    )
+
+
+def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] | None = None) -> Tensor:
+    """x @ W.T + b for matrices side by side: their outputs are columns of one tensor."""
+    if len(weights) == 1:
+        return nn.functional.linear(x, weights[0], None if biases is None else biases[0])
+    out = x.new_empty(len(x), sum(len(weight) for weight in weights))
+    start = 0
+    for place, weight in enumerate(weights):
+        part = out[:, start : start + len(weight)]
+        if biases is None:
+            torch.mm(x, weight.T, out=part)
+        else:
+            torch.addmm(biases[place], x, weight.T, out=part)
+        start += len(weight)
+    return out
+
+
+def project_backward(
+    g: Tensor, x: Tensor, weights: tuple[Tensor, ...], biases: bool = False
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Gradients of x, of each matrix and of each bias."""
+    parts = g.split([len(weight) for weight in weights], dim=1)
+    grad_x = parts[0] @ weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        grad_x.addmm_(part, weight)
+    grad_weights = [part.T @ x for part in parts]
+    return grad_x, grad_weights, [part.sum(dim=0) for part in parts] if biases else []
