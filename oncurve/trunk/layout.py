@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -155,6 +156,18 @@ def make_layout(batch: Batch, device: torch.device) -> Layout:
         torch.cat(positions)[None].to(device),
         tuple(blocks),
         torch.cat(predicts).to(device),
+    )
+
+
+def prompt_layout(prompts: Sequence[Sequence[int]], device: torch.device) -> Layout:
+    """The sequence of prompts alone; what is predicted is the token after each of them."""
+    starts = [0, *accumulate(len(prompt) for prompt in prompts)]
+    rows = [Row(range(start, start + len(prompt))) for start, prompt in zip(starts, prompts, strict=False)]
+    return Layout(
+        torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long, device=device)[None],
+        torch.cat([torch.arange(len(prompt)) for prompt in prompts])[None].to(device),
+        tuple(_blocks(rows, device)),
+        torch.tensor([row.own[-1] for row in rows], device=device),
     )
 
 

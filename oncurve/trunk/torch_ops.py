@@ -150,29 +150,26 @@ def attend(
     own_values[slots, :, past] = v.view(rows, sizes.kv_heads, d).to(own_values.dtype)
     seen, width = int(past.max()) + 1, int(lengths.max())
     q = q.view(rows, sizes.kv_heads, -1, d).to(own_keys.dtype) * d**-0.5
+    in_place = bool((slots == everyone).all())
+
+    def mine(buffer: Tensor) -> Tensor:
+        return buffer[:rows] if in_place else buffer.index_select(0, slots)
+
     scores = torch.cat(
-        [
-            _by_prompt(q, prompt_keys[..., :width], prompts),
-            torch.matmul(q, own_keys[..., :seen].index_select(0, slots)),
-        ],
-        dim=-1,
+        [_by_prompt(q, prompt_keys[..., :width], prompts), torch.matmul(q, mine(own_keys[..., :seen]))], dim=-1
     ).to(rotary.cosine.dtype)
     hidden = torch.cat([torch.arange(width) >= lengths[:, None], torch.arange(seen) > past[:, None]], dim=1)
     p = torch.softmax(scores.masked_fill_(hidden[:, None, None], -torch.inf), dim=-1).to(own_keys.dtype)
     mixed = _by_prompt(p[..., :width], prompt_values[:, :, :width], prompts)
-    mixed = mixed + torch.matmul(p[..., width:], own_values[:, :, :seen].index_select(0, slots))
+    mixed = mixed + torch.matmul(p[..., width:], mine(own_values[:, :, :seen]))
     return mixed.reshape(rows, -1).to(qkv.dtype)
 
 
 def _by_prompt(x: Tensor, shared: Tensor, prompts: Tensor) -> Tensor:
     """x [R, kv_heads, Q, A] @ shared[prompt] [kv_heads, A, B]: neighbours of one prompt share a product."""
-    rows, kv_heads, queries, inner = x.shape
     slots, counts = torch.unique_consecutive(prompts, return_counts=True)
-    if len(counts) == 0 or not bool((counts == counts[0]).all()):
-        return torch.matmul(x, shared.index_select(0, prompts))
-    each = int(counts[0])
-    grouped = (
-        x.view(len(slots), each, kv_heads, queries, inner).transpose(1, 2).reshape(len(slots), kv_heads, -1, inner)
-    )
-    product = torch.matmul(grouped, shared.index_select(0, slots))
-    return product.view(len(slots), kv_heads, each, queries, -1).transpose(1, 2).reshape(rows, kv_heads, queries, -1)
+    pieces = []
+    for part, slot in zip(x.split(counts.tolist()), slots.tolist(), strict=True):
+        together = part.transpose(0, 1).flatten(1, 2)  # [kv_heads, rows * Q, A]
+        pieces.append(torch.matmul(together, shared[slot]).unflatten(1, part.shape[0:3:2]).transpose(0, 1))
+    return torch.cat(pieces)

@@ -6,13 +6,14 @@ the compute type, and residuals, norms, attention and the gradients of residuals
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from oncurve.trunk.layout import Layout
+from oncurve.trunk.layout import Block, Layout
 from oncurve.trunk.ops import Ops, operations
 from oncurve.trunk.weights import LayerParameters, LayerWeights, Sizes, Trunk, project, project_backward
 
@@ -43,6 +44,10 @@ class Kept:
     """The residual before the MLP [N, H]."""
     second_scale: Tensor
     gate_up: Tensor
+
+
+Store = Callable[[Block, Tensor, Tensor], None]
+"""Takes the keys and values of a block, [R, kv_heads, S + T, D]."""
 
 
 def packed_hidden(trunk: Trunk, layout: Layout, compute_type: torch.dtype, *, recompute: bool = False) -> Tensor:
@@ -91,7 +96,7 @@ class _Layers(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         angles = Angles(*trunk.rotary(layout.positions[0]))
         weights = trunk.weights(compute_type)
-        pass_ = _Pass(layout, angles, trunk.sizes, operations(compute_type), compute_type)
+        pass_ = Pass(layout, angles, trunk.sizes, operations(compute_type), compute_type)
         residual, added = embedded.contiguous(), None
         kept: list[Any] = []
         for layer, matrices in zip(trunk.layers, weights, strict=True):
@@ -121,7 +126,7 @@ class _Layers(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """One microbatch on its way through the layers."""
 
     layout: Layout
@@ -130,8 +135,18 @@ class _Pass:
     ops: Ops
     compute_type: torch.dtype
 
-    def forward(self, layer: LayerParameters, matrices: LayerWeights, residual: Tensor, added: Tensor | None) -> Kept:
-        """From the residual and what is added to it to the inputs of the MLP's matrices."""
+    def forward(
+        self,
+        layer: LayerParameters,
+        matrices: LayerWeights,
+        residual: Tensor,
+        added: Tensor | None,
+        store: Store | None = None,
+    ) -> Kept:
+        """From the residual and what is added to it to the inputs of the MLP's last matrix.
+
+        ``store`` is shown the keys and values of each block.
+        """
         ops, sizes = self.ops, self.sizes
         first, x, first_scale = ops.add_norm(residual, added, layer.first_norm, sizes.epsilon, self.compute_type)
         qkv = project(x, matrices.qkv, matrices.qkv_bias)
@@ -140,6 +155,8 @@ class _Pass:
         probabilities = []
         for block in self.layout.blocks:
             q, k, v = ops.gather(qkv, self.angles, block, sizes)
+            if store is not None:
+                store(block, k, v)
             scores = torch.bmm(_by_key(q, sizes), _flat(k).transpose(1, 2)).view(*q.shape[:3], -1)
             p = ops.softmax(scores, block, sizes.head_size**-0.5)
             ops.scatter(torch.bmm(_by_key(p, sizes), _flat(v)).view_as(q), block, mixed)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose angles depend on the position alone, not on how long the row is."""
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -129,6 +131,9 @@ def supports(model: PreTrainedModel) -> bool:
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         return False
     body: Any = getattr(model, model.base_model_prefix)
+    rotary = body.rotary_emb
+    if rotary.rope_type not in STATIC_ROTARY or 2 * rotary.inv_freq.numel() != body.layers[0].self_attn.head_dim:
+        return False
     plain = all(
         type(module) is nn.Linear
         for layer in body.layers

@@ -8,20 +8,45 @@ import numpy as np
 import pytest
 import torch
 
+from oncurve.errors import SamplerError
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import engine as engine_module
+from oncurve.rollouts.engine import fused as fused_module
+from oncurve.rollouts.engine import generic as generic_module
 from oncurve.rollouts.engine.cache import RowCache, left_pad
 from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.engine import Engine, occurrence_indices
+from oncurve.rollouts.engine.rows import Room
 from oncurve.rollouts.engine.streams import stream_keys, uniforms
 from oncurve.train.policy import Policy
+from oncurve.trunk import decoding, torch_ops
+from oncurve.trunk.build import library
 
 MakePolicy = Callable[..., Policy]
 MakePrompts = Callable[..., list[Prompt]]
 
 PARAMS = SamplingParams(max_completion_tokens=24, seed=5)
 TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for number in range(8))
+
+
+Ways = Callable[[str], None]
+ways = pytest.mark.parametrize("way", ["kernels", "torch", "module"])
+
+
+@pytest.fixture
+def take_way(monkeypatch: pytest.MonkeyPatch) -> Ways:
+    """Make the engine compute with the compiled kernels, with torch alone, or through the model's own module."""
+
+    def take(way: str) -> None:
+        if way == "kernels" and library() is None:
+            pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
+        if way == "torch":
+            monkeypatch.setattr(decoding, "operations", lambda compute_type: torch_ops)
+        if way == "module":
+            monkeypatch.setattr(engine_module, "trunk_of", lambda model: None)
+
+    return take
 
 
 def ending(policy: Policy) -> Policy:
@@ -60,10 +85,12 @@ def one_by_one(policy: Policy, prompt: Prompt, index: int, *, step: int = 3) -> 
     return ids[len(prompt.prompt_ids) :]
 
 
+@ways
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2", "gemma2"])
 def test_batch_cache_and_padding_change_no_token(
-    architecture: str, make_policy: MakePolicy, make_prompts: MakePrompts
+    architecture: str, way: str, take_way: Ways, make_policy: MakePolicy, make_prompts: MakePrompts
 ) -> None:
+    take_way(way)
     policy, prompts = ending(make_policy(architecture)), make_prompts(*TEXTS, first_index=11)
     groups = sampled(policy, prompts, 2)
     for group in groups:
@@ -71,7 +98,11 @@ def test_batch_cache_and_padding_change_no_token(
             assert list(completion.token_ids) == one_by_one(policy, group.prompt, completion.index)
 
 
-def test_a_completion_is_the_same_alone_and_among_63_others(make_policy: MakePolicy, make_prompts: MakePrompts) -> None:
+@ways
+def test_a_completion_is_the_same_alone_and_among_63_others(
+    way: str, take_way: Ways, make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    take_way(way)
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     together = what(sampled(policy, prompts, 8))
     assert sum(len(group) for group in together) == 64
@@ -81,7 +112,11 @@ def test_a_completion_is_the_same_alone_and_among_63_others(make_policy: MakePol
         assert what(sampled(policy, [prompt], 8)) == [together[place]]
 
 
-def test_neither_order_nor_the_size_of_the_batch_matters(make_policy: MakePolicy, make_prompts: MakePrompts) -> None:
+@ways
+def test_neither_order_nor_the_size_of_the_batch_matters(
+    way: str, take_way: Ways, make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    take_way(way)
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     together = what(sampled(policy, prompts, 4))
     assert what(sampled(policy, prompts[::-1], 4)) == together[::-1]
@@ -90,16 +125,27 @@ def test_neither_order_nor_the_size_of_the_batch_matters(make_policy: MakePolicy
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("way", ["torch", "module"])
 def test_when_finished_rows_leave_the_batch_does_not_matter(
-    share: float, make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
+    share: float,
+    way: str,
+    take_way: Ways,
+    make_policy: MakePolicy,
+    make_prompts: MakePrompts,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    take_way(way)
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     usual = what(sampled(policy, prompts, 8))
-    monkeypatch.setattr(engine_module, "COMPACT_BELOW", share)
+    monkeypatch.setattr(generic_module, "COMPACT_BELOW", share)
+    monkeypatch.setattr(fused_module, "MOVE_BELOW", share)
     assert what(sampled(policy, prompts, 8)) == usual
 
 
-def test_finished_rows_leave_the_batch(make_policy: MakePolicy, make_prompts: MakePrompts) -> None:
+def test_finished_rows_leave_the_batch_of_a_module(
+    take_way: Ways, make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    take_way("module")
     policy, sizes = ending(make_policy()), []
     policy.model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape), with_kwargs=True
@@ -114,6 +160,74 @@ def test_finished_rows_leave_the_batch(make_policy: MakePolicy, make_prompts: Ma
         for position in range(1, len(rows) + 1)
     ]
     assert all(alive <= computed < alive / 0.75 + 1 for alive, computed in zip(running, rows, strict=True))
+
+
+class Watched(decoding.Decoder):
+    """A decoder that notes what it computes."""
+
+    read: list[int]
+    steps: list[int]
+    held: list[int]
+
+    def prefill(self, prompts, slots):
+        self.read.extend(len(prompt) for prompt in prompts)
+        return super().prefill(prompts, slots)
+
+    def step(self, tokens, positions, places):
+        self.steps.append(len(tokens))
+        cache = self.caches[0]
+        self.held.append(cache.own_values[:, 0, :, 0].numel() + cache.prompt_values[:, 0, :, 0].numel())
+        return super().step(tokens, positions, places)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    """The engine's decoders from now on."""
+    Watched.read, Watched.steps, Watched.held = [], [], []
+    monkeypatch.setattr(fused_module, "Decoder", Watched)
+    return Watched
+
+
+def test_finished_rows_leave_at_once_and_prompts_are_read_once(
+    watched: type[Watched], make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
+    groups = sampled(policy, prompts, 8)
+    assert sorted(watched.read) == sorted(len(prompt.prompt_ids) for prompt in prompts)
+    lengths = [len(c.token_ids) for group in groups for c in group.completions]
+    assert watched.steps == [sum(length > position for length in lengths) for position in range(1, max(lengths))]
+
+
+@ways
+def test_a_thousand_ragged_rows_pass_through_a_tenth_of_the_room_they_need(
+    way: str, take_way: Ways, watched: type[Watched], make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    take_way(way)
+    policy, prompts = ending(make_policy()), make_prompts(*TEXTS * 25)
+    everything = sum(len(prompt.prompt_ids) + 5 * PARAMS.max_completion_tokens for prompt in prompts)
+    engine = Engine(PARAMS, max_rows=1000, kv_tokens=everything // 10)
+    engine.load_weights(policy, version=0)
+    groups = engine.sample(prompts, 5, step=3)
+    assert sum(len(group.completions) for group in groups) == 1000
+    if way != "module":
+        assert max(watched.held) <= everything // 10
+    for group in groups[::40]:
+        for completion in group.completions[::4]:
+            assert list(completion.token_ids) == one_by_one(policy, group.prompt, completion.index)
+
+
+def test_room_that_does_not_hold_one_row_is_refused() -> None:
+    with pytest.raises(SamplerError, match=r"rollouts\.kv_tokens is 30, but .* needs 44\. Raise it"):
+        Room.of(num_prompts=3, group_size=4, prompt_tokens=10, completion_tokens=14, max_rows=8, kv_tokens=30)
+
+
+@ways
+def test_a_group_larger_than_the_limit_on_rows_comes_in_parts(
+    way: str, take_way: Ways, make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    take_way(way)
+    policy, prompts = ending(make_policy()), make_prompts(*TEXTS[:2])
+    assert what(sampled(policy, prompts, 8, max_rows=3)) == what(sampled(policy, prompts, 8))
 
 
 def test_the_occurrences_of_a_prompt_continue_the_count(make_prompts: MakePrompts) -> None:

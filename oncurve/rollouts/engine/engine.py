@@ -1,46 +1,33 @@
 """How are many completions sampled at once, inside the training process?
 
-The prompt of a group is read once and its keys and values handed to the whole group; finished rows leave the batch; the
-policy's own module computes every token, so there is nothing to synchronize.
+Each prompt is read once for its group, finished rows leave at once and waiting ones enter. The weights are the
+policy's own, so there is nothing to synchronize; the memory for keys and values is given back after each call.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from oncurve.errors import SamplerError
-from oncurve.records import FinishReason, Group, Prompt
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group, padding_id
-from oncurve.rollouts.engine.cache import RowCache, left_pad
-from oncurve.rollouts.engine.draw import draw
-from oncurve.rollouts.engine.stops import StopStrings
-from oncurve.rollouts.engine.streams import stream_keys, uniforms
-
-COMPACT_BELOW = 0.75
-"""Finished rows are cut from the batch when no more than this share still runs: a cut copies the running rows."""
-
-
-@dataclass
-class Row:
-    """One completion while it is being sampled."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+from oncurve.records import Group, Prompt
+from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
+from oncurve.rollouts.engine.fused import FusedSampling, Sampled
+from oncurve.rollouts.engine.generic import ModuleSampling
+from oncurve.rollouts.engine.streams import stream_keys
+from oncurve.trunk.weights import trunk_of
 
 
 class Engine:
     """Samples in process from the policy's own weights."""
 
-    def __init__(self, params: SamplingParams, *, max_rows: int = 256) -> None:
+    def __init__(self, params: SamplingParams, *, max_rows: int = 256, kv_tokens: int | None = None) -> None:
+        """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions."""
         self.params = params
-        self.max_rows = max_rows
+        self.max_rows, self.kv_tokens = max_rows, kv_tokens
         self._policy: PolicyView | None = None
         self._version = 0
 
@@ -58,45 +45,25 @@ class Engine:
         """One group per prompt. A prompt that occurs twice gets different completions each time."""
         if self._policy is None:
             raise SamplerError("the engine has no weights yet; call load_weights before sample")
+        if not prompts:
+            return []
         params = params or self.params
         policy, model = self._policy, self._policy.model
-        indices = occurrence_indices(prompts, group_size)
-        prompts_at_once = max(1, self.max_rows // group_size)
+        end_ids = end_token_ids(model, policy.tokenizer)
+        numbers = np.repeat(np.array([prompt.index for prompt in prompts], dtype=np.int64), group_size)
+        indices = np.array(occurrence_indices(prompts, group_size)).reshape(-1)
+        keys = stream_keys(params.seed, step, numbers, indices)
         was_training = model.training
         model.eval()
         try:
             with torch.inference_mode(), policy.compute():
-                return [
-                    group
-                    for start in range(0, len(prompts), prompts_at_once)
-                    for group in self._sample_together(
-                        policy, prompts[start : start + prompts_at_once], group_size, step, params, indices[start:]
-                    )
-                ]
+                sampled = self._sample([prompt.prompt_ids for prompt in prompts], group_size, keys, params, end_ids)
         finally:
             model.train(was_training)
-
-    def _sample_together(
-        self,
-        policy: PolicyView,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        step: int,
-        params: SamplingParams,
-        indices: list[list[int]],
-    ) -> list[Group]:
-        numbers = np.repeat(np.array([prompt.index for prompt in prompts], dtype=np.int64), group_size)
-        keys = stream_keys(params.seed, step, numbers, np.array(indices[: len(prompts)]).reshape(-1))
-        end_ids = end_token_ids(policy.model, policy.tokenizer)
-        decoder = _Decoder(policy, params, keys, end_ids)
-        rows = decoder.run([prompt.prompt_ids for prompt in prompts], group_size)
         return [
             make_group(
                 prompt,
-                [
-                    (row.token_ids, row.logprobs, row.finish_reason or "abort")
-                    for row in rows[place * group_size : (place + 1) * group_size]
-                ],
+                sampled[place * group_size : (place + 1) * group_size],
                 tokenizer=policy.tokenizer,
                 end_ids=end_ids,
                 version=self._version,
@@ -104,86 +71,35 @@ class Engine:
             for place, prompt in enumerate(prompts)
         ]
 
-
-class _Decoder:
-    """Token by token for one batch of groups, until every row has finished."""
-
-    def __init__(self, policy: PolicyView, params: SamplingParams, keys: np.ndarray, end_ids: tuple[int, ...]) -> None:
-        self.model, self.params, self.keys, self.end_ids = policy.model, params, keys, end_ids
-        self.stops = StopStrings(params.stop, policy.tokenizer)
-        self.pad_id = padding_id(policy.tokenizer, end_ids)
-        self.rows = [Row() for _ in keys]
-        self.running = np.arange(len(keys))
-
-    def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:
-        """Prefill each prompt once, expand it to its group, decode."""
-        device = self.model.device
-        ids, mask = left_pad(prompt_ids, pad_id=self.pad_id, device=device)
-        config = self.model.config.get_text_config()
-        cache = RowCache(config.num_hidden_layers, ids.shape[1] + self.params.max_completion_tokens)
-        logits = self._forward(ids, mask, cache)
-        expand = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)
-        cache.take(expand)
-        mask = mask[expand]
-        capacity = torch.ones(len(mask), self.params.max_completion_tokens, dtype=mask.dtype, device=device)
-        mask, width, logits = torch.cat([mask, capacity], dim=1), ids.shape[1], logits[expand]
-        for position in range(self.params.max_completion_tokens):
-            tokens = self._step(logits, position)
-            if all(self.rows[row].finish_reason for row in self.running):
-                break
-            keep = self._compaction()
-            if keep is not None:
-                cache.take(keep)
-                mask, tokens = mask[keep], tokens[keep]
-            width += 1
-            logits = self._forward(tokens[:, None], mask[:, :width], cache)
-        return self.rows
-
-    def _forward(self, ids: Tensor, mask: Tensor, cache: RowCache) -> Tensor:
-        """Logits of the next token [B, V], for new tokens at the right end of a mask of everything so far."""
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask if not bool(mask.all()) else None,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
-
-    def _step(self, logits: Tensor, position: int) -> Tensor:
-        """Draw a token for every row of the batch and record it where the row still runs."""
-        uniform = torch.from_numpy(uniforms(self.keys[self.running], np.full(len(self.running), position)))
-        forbidden = list(self.end_ids) if position < self.params.min_completion_tokens else []
-        tokens, logprobs = draw(logits, uniform.to(logits.device), self.params, forbidden=forbidden)
-        live = [int(row) for row in self.running if self.rows[row].finish_reason is None]
-        for row, token, logprob in zip(self.running, tokens.tolist(), logprobs.tolist(), strict=True):
-            if self.rows[row].finish_reason is None:
-                self.rows[row].token_ids.append(token)
-                self.rows[row].logprobs.append(logprob)
-        self._finish(live, last=position + 1 == self.params.max_completion_tokens)
-        return tokens
-
-    def _finish(self, live: list[int], *, last: bool) -> None:
-        """Mark the rows whose newest token ended them."""
-        ended = self.stops.ended([self.rows[row].token_ids for row in live])
-        for row, stopped in zip(live, ended, strict=True):
-            state = self.rows[row]
-            long_enough = len(state.token_ids) >= self.params.min_completion_tokens
-            if state.token_ids[-1] in self.end_ids or (stopped and long_enough):
-                state.finish_reason = "stop"
-            elif last:
-                state.finish_reason = "length"
-
-    def _compaction(self) -> Tensor | None:
-        """Places of the rows to keep when enough have finished; None while the batch stays as it is."""
-        keep = np.array([self.rows[row].finish_reason is None for row in self.running])
-        if keep.mean() > COMPACT_BELOW:
-            return None
-        places = torch.from_numpy(np.flatnonzero(keep)).to(self.model.device)
-        self.running = self.running[keep]
-        return places
+    def _sample(
+        self,
+        prompts: list[tuple[int, ...]],
+        group_size: int,
+        keys: np.ndarray,
+        params: SamplingParams,
+        end_ids: tuple[int, ...],
+    ) -> list[Sampled]:
+        """All completions, group after group, by the way that the model allows."""
+        assert self._policy is not None
+        trunk = trunk_of(self._policy.model)
+        if trunk is not None:
+            fused = FusedSampling(
+                self._policy, trunk, params, end_ids=end_ids, max_rows=self.max_rows, kv_tokens=self.kv_tokens
+            )
+            return fused.run(prompts, group_size, keys)
+        sampled: list[Sampled] = []
+        at_once, share = max(1, self.max_rows // group_size), min(group_size, self.max_rows)
+        for first in range(0, len(prompts), at_once):
+            for start in range(0, group_size, share):  # a group larger than the limit comes in parts
+                part = prompts[first : first + at_once]
+                count = min(share, group_size - start)
+                chosen = [
+                    (first + place) * group_size + start + index for place in range(len(part)) for index in range(count)
+                ]
+                module = ModuleSampling(self._policy, params, keys[chosen], end_ids)
+                rows = module.run(part, count)
+                sampled.extend((row.token_ids, row.logprobs, row.finish_reason or "abort") for row in rows)
+        return sampled
 
 
 def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:

@@ -1,0 +1,133 @@
+"""How does the engine sample when it knows the model's layers? Rows enter and leave the batch at every token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oncurve.records import FinishReason
+from oncurve.rollouts.base import PolicyView, SamplingParams
+from oncurve.rollouts.engine.draw import draw
+from oncurve.rollouts.engine.rows import Room, Rows, ends
+from oncurve.rollouts.engine.stops import StopStrings
+from oncurve.rollouts.engine.streams import uniforms
+from oncurve.trunk.decoding import Decoder
+from oncurve.trunk.native_ops import NativeOps
+from oncurve.trunk.weights import Trunk
+
+Sampled = tuple[list[int], list[float], FinishReason]
+MOVE_BELOW = 0.75
+"""Without kernels the running rows are moved together when they fill no more than this share of the slots they span."""
+
+
+class FusedSampling:
+    """One call of the engine: prompts in, the completions of each out."""
+
+    def __init__(
+        self,
+        policy: PolicyView,
+        trunk: Trunk,
+        params: SamplingParams,
+        *,
+        end_ids: tuple[int, ...],
+        max_rows: int,
+        kv_tokens: int | None,
+    ) -> None:
+        self.policy, self.trunk, self.params = policy, trunk, params
+        self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
+        self.stops = StopStrings(params.stop, policy.tokenizer)
+        self._first_logits: dict[int, Tensor] = {}
+        """Of prompts that were read and some of whose rows still wait."""
+
+    def run(self, prompts: Sequence[tuple[int, ...]], group_size: int, keys: np.ndarray) -> list[Sampled]:
+        """All completions, group after group; ``keys`` name the random stream of each."""
+        longest, params = max(len(prompt) for prompt in prompts), self.params
+        room = Room.of(
+            num_prompts=len(prompts),
+            group_size=group_size,
+            prompt_tokens=longest,
+            completion_tokens=params.max_completion_tokens,
+            max_rows=self.max_rows,
+            kv_tokens=self.kv_tokens,
+        )
+        compute_type = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.trunk.wide
+        rows = Rows(len(prompts), group_size, room, params)
+        lengths = np.array([len(prompt) for prompt in prompts])
+        with torch.autocast("cpu", enabled=False):
+            decoder = Decoder(
+                self.trunk,
+                self.policy.model.get_output_embeddings().weight,
+                compute_type,
+                slots=room.slots,
+                prompt_slots=room.prompt_slots,
+                prompt_tokens=longest,
+                completion_tokens=params.max_completion_tokens,
+            )
+            while not rows.is_done:
+                self._admit(decoder, rows, prompts, keys)
+                self._step(decoder, rows, lengths, keys)
+        return [rows.result(row) for row in range(len(keys))]
+
+    def _admit(self, decoder: Decoder, rows: Rows, prompts: Sequence[tuple[int, ...]], keys: np.ndarray) -> None:
+        """Read the prompts of rows that may start, and draw the first token of each row."""
+        while True:
+            starting, fresh = rows.admit()
+            if not len(starting):
+                return
+            if fresh:
+                read = decoder.prefill([prompts[prompt] for prompt in fresh], rows.prompt_slots[fresh].tolist())
+                self._first_logits.update(zip(fresh, read, strict=True))
+            logits = torch.stack([self._first_logits[prompt] for prompt in rows.prompt_of[starting].tolist()])
+            tokens, logprobs = self._draw(decoder, logits, keys[starting], rows.lengths[starting])
+            rows.record(starting, tokens, logprobs)
+            for prompt in [prompt for prompt in self._first_logits if rows.has_started(prompt)]:
+                del self._first_logits[prompt]
+            rows.start(starting[rows.finish(starting, self._stopped(rows, starting, tokens))])
+
+    def _step(self, decoder: Decoder, rows: Rows, prompt_lengths: np.ndarray, keys: np.ndarray) -> None:
+        """One more token for every running row."""
+        running = rows.running
+        if not len(running):
+            return
+        if not isinstance(decoder.ops, NativeOps) and len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
+            moved = rows.gather()
+            if moved is not None:
+                decoder.move(torch.from_numpy(moved))
+        prompts = rows.prompt_of[running]
+        past = rows.lengths[running] - 1
+        places = np.stack([rows.slots, past, rows.prompt_slots[prompts], prompt_lengths[prompts]], axis=1)
+        last = torch.from_numpy(rows.tokens[running, past])
+        logits = decoder.step(last, torch.from_numpy(prompt_lengths[prompts] + past), torch.from_numpy(places))
+        tokens, logprobs = self._draw(decoder, logits, keys[running], past + 1)
+        rows.record(running, tokens, logprobs)
+        rows.keep(rows.finish(running, self._stopped(rows, running, tokens)))
+
+    def _draw(
+        self, decoder: Decoder, logits: Tensor, keys: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The next token of each row and its log-probability."""
+        params, uniform = self.params, torch.from_numpy(uniforms(keys, positions))
+        restricted = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
+        early = positions < params.min_completion_tokens
+        native = decoder.wide_ops
+        if isinstance(native, NativeOps) and not restricted and not early.any():
+            tokens, logprobs = native.draw(logits.contiguous(), uniform, params.temperature)
+            return tokens.numpy(), logprobs.numpy()
+        tokens, logprobs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
+        for forbidden, chosen in ((list(self.end_ids), early), ([], ~early)):
+            if chosen.any():
+                places = torch.from_numpy(np.flatnonzero(chosen))
+                tokens[places], drawn = draw(logits[places], uniform[places], params, forbidden=forbidden)
+                logprobs[places] = drawn.float()
+        return tokens.numpy(), logprobs.numpy()
+
+    def _stopped(self, rows: Rows, chosen: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Which rows ended with the token just recorded."""
+        stopped = ends(tokens, self.end_ids)
+        if self.stops.stop:
+            texts = self.stops.ended([rows.tokens[row, : rows.lengths[row]].tolist() for row in chosen])
+            stopped = stopped | (np.array(texts) & (rows.lengths[chosen] >= self.params.min_completion_tokens))
+        return stopped

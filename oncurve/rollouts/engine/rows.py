@@ -1,0 +1,158 @@
+"""What is known of each completion while a batch is sampled, and which may start next?
+
+Rows wait in order. A row starts when a slot is free, together with as many others as there is room for; the slot and,
+after the last row of its group, the prompt's slot are handed on when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from oncurve.errors import SamplerError
+from oncurve.records import FinishReason
+from oncurve.rollouts.base import SamplingParams
+
+ADMIT_SHARE = 0.25
+"""Waiting rows start when this share of all slots is free: starting a few at a time would read few prompts at once."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much is held at one time."""
+
+    slots: int
+    """Completions."""
+    prompt_slots: int
+    """Prompts."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        num_prompts: int,
+        group_size: int,
+        prompt_tokens: int,
+        completion_tokens: int,
+        max_rows: int,
+        kv_tokens: int | None,
+    ) -> Room:
+        """As many rows as the limit on rows and the budget of positions allow.
+
+        Raises SamplerError if the budget does not hold one row.
+        """
+        slots = min(num_prompts * group_size, max_rows)
+
+        def prompts(rows: int) -> int:
+            return min(num_prompts, 2 * -(-rows // group_size) + 1)  # groups that end keep theirs to their last row
+
+        if kv_tokens is not None:
+            while slots > 0 and slots * completion_tokens + prompts(slots) * prompt_tokens > kv_tokens:
+                slots -= 1
+            if slots == 0:
+                raise SamplerError(
+                    f"rollouts.kv_tokens is {kv_tokens}, but one completion of up to {completion_tokens} tokens behind "
+                    f"a prompt of {prompt_tokens} needs {completion_tokens + prompts(1) * prompt_tokens}. Raise it"
+                )
+        return cls(slots, prompts(slots))
+
+
+class Rows:
+    """The completions of one call: their tokens so far, and which run in which slot."""
+
+    def __init__(self, num_prompts: int, group_size: int, room: Room, params: SamplingParams) -> None:
+        total = num_prompts * group_size
+        self.params, self.room, self.group_size = params, room, group_size
+        self.prompt_of = np.repeat(np.arange(num_prompts), group_size)
+        self.tokens = np.zeros((total, params.max_completion_tokens), dtype=np.int64)
+        self.logprobs = np.zeros((total, params.max_completion_tokens), dtype=np.float32)
+        self.lengths = np.zeros(total, dtype=np.int64)
+        self.reasons: list[FinishReason | None] = [None] * total
+        self.running = np.zeros(0, dtype=np.int64)
+        """Rows that run, in the order of the batch."""
+        self.slots = np.zeros(0, dtype=np.int64)
+        """The slot of each of them."""
+        self._next = 0
+        self._free = list(range(room.slots - 1, -1, -1))
+        self._free_prompts = list(range(room.prompt_slots - 1, -1, -1))
+        self.prompt_slots = np.full(num_prompts, -1, dtype=np.int64)
+        """Where each prompt lies; -1 while it is not held."""
+        self._unfinished = np.full(num_prompts, group_size, dtype=np.int64)
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing runs and nothing waits."""
+        return not len(self.running) and self._next == len(self.prompt_of)
+
+    def admit(self) -> tuple[np.ndarray, list[int]]:
+        """Rows that start now, and the prompts among theirs that must be read first. They join by ``start``."""
+        first, fresh = self._next, []
+        free = len(self._free)
+        if len(self.running) and free < max(1, int(ADMIT_SHARE * self.room.slots)):
+            return np.zeros(0, dtype=np.int64), []
+        while self._next < len(self.prompt_of) and self._next - first < free:
+            prompt = int(self.prompt_of[self._next])
+            if self.prompt_slots[prompt] < 0:
+                if not self._free_prompts:
+                    break
+                self.prompt_slots[prompt] = self._free_prompts.pop()
+                fresh.append(prompt)
+            self._next += 1
+        return np.arange(first, self._next), fresh
+
+    def has_started(self, prompt: int) -> bool:
+        """No row of the prompt waits."""
+        return self._next >= (prompt + 1) * self.group_size
+
+    def start(self, rows: np.ndarray) -> None:
+        """Let rows run, each in a free slot."""
+        slots = [self._free.pop() for _ in rows]
+        self.running = np.concatenate([self.running, rows])
+        self.slots = np.concatenate([self.slots, np.array(slots, dtype=np.int64)])
+
+    def record(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Write down the next token of some rows."""
+        at = self.lengths[rows]
+        self.tokens[rows, at], self.logprobs[rows, at] = tokens, logprobs
+        self.lengths[rows] += 1
+
+    def finish(self, rows: np.ndarray, stopped: np.ndarray) -> np.ndarray:
+        """Mark rows that ended with their newest token or at their last; which of ``rows`` go on."""
+        full = self.lengths[rows] >= self.params.max_completion_tokens
+        over = stopped | full
+        for place in np.flatnonzero(over):
+            row = int(rows[place])
+            self.reasons[row] = "stop" if stopped[place] else "length"
+            prompt = int(self.prompt_of[row])
+            self._unfinished[prompt] -= 1
+            if not self._unfinished[prompt]:
+                self._free_prompts.append(int(self.prompt_slots[prompt]))
+                self.prompt_slots[prompt] = -1
+        return ~over
+
+    def keep(self, goes_on: np.ndarray) -> None:
+        """Drop the running rows that ended, and free their slots."""
+        self._free.extend(self.slots[~goes_on].tolist())
+        self.running, self.slots = self.running[goes_on], self.slots[goes_on]
+
+    def gather(self) -> np.ndarray | None:
+        """The running rows' slots in order, to be moved to slots 0, 1, ...; None while they lie there already."""
+        slots = self.slots
+        if np.array_equal(slots, np.arange(len(slots))):
+            return None
+        self.slots = np.arange(len(slots))
+        self._free = list(range(self.room.slots - 1, len(slots) - 1, -1))
+        return slots
+
+    def result(self, row: int) -> tuple[list[int], list[float], FinishReason]:
+        """Tokens, log-probabilities and reason of a completion that ended."""
+        length = int(self.lengths[row])
+        reason = self.reasons[row] or "abort"
+        return self.tokens[row, :length].tolist(), self.logprobs[row, :length].tolist(), reason
+
+
+def ends(tokens: np.ndarray, end_ids: Sequence[int]) -> np.ndarray:
+    """Which tokens end a completion."""
+    return np.isin(tokens, np.asarray(end_ids, dtype=np.int64))
