@@ -1,4 +1,4 @@
-"""Which random models do the benchmarks use, and how long do they make their completions?
+"""Which random models do the benchmarks use, how long do they make their completions, and what do prompts look like?
 
 Timing does not depend on what a model knows, so random weights do. What matters is how long completions get: the weight
 of the end token reads a hidden dimension that is nearly constant, which gives it a fixed probability per token.
@@ -6,12 +6,20 @@ of the end token reads a hidden dimension that is nearly constant, which gives i
 
 from __future__ import annotations
 
+import itertools
+import string
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from oncurve.records import Completion, Prompt, Reward
+
+MEAN_TOKENS = 40.0
+"""Mean length of a completion that nothing cuts off, in ragged cases."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +33,30 @@ class Shape:
     mlp: int
     vocabulary: int
 
+    @property
+    def matrix_parameters(self) -> int:
+        """Weights that every token is multiplied with: those of the layers and of the head."""
+        width = self.hidden // self.heads
+        attention = self.hidden * width * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.mlp) + self.hidden * self.vocabulary
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that one token leaves in the cache."""
+        return self.layers * 2 * self.kv_heads * (self.hidden // self.heads)
+
 
 SHAPES = {
     "S": Shape(hidden=256, layers=6, heads=4, kv_heads=2, mlp=688, vocabulary=1024),
     "M": Shape(hidden=512, layers=12, heads=8, kv_heads=2, mlp=1408, vocabulary=4096),
+    "0.5B": Shape(hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864, vocabulary=151936),
+    "1.5B": Shape(hidden=1536, layers=28, heads=12, kv_heads=2, mlp=8960, vocabulary=151936),
 }
+"""S and M are those of this project; the others are the shapes of Qwen2.5-0.5B and -1.5B with untied heads."""
 END = 0
 """Token id of the end token."""
+FIRST_WORD = 258 + 26
+"""Tokens from here on are whole words of two letters or more; before them stand the end, the pad, bytes and letters."""
 
 
 def build(folder: Path, shape: Shape, *, mean_tokens: float | None, max_length: int, seed: int = 0) -> Path:
@@ -57,13 +82,7 @@ def build(folder: Path, shape: Shape, *, mean_tokens: float | None, max_length: 
         model.lm_head.weight[END] = 0.0
         model.lm_head.weight[END, 0] = calibrate(model, mean_tokens)
     model.save_pretrained(folder)
-    vocabulary = {"<end>": END, "<pad>": END + 1} | {f"w{i}": i for i in range(2, shape.vocabulary)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w2"))
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-
-    backend.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="<pad>")
-    tokenizer.save_pretrained(folder)
+    word_tokenizer(shape.vocabulary).save_pretrained(folder)
     return folder
 
 
@@ -77,3 +96,67 @@ def calibrate(model: Qwen2ForCausalLM, mean_tokens: float | None) -> float:
         return -50.0 / level
     others = torch.logsumexp((hidden @ model.lm_head.weight.T)[:, 1:], dim=-1).mean().item()
     return (others - torch.log(torch.tensor(mean_tokens - 1.0)).item()) / level
+
+
+def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerBase:
+    """A Qwen2 tokenizer of a given size: the end, the pad, all bytes, then words of letters after a space."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokens = ["<end>", "<pad>", *sorted(ByteLevel.alphabet())]
+    merges: list[tuple[str, str]] = []
+    for word in itertools.islice(_words(), max(vocabulary - len(tokens), 0)):
+        tokens.append(f"Ġ{word}")
+        merges.append((f"Ġ{word[:-1]}", word[-1]))
+    return Qwen2Tokenizer(
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=merges,
+        unk_token=None,
+        eos_token="<end>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _words() -> Iterator[str]:
+    """a, b, ..., z, aa, ab, ..."""
+    for length in itertools.count(1):
+        yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))
+
+
+def make_prompts(tokenizer: PreTrainedTokenizerBase, *, count: int, num_tokens: int) -> list[Prompt]:
+    """Prompts of random words, one token each, none like another."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(FIRST_WORD, len(tokenizer), (count, num_tokens), generator=generator).tolist()
+    prompts = []
+    for index, ids in enumerate(rows):
+        text = str(tokenizer.decode(ids))
+        if tokenizer(text)["input_ids"] != ids:
+            raise ValueError(f"prompt {index} of the benchmark is not read back as the tokens that it was made of")
+        prompts.append(Prompt(text, tuple(ids), index, {"question": text, "answer": "0"}))
+    return prompts
+
+
+def draw_lengths(case: str, *, count: int, limit: int, seed: int = 0) -> list[int]:
+    """Completion lengths as the models give them: all at the limit ("full"), or geometric and cut at it ("ragged")."""
+    if case == "full":
+        return [limit] * count
+    uniform = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    drawn = torch.floor(torch.log1p(-uniform) / torch.log1p(torch.tensor(-1.0 / MEAN_TOKENS, dtype=torch.float64))) + 1
+    return [int(length) for length in drawn.clamp(max=limit)]
+
+
+def coin(text: str) -> float:
+    """A reward that is 0 or 1 with equal chance, fixed by the text."""
+    return float(zlib.crc32(text.encode()) & 1)
+
+
+class CoinReward:
+    """The same reward for oncurve."""
+
+    name = "coin"
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        return [Reward(coin(completion.text)) for completion in completions]
+
+    def close(self) -> None:
+        """Nothing to give back."""

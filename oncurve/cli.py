@@ -51,8 +51,29 @@ def train(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     from oncurve.session import run_recipe
 
     result = run_recipe(config, read_text(path), console=console())
-    if result.is_interrupted:
-        raise typer.Exit(130)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
+    overrides: Overrides = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse if the newest checkpoint is broken.")] = False,
+    allow_change: Annotated[
+        bool, typer.Option("--allow-change", help="Go on with another recipe, data set or number of processes.")
+    ] = False,
+) -> None:
+    """Go on from the newest good checkpoint of a run, to the same result as if it had never stopped.
+
+    Example: `oncurve resume runs/demo`
+    """
+    quiet_libraries()
+    from oncurve.resume import resume_run
+
+    result = resume_run(run, overrides or (), strict=strict, allow_change=allow_change, console=console())
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
 
 
 @app.command()
@@ -133,6 +154,47 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    gpu: Annotated[str | None, typer.Option(help="A device of the table, such as H100, or cpu.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many of them train.")] = 1,
+    devices: Annotated[Path | None, typer.Option(help="YAML with devices and prices of yours.")] = None,
+    shard: Annotated[str | None, typer.Option(help="none, zero1, zero2 or zero3.")] = None,
+    offload: Annotated[bool, typer.Option("--offload", help="Optimizer in the CPU's memory.")] = False,
+    placement: Annotated[str, typer.Option(help="colocated, split or disaggregated.")] = "colocated",
+    sampler_gpus: Annotated[int, typer.Option(min=0, help="Devices that only sample.")] = 0,
+    bandwidth: Annotated[float, typer.Option(min=0.001, help="Gbit/s between machines.")] = 100.0,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a long prompt.")] = None,
+    mean_tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of the average completion.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Before a run: its memory by phase, which GPUs hold it, what to change, how long it takes, what it costs.
+
+    Example: `oncurve plan gsm8k policy.gradient_checkpointing=true --gpu H100`
+    """
+    from oncurve.plan.command import plan_recipe
+    from oncurve.recipes.find import find_recipe
+
+    text = plan_recipe(
+        find_recipe(recipe),
+        overrides or (),
+        gpu=gpu,
+        gpus=gpus,
+        devices=devices,
+        shard=shard,
+        offload=offload,
+        placement=placement,
+        sampler_gpus=sampler_gpus,
+        network_gbit=bandwidth,
+        prompt_tokens=prompt_tokens,
+        mean_tokens=mean_tokens,
+        as_json=as_json,
+    )
+    sys.stdout.write(text + "\n")
+
+
+@app.command()
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
     task: Annotated[str, typer.Option(help="What it learns: word_problems or programs.")] = "word_problems",
@@ -151,6 +213,21 @@ def coldstart(
 
 
 @app.command()
+def merge(
+    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter, such as a run's model folder.")],
+    output: Annotated[Path, typer.Option(help="New folder for the whole model.")],
+) -> None:
+    """Add an adapter to its base model and save the sum as an ordinary model.
+
+    Example: `oncurve merge runs/demo/model --output runs/demo/merged`
+    """
+    quiet_libraries()
+    from oncurve.train.checkpoint import merge_adapter
+
+    console().print(f"merged: {merge_adapter(adapter, output)}", highlight=False)
+
+
+@app.command()
 def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Draw a run's curves again and print its summary; works while it runs.
 
@@ -164,6 +241,33 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
     out = console()
     out.print(summarize(metrics, manifest=read_manifest(run), title=str(run)), markup=False, highlight=False)
     out.print(f"curves: {plot_run(metrics, run / 'curves.png', title=run.name)}", highlight=False)
+
+
+@app.command()
+def doctor(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run, finished or not, or its metrics.jsonl.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    machine: Annotated[
+        bool,
+        typer.Option("--machine", help="List your processes that hold GPU memory, and ask of each whether to end it."),
+    ] = False,
+) -> None:
+    """What is wrong with a run, which numbers show it, and what helps; exit code 1 if something is severe.
+
+    Example: `oncurve doctor runs/demo`
+    """
+    from oncurve.doctor.command import examine_run
+    from oncurve.errors import ConfigError
+
+    if machine:
+        from oncurve.observe.machine import offer_to_end
+
+        offer_to_end(typer.echo, typer.confirm)
+        return
+    if run is None:
+        raise ConfigError("doctor: no run is named. Give the folder of a run, such as `oncurve doctor runs/demo`.")
+    if not examine_run(run, sys.stdout, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @recipes.command("list")

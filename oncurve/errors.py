@@ -46,3 +46,11 @@ class TrainingError(OncurveError, RuntimeError):
     """The run cannot go on: a loss that is not finite, a batch without a token to train on."""
 
     exit_code = 7
+
+
+class Stopped(OncurveError):
+    """The run was told to go by a signal, before or after its steps."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -28,6 +28,7 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.session import Examiner, keep_evaluation
 from oncurve.train.policy import Policy
+from oncurve.wiring.rewards import describe_rewards
 
 
 def bar(console: Console) -> Progress:
@@ -118,6 +119,8 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     """Load everything but take no step: True if nothing fatal was found."""
     for finding in wiring.check_algorithm(config):
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
+    for line in describe_rewards(config.rewards):
+        console.print(line, markup=False, highlight=False)
     if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
     policy = wiring.make_policy(config)

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from oncurve import wiring
 from oncurve.config.schema import Config
-from oncurve.data.curriculum import Curriculum
-from oncurve.errors import ConfigError
+from oncurve.errors import RewardError, Stopped
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation, evaluate
+from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.plots import plot_run
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_manifest, read_metrics
 from oncurve.observe.summary import summarize
+from oncurve.parts import Parts, arithmetic, identity, make_parts, run_folder_path
 from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler, SamplingParams
-from oncurve.train.checkpoint import prune, save_model
+from oncurve.train.checkpoint import save_model
+from oncurve.train.guards import Guards, KlAlarm
+from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.loop import train
 from oncurve.train.policy import Policy
 from oncurve.train.run import Run
+from oncurve.train.saving import Saver
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Result:
     trained: Evaluation | None
     """None if the run was stopped before its end."""
     is_interrupted: bool
+    exit_code: int = 0
+    """130 after Ctrl-C, 143 after SIGTERM: what a scheduler requeues."""
 
 
 class Examiner:
@@ -86,66 +91,174 @@ class Examiner:
 
 
 def run_recipe(config: Config, recipe: str, *, console: Console, quiet: bool = False) -> Result:
-    """Train as the recipe says and leave everything worth keeping in the run's folder."""
-    folder_path = run_folder_path(config)
+    """Train as the recipe says and leave everything worth keeping in the run's folder.
+
+    Raises Stopped if a signal ended it where there is nothing to show.
+    """
+    path = run_folder_path(config)
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
-    reward_function = wiring.make_reward_function(config.rewards)
-    algorithm, sampler = wiring.make_algorithm(config), wiring.make_sampler(config)
-    policy = wiring.make_policy(config, with_reference=algorithm.needs_reference)
-    context = wiring.context_of(policy.model.config)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context)
-    data = Curriculum(
-        prompts.train,
-        config.run.prompts_per_step,
-        seed=config.run.seed,
-        retire_above=config.data.retire_above,
-        prefer_half_solved=config.data.prefer_half_solved,
-    )
-    if not quiet:
-        console.print(arithmetic(config, prompts))
-    with RunFolder(folder_path) as folder, Progress(config.run.steps, console=console) as progress:
-        folder.write_start(recipe, config.model_dump(mode="json"), describe_run())
-        params = wiring.evaluation_sampling(config)
-        examiner = Examiner(
-            policy, sampler, reward_function, params=params, samples=config.evaluation.samples, progress=progress
-        )
-        base = examiner.measure(prompts.test, name="base", step=0)
-        keep_evaluation(folder, base)
-        during = partial(measure_during, examiner, prompts.during)
-        first = during(0) if prompts.during else base.metrics()
-        folder.write_metrics(0, first)
-        run = make_run(config, folder, progress, policy, during)
-        train(policy, sampler, data, reward_function, algorithm, run)
-        trained = None
-        if not run.is_interrupted:
-            save_model(policy.model, policy.tokenizer, folder_path / "model")
-            trained = examiner.measure(prompts.test, name="trained", step=run.steps_done)
-            keep_evaluation(folder, trained)
-        for closing in (examiner, reward_function, sampler):
-            closing.close()
-    result = Result(folder_path, base, trained, run.is_interrupted)
-    report(result, console=console)
+    interruption = Interruption(grace_seconds=config.run.grace_seconds)
+    try:
+        with interruption.listen():
+            with interruption.abandonable():
+                parts = make_parts(config)
+                facts = identity(parts)
+            if not quiet:
+                console.print(arithmetic(config, parts.prompts))
+            with RunFolder(path) as folder:
+                folder.write_start(recipe, config.model_dump(mode="json"), describe_run())
+                result = Session(parts, folder, facts, interruption, console).run()
+    except Interrupted:
+        raise Stopped("stopped before training began", exit_code=interruption.exit_code) from None
+    except KlAlarm as alarm:
+        from oncurve.resume import return_below_limit
+
+        return return_below_limit(path, alarm, console=console)
+    if not result.is_interrupted:
+        report(result, console=console)
     return result
 
 
-def make_run(
-    config: Config, folder: RunFolder, progress: Progress, policy: Policy, during: partial[dict[str, float]]
-) -> Run:
+class Session:
+    """A run with its folder: measured before, trained, measured after."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        folder: RunFolder,
+        facts: Mapping[str, Any],
+        interruption: Interruption,
+        console: Console,
+        *,
+        first_step: int = 0,
+    ) -> None:
+        self.parts, self.folder, self.interruption = parts, folder, interruption
+        config = parts.config
+        self.progress = Progress(config.run.steps, first_step=first_step, console=console)
+        interruption.say = self.note
+        self.guards = Guards(
+            max_nonfinite=config.run.max_nonfinite_updates,
+            returns_on_kl=config.run.on_kl_alarm == "return",
+            say=self.note,
+        )
+        self.saver = Saver(
+            parts.policy,
+            parts.algorithm,
+            parts.data,
+            self.guards,
+            folder.checkpoints,
+            facts=facts,
+            every_steps=config.run.save_every_steps,
+            keep=config.run.keep_checkpoints,
+            on_error=config.run.on_save_error,
+            moves_reference=parts.moves_reference,
+            say=self.note,
+        )
+        self.pending: Mapping[str, float] | None = None
+        """Metrics of the last step that still miss their measurement."""
+        self.examiner = Examiner(
+            parts.policy,
+            parts.sampler,
+            parts.reward_function,
+            params=wiring.evaluation_sampling(config),
+            samples=config.evaluation.samples,
+            progress=self.progress,
+        )
+        self.during = partial(measure_during, self.examiner, parts.prompts.during)
+        self.training = make_run(self)
+        self.training.steps_done = first_step
+
+    def note(self, text: str) -> None:
+        """Say something that stays, on the screen and in the log."""
+        self.progress.note(text)
+        self.folder.log(text)
+
+    def run(self, base: Evaluation | None = None) -> Result:
+        """Everything that is left to do; ``base`` is the measurement before training, where it was made before."""
+        with ExitStack() as stack:
+            for closing in (self.examiner, self.parts.reward_function, self.parts.sampler, self.saver):
+                stack.callback(closing.close)
+            stack.enter_context(self.progress)
+            if base is None:
+                base = self.measure_base()
+            try:
+                self.train()
+            except RewardError:
+                self.saver.save_marked()
+                raise
+            except Interrupted:
+                return self.leave(base)
+            try:
+                trained = self.measure_trained()
+            except Interrupted:
+                return self.leave(base)
+            return Result(self.folder.path, base, trained, is_interrupted=False)
+
+    def measure_base(self) -> Evaluation:
+        """The model before training, and a checkpoint without weights from which a run that dies early goes on."""
+        if self.parts.config.run.save_every_steps and self.training.steps_done == 0:
+            self.saver.mark(0)
+            self.saver.save()
+            self.saver.wait()
+        self.folder.write_status(0, "measure")
+        with self.interruption.abandonable():
+            base = self.examiner.measure(self.parts.prompts.test, name="base", step=0)
+        keep_evaluation(self.folder, base)
+        return base
+
+    def train(self) -> None:
+        """The steps that are left, and a checkpoint of the last one."""
+        self.saver.mark(self.training.steps_done, pending=self.pending)
+        if self.training.steps_done == 0:
+            self.write_first_row()
+        if self.pending is not None:
+            self.training.finish_pending(self.pending)
+        parts = self.parts
+        train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.training)
+        self.folder.sync()
+        if parts.config.run.save_every_steps:
+            self.saver.save_marked()
+        self.saver.wait()
+        self.interruption.check()
+
+    def write_first_row(self) -> None:
+        """The metrics before the first step."""
+        if any(row["step"] == 0 for row in read_metrics(self.folder.path)):
+            return
+        with self.interruption.abandonable():
+            if self.parts.prompts.during:
+                first = self.during(0)
+            else:
+                first = read_evaluation(self.folder.path / "evaluations", "base").metrics()
+        self.folder.write_metrics(0, first)
+
+    def measure_trained(self) -> Evaluation:
+        """The final model, on the disk and measured."""
+        self.folder.write_status(self.training.steps_done, "measure")
+        save_model(self.parts.policy.snapshot(), self.parts.policy.tokenizer, self.folder.path / "model")
+        with self.interruption.abandonable():
+            trained = self.examiner.measure(self.parts.prompts.test, name="trained", step=self.training.steps_done)
+        keep_evaluation(self.folder, trained)
+        return trained
+
+    def leave(self, base: Evaluation) -> Result:
+        """Save the end of the last step that is whole; a step that was begun is done again."""
+        self.folder.sync()
+        if self.saver.save_marked():
+            ending = f"saved as it was after step {self.saver.last_saved}"
+        else:
+            ending = "not saved again: the checkpoint before counts, and gives the same bits"
+        self.note(f"stopped; {ending}. Go on with: oncurve resume {self.folder.path}")
+        return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
+
+
+def make_run(session: Session) -> Run:
     """The services around the loop, with what is due and when."""
-
-    def save(step: int) -> Mapping[str, float]:
-        started = time.perf_counter()
-        save_model(policy.model, policy.tokenizer, folder.checkpoints / f"step_{step:06d}")
-        prune(folder.checkpoints, keep=config.run.keep_checkpoints)
-        return {"time/save_seconds": time.perf_counter() - started}
-
-    def save_interrupted(step: int) -> None:
-        save(step)
-
+    config = session.parts.config
     return Run(
-        folder,
-        progress,
+        session.folder,
+        session.progress,
         total_steps=config.run.steps,
         completions_per_step=config.completions_per_step,
         completions_per_update=config.run.completions_per_update or config.completions_per_step,
@@ -153,8 +266,11 @@ def make_run(
         refill_rounds=config.run.refill_rounds,
         max_error_fraction=config.run.max_error_fraction,
         rollouts_every_steps=config.run.rollouts_every_steps,
-        every=((config.evaluation.every_steps, during), (config.run.save_every_steps, save)),
-        save=save_interrupted,
+        every=((config.evaluation.every_steps, session.during),),
+        saver=session.saver,
+        guards=session.guards,
+        interruption=session.interruption,
+        seed=config.run.seed,
     )
 
 
@@ -171,7 +287,7 @@ def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:
 
 
 def report(result: Result, *, console: Console) -> None:
-    """The table of before and after, examples, pictures and the summary of a run."""
+    """The table of before and after, examples, pictures and the summary of a run that is finished."""
     metrics = read_metrics(result.folder)
     if len(metrics) > 1:
         picture = plot_run(metrics, result.folder / "curves.png", title=result.folder.name)
@@ -183,40 +299,4 @@ def report(result: Result, *, console: Console) -> None:
         comparison.write(result.folder)
         console.print(comparison.table())
         console.print(comparison.examples_text(limit=2), markup=False, highlight=False)
-    ending = "stopped early; its checkpoint is in" if result.is_interrupted else "finished:"
-    console.print(f"run {ending} {result.folder}", highlight=False)
-
-
-def run_folder_path(config: Config) -> Path:
-    """The folder of the run: its name, or one made of the model, the data and the time."""
-    name = config.run.name
-    if name is None:
-        model = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(config.model).name)
-        name = f"{model}-{config.data.type}-{config.algorithm.type}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if Path(name).name != name or name in (".", ".."):
-        raise ConfigError(f"run.name is {name!r}, which is not the name of one folder; put parents into run.folder")
-    return Path(config.run.folder) / name
-
-
-def arithmetic(config: Config, prompts: wiring.Rendered) -> Table:
-    """How the numbers of the batch follow from each other, with their units."""
-    table = Table(title="batch arithmetic", show_header=False, title_justify="left")
-    step = config.completions_per_step
-    rows = [
-        ("prompts per step", f"{config.run.prompts_per_step}"),
-        ("x completions per prompt (group size)", f"{config.algorithm.group_size}"),
-        ("= completions per step", f"{step}"),
-        ("/ completions per update", f"{config.run.completions_per_update or step}"),
-        ("= updates per step", f"{config.updates_per_step}"),
-        ("steps x updates per step", f"{config.run.steps * config.updates_per_step} updates"),
-        ("training prompts", f"{len(prompts.train)}"),
-        ("passes over them", f"{config.run.steps * config.run.prompts_per_step / len(prompts.train):.2f}"),
-        ("most tokens in a completion", f"{config.rollouts.max_completion_tokens}"),
-        ("tokens in a microbatch, at most", f"{config.policy.tokens_per_microbatch}"),
-        ("test prompts (before and after)", f"{len(prompts.test)}"),
-        ("held-out prompts (during)", f"{len(prompts.during)}"),
-        ("prompts left out as too long", f"{len(prompts.excluded)}"),
-    ]
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    console.print(f"run finished: {result.folder}", highlight=False)

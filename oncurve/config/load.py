@@ -84,12 +84,19 @@ def config_yaml(config: Config) -> str:
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
     """Every key that a recipe can set, with dots; those of all types of a choice."""
+    for key, _ in _typed_keys(model, prefix, None):
+        yield key
+
+
+def _typed_keys(model: type[BaseModel], prefix: str, choice: str | None) -> Iterator[tuple[str, str | None]]:
+    """Every key, and the type of the choice that it belongs to; None outside a choice."""
     for name, field in model.model_fields.items():
         sections = list(_sections(field.annotation))
         if not sections:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", choice
         for section in sections:
-            yield from known_keys(section, f"{prefix}{name}.")
+            own = section.model_fields["type"].default if len(sections) > 1 and "type" in section.model_fields else None
+            yield from _typed_keys(section, f"{prefix}{name}.", own)
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -113,7 +120,14 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     *parents, last = path.split(".")
     node: Any = tree
     for depth, key in enumerate(parents):
-        node = _child(node, key, where=".".join(parents[: depth + 1]), override=override)
+        where = ".".join(parents[: depth + 1])
+        following = [*parents, last][depth + 1]
+        if following.isdigit() and isinstance(node, dict) and cast("dict[str, Any]", node).get(key) is None:
+            raise ConfigError(
+                f"override {override!r}: the recipe has no list {where}, whose place {following} this would change. "
+                f"Write the list into the recipe, or the whole of it as {where}=[...]"
+            )
+        node = _child(node, key, where=where, override=override)
     if isinstance(node, list):
         node[_place(cast("list[Any]", node), last, override)] = value
     elif isinstance(node, dict):
@@ -145,7 +159,6 @@ def _place(items: list[Any], key: str, override: str) -> int:
 
 def _explain(error: ValidationError) -> Iterator[str]:
     """One line per problem: the key, what was found, what to do."""
-    names = set(known_keys())
     problems = error.errors()
     for problem in problems:
         if problem["type"] == "too_short" and len(problems) > 1:
@@ -154,7 +167,8 @@ def _explain(error: ValidationError) -> Iterator[str]:
         parts = [str(part) for part in problem["loc"]]
         key = ".".join(part for place, part in enumerate(parts) if not _is_tag(parts, place))
         if problem["type"] == "extra_forbidden":
-            yield f"{key}: there is no such key.{_nearest(key, names)}"
+            chosen = next((part for place, part in enumerate(parts) if _is_tag(parts, place)), None)
+            yield f"{key}: there is no such key{_instead(key, chosen)}"
         elif problem["type"] == "union_tag_not_found":
             yield f"{key}: the key {key}.type is needed and missing"
         elif problem["type"] == "missing":
@@ -185,8 +199,20 @@ def _type_names(model: type[BaseModel]) -> Iterator[str]:
 _TYPE_NAMES = frozenset(_type_names(Config))
 
 
-def _nearest(key: str, names: set[str]) -> str:
+def _instead(key: str, chosen: str | None) -> str:
+    """What is to be done about an unknown key in a section whose type is ``chosen``: other types may have it."""
     generic = ".".join(part for part in key.split(".") if not part.isdigit())
+    typed = list(_typed_keys(Config, "", None))
+    owners = [str(owner) for name, owner in typed if name == generic and owner is not None]
+    if chosen is not None and owners:
+        place = key.rpartition(".")[0]
+        return f" in a section of type {chosen}; it belongs to {', '.join(owners)}. Remove it or change {place}.type"
+    section = generic.rpartition(".")[0]
+    fitting = {name for name, owner in typed if chosen is None or owner == chosen or name.rpartition(".")[0] != section}
+    return f".{_nearest(generic, fitting)}"
+
+
+def _nearest(generic: str, names: set[str]) -> str:
     close = difflib.get_close_matches(generic, names, n=1, cutoff=0.6)
     if not close:
         last = generic.rsplit(".", 1)[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from oncurve.config.section import NonNegative, Section
 
@@ -17,6 +17,20 @@ class RewardSection(Section):
     """Name of the part in metrics; None takes the type's."""
     only_if_correct: bool = False
     """Pay this term only when the answer is correct."""
+    held_out: bool = False
+    """Grade and log it as ``reward/held_out/<name>``, but never train on it."""
+    rotate_every_steps: PositiveInt | None = None
+    """The terms with this key take turns, each pays for so many steps; None pays in every step."""
+
+    @model_validator(mode="after")
+    def _check_held_out(self) -> RewardSection:
+        for key, value in (("only_if_correct", self.only_if_correct), ("rotate_every_steps", self.rotate_every_steps)):
+            if self.held_out and value:
+                raise ValueError(
+                    f"rewards: {self.name or type(self).__name__} is held_out, so it pays nothing, and "
+                    f"{key} is about what it pays. Remove one of the two keys"
+                )
+        return self
 
 
 class R1ZeroReward(RewardSection):
@@ -46,6 +60,25 @@ class FormatReward(RewardSection):
     tags: tuple[str, str] = ("think", "answer")
     per_tag: bool = False
     """Credit for each tag that stands right, instead of all or nothing."""
+
+
+class BoxedFormatReward(RewardSection):
+    r"""Exactly one boxed expression after the thinking, not empty."""
+
+    type: Literal["boxed_format"] = "boxed_format"
+
+
+class HashFormatReward(RewardSection):
+    """Exactly one ####, at the start of the last line, with an answer behind it."""
+
+    type: Literal["hash_format"] = "hash_format"
+
+
+class StepFormatReward(RewardSection):
+    """Numbered steps from 1 without a gap, none of them said twice."""
+
+    type: Literal["step_format"] = "step_format"
+    min_steps: PositiveInt = 2
 
 
 class ProgramsReward(RewardSection):
@@ -143,6 +176,24 @@ class RepetitionReward(RewardSection):
     type: Literal["repetition"] = "repetition"
 
 
+class CosineLengthReward(RewardSection):
+    """Correctness that pays more for a short right answer and less against a long wrong one; it replaces the term
+    that it grades with."""
+
+    type: Literal["cosine_length"] = "cosine_length"
+    correctness: Literal["mathematics", "r1_zero", "programs"] = "mathematics"
+    """Which type decides whether the answer is right, with that type's defaults."""
+    answer_from: Literal["boxed", "answer_tag", "hash", "any"] = "any"
+    """correctness mathematics: where the final answer stands."""
+    max_tokens: PositiveInt = 512
+    """A completion that reaches this length gets ``exceeded``."""
+    correct: tuple[float, float] = (1.0, 0.5)
+    """Right answers: what length 0 and what max_tokens pay."""
+    wrong: tuple[float, float] = (-1.0, -0.5)
+    """Wrong answers: what length 0 and what max_tokens pay."""
+    exceeded: float = -1.0
+
+
 class CustomReward(RewardSection):
     """A function of yours, TRL's signature or f(completion, answer)."""
 
@@ -159,6 +210,9 @@ Reward = Annotated[
     R1ZeroReward
     | MathematicsReward
     | FormatReward
+    | BoxedFormatReward
+    | HashFormatReward
+    | StepFormatReward
     | ProgramsReward
     | JsonSchemaReward
     | ToolCallsReward
@@ -166,6 +220,7 @@ Reward = Annotated[
     | LengthReward
     | OverlongReward
     | RepetitionReward
+    | CosineLengthReward
     | CustomReward,
     Field(discriminator="type"),
 ]

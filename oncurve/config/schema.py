@@ -120,9 +120,52 @@ class RolloutSection(Section):
     max_rows: PositiveInt = 256
     """Completions sampled at the same time."""
 
+    @model_validator(mode="after")
+    def _check_lengths(self) -> RolloutSection:
+        if self.min_completion_tokens > self.max_completion_tokens:
+            raise ValueError(
+                f"rollouts.min_completion_tokens is {self.min_completion_tokens}, more than "
+                f"rollouts.max_completion_tokens, {self.max_completion_tokens}. Lower the first or raise the second"
+            )
+        return self
+
+
+class LoraSection(Section):
+    """Thin matrices trained beside the frozen layers of the model, a hundredth of its weights."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the adapter's inputs that is dropped in training passes."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Names of the layers, as they end, such as [q_proj, v_proj]; all-linear takes every linear layer but the head."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Which biases are trained as well; only none leaves the base as it is."""
+
 
 class PolicySection(Section):
     """The model in training."""
+
+    lora: LoraSection | None = None
+    """None trains the model itself; {} trains an adapter with the defaults."""
+    quantization: Literal["nf4", "int8"] | None = None
+    """Keep the frozen weights under an adapter in 4 or 8 bits, through bitsandbytes; None keeps them whole."""
+    train_only: tuple[str, ...] = ()
+    """Regular expressions; only weights whose names match one are trained. None at all: everything is."""
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
+    """What several processes do with the model. ddp: each has all of it. fsdp: each trains a part of every weight and
+    keeps a copy to sample from. auto: none for one process, ddp otherwise."""
+    reshard_after_forward: bool = True
+    """fsdp: free the weights of a block until its backward pass, as ZeRO-3; false keeps them until then, as ZeRO-2."""
+    offload: bool = False
+    """fsdp: keep weights in training, gradients and moments in the CPU's memory."""
+    timeout_seconds: PositiveFloat = 1800.0
+    """The longest that one process waits for another."""
+    silent_seconds: PositiveFloat = 60.0
+    """A process that gives no sign of life for so long is lost, and the others end."""
+    offload_activations: bool = False
+    """Keep what the backward pass needs in the CPU's memory: less on the GPU, and slower."""
 
     compute_type: Literal["float32", "bfloat16", "auto"] = "auto"
     """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU."""
@@ -143,6 +186,8 @@ class PolicySection(Section):
 class OptimizerSection(Section):
     """AdamW and its schedule."""
 
+    type: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit keeps the moments in 8 bits, through bitsandbytes."""
     learning_rate: PositiveFloat = 1e-6
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
@@ -169,14 +214,26 @@ class RunSection(Section):
     """The run gets a folder of its own inside this one."""
     name: str | None = None
     """Name of that folder; None makes one from the recipe and the time."""
-    save_every_steps: NonNegative = 0
-    """Save a checkpoint after every so many steps; 0 saves only the final model."""
+    save_every_steps: NonNegative = 10
+    """Save a checkpoint after every so many steps, to resume from; 0 saves only the final model."""
     keep_checkpoints: PositiveInt = 2
-    """How many checkpoints to keep, besides the final model."""
+    """How many checkpoints to keep, besides the one with the best held-out score and the final model."""
+    on_save_error: Literal["stop", "continue"] = "stop"
+    """When a checkpoint cannot be written, as on a full disk: end the run, or go on and try again when it is due."""
+    grace_seconds: PositiveFloat = 25.0
+    """Time to save after SIGTERM, Ctrl-C or SIGUSR1; keep it below what the scheduler gives before it kills."""
+    max_nonfinite_updates: NonNegative = 3
+    """End the run after so many updates in a row whose loss or gradient is not finite; 0 never does."""
+    on_kl_alarm: Literal["warn", "return"] = "warn"
+    """When the policy runs away from its reference: say so, or go on from an earlier checkpoint with twice the KL."""
     rollouts_every_steps: PositiveInt = 10
     """Write the completions of every so many steps to the run folder."""
     max_error_fraction: Fraction = 0.2
     """Stop when grading fails for more than this share of a step's completions."""
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None = None
+    """Where else the metrics go; None takes what has a key in the environment (WANDB_API_KEY), [] nothing."""
+    track_aliases: tuple[Literal["trl", "tutorials"], ...] = ()
+    """Log the metrics there under these other names as well."""
 
 
 class Config(Section):
@@ -213,6 +270,15 @@ class Config(Section):
                 f"run.completions_per_update is {size}, which does not divide the {self.completions_per_step} "
                 f"completions of a step (run.prompts_per_step {self.run.prompts_per_step} x algorithm.group_size "
                 f"{self.algorithm.group_size}). The nearest that does is {nearest}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Config:
+        if self.policy.quantization and self.policy.lora is None:
+            raise ValueError(
+                f"policy.quantization is {self.policy.quantization}, and weights of few bits cannot be trained. "
+                f"Set policy.lora as well, such as policy.lora.rank=16, or leave quantization out"
             )
         return self
 

@@ -81,7 +81,7 @@ def program_problems(split: Split, count: int, *, seed: int = 0) -> list[Program
     found: dict[str, ProgramProblem] = {}
     drafts = _drafts(split, seed=seed, stream="problems")
     for _ in range(60 * count + 2000):
-        draft = next(drafts)
+        draft, _ = next(drafts)
         found.setdefault(draft.question, draft)
         if len(found) == count:
             return list(found.values())
@@ -94,38 +94,62 @@ def program_problems(split: Split, count: int, *, seed: int = 0) -> list[Program
 def program_lessons(count: int, *, seed: int = 0) -> list[tuple[str, str]]:
     """Right programs without a fence, as (prompt, completion): they teach what the words mean."""
     drafts = _drafts("train", seed=seed, stream="lessons")
-    problems = [next(drafts) for _ in range(count)]
+    problems = [next(drafts)[0] for _ in range(count)]
     return [(PROMPT.format(question=problem.question), f" {problem.answer}") for problem in problems]
 
 
 def program_demonstrations(
-    count: int, *, seed: int = 0, unfenced_fraction: float = 0.3, wrong_fraction: float = 0.5
+    count: int, *, seed: int = 0, unfenced_fraction: float = 0.3, misread_fraction: float = 0.65
 ) -> list[tuple[str, str]]:
     """Imperfect answers to train problems, as (prompt, completion).
 
-    Some are right but not in a fence, where no program is found; of those in a fence, some answer another question.
+    Some are right but not in a fence, where no program is found. Of those in a fence, ``misread_fraction`` answer what
+    a hasty reader would have understood: always the same mistake for the same words, so that a model that imitates
+    them and writes what is most likely is wrong wherever there is something to misread (17 of 24 pairs of operations).
     """
     rng = Random(f"program sources {seed}")
     drafts = _drafts("train", seed=seed, stream="demonstrations")
     pairs: list[tuple[str, str]] = []
     for _ in range(count):
-        problem = next(drafts)
+        problem, misread = next(drafts)
         if rng.random() < unfenced_fraction:
             completion = f" {problem.answer}"
         else:
-            code = next(drafts).answer if rng.random() < wrong_fraction else problem.answer
-            completion = FENCED.format(code=code)
+            completion = FENCED.format(code=misread if rng.random() < misread_fraction else problem.answer)
         pairs.append((PROMPT.format(question=problem.question), completion))
     return pairs
 
 
-def _drafts(split: Split, *, seed: int, stream: str) -> Iterator[ProgramProblem]:
-    """Problems of a split without end, some of them more than once."""
+def misreading(first: str, second: str, number: int) -> str:
+    """The expression of a hasty reader for two operations, by their names, and a number; right where nothing tempts.
+
+    "b minus a" is written in the order of the alphabet, a product takes only what stands next to it, the number goes
+    into the last argument of max and min, and "taken from n" takes n away.
+
+    >>> misreading("sum", "times", 7), misreading("larger", "plus", 7), misreading("product", "from", 7)
+    ('a + b * 7', 'max(a, b + 7)', '(a * b) - 7')
+    """
+    heard = "difference" if first == "reversed" else first
+    then = "minus" if second == "from" else second
+    expression = FIRST[heard].code
+    if heard in ("larger", "smaller") and then == second:
+        return expression.replace("b)", SECOND[then].code.format(e="b", n=number) + ")")
+    if heard in ("sum", "difference") and then == "times":
+        expression = expression.strip("()")
+    return SECOND[then].code.format(e=expression, n=number)
+
+
+def _drafts(split: Split, *, seed: int, stream: str) -> Iterator[tuple[ProgramProblem, str]]:
+    """Problems of a split and their misread programs, without end, some of them more than once."""
     rng = Random(f"programs {stream} {split} {seed}")
     while True:
         first, second, number = rng.choice(sorted(FIRST)), rng.choice(sorted(SECOND)), rng.randint(2, 99)
         if SPLIT_OF_TENTH[crc32(f"{first} {second} {number}".encode()) % 10] == split:
-            yield _problem(first, second, number, rng)
+            yield _problem(first, second, number, rng), _program(misreading(first, second, number))
+
+
+def _program(expression: str) -> str:
+    return f"def f(a, b):\n    return {expression}"
 
 
 def _problem(first: str, second: str, number: int, rng: Random) -> ProgramProblem:
@@ -136,7 +160,7 @@ def _problem(first: str, second: str, number: int, rng: Random) -> ProgramProble
     values = [two.value(one.value(a, b, 0), 0, number) for a, b in pairs]
     return ProgramProblem(
         question=f"Write f(a, b) that returns {words}.",
-        answer=f"def f(a, b):\n    return {code}",
+        answer=_program(code),
         test_list=tuple(f"assert f({a}, {b}) == {value}" for (a, b), value in zip(pairs, values, strict=True)),
         family=f"{first} {second}",
     )

@@ -71,6 +71,12 @@ _REWARD = (
     Metric(
         "reward/timeout_fraction", "fraction", "completions whose grading ran out of time; part of error_fraction", "0"
     ),
+    Metric(
+        "reward/held_out/<name>",
+        "reward",
+        "mean of a reward that is graded and never trained on",
+        "rises with reward/mean; flat or falling while that rises is reward hacking",
+    ),
     Metric("reward/<part>", "reward", "mean of one named part of the reward before weighting", "-"),
 )
 
@@ -172,8 +178,14 @@ _POLICY = (
     Metric(
         "policy/skipped_updates",
         "fraction",
-        "updates of the step that were left out because no group of theirs had a signal",
+        "updates of the step that were left out because no group of theirs had a signal, or no finite gradient",
         "0; above it, nothing is learned from those groups",
+    ),
+    Metric(
+        "policy/nonfinite_updates",
+        "fraction",
+        "updates of the step that were left out because their loss or gradient was not finite",
+        "0; run.max_nonfinite_updates in a row end the run",
     ),
     Metric("policy/entropy_coef", "1", "weight of the entropy bonus that was applied", "-"),
 )
@@ -228,7 +240,7 @@ _TIME = (
     Metric("time/refill_seconds", "seconds", "sampling and grading in place of groups without a signal", "-"),
     Metric("time/train_seconds", "seconds", "forward, backward and optimizer", "-"),
     Metric("time/evaluate_seconds", "seconds", "evaluation after the step", "-"),
-    Metric("time/save_seconds", "seconds", "writing a checkpoint after the step", "-"),
+    Metric("time/save_seconds", "seconds", "training waited for a checkpoint before the step", "a small part"),
     Metric("time/elapsed_seconds", "seconds", "since the run started", "-"),
     Metric("speed/sampled_tokens_per_second", "tokens/s", "completion tokens over time/sample_seconds", "steady"),
     Metric("speed/trained_tokens_per_second", "tokens/s", "trained tokens over time/train_seconds", "steady"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import FileIO
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
@@ -14,13 +16,10 @@ from typing import Any
 
 import yaml
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.observe.lock import RunLock
+from oncurve.observe.redact import redact, redact_tree
 from oncurve.records import Group, Reward
-
-try:
-    import fcntl
-except ImportError:  # no advisory locks on this system: two writers are then not noticed
-    fcntl = None
 
 METRICS = "metrics.jsonl"
 """One JSON object per step."""
@@ -30,6 +29,7 @@ _OWN_FILES = (
     "config.yaml",
     "manifest.json",
     "log.txt",
+    "status.json",
     "rollouts",
     "evaluations",
     "checkpoints",
@@ -40,31 +40,34 @@ class RunFolder:
     """The folder of one run, locked against a second writer until it is closed.
 
     ``recipe.yaml`` (as given), ``config.yaml`` (resolved), ``manifest.json``, ``metrics.jsonl``, ``rollouts/``,
-    ``evaluations/``, ``checkpoints/``, ``log.txt``. Files that are written at once appear whole or not at all; lines
-    are flushed one by one, so that a killed run loses at most its last line.
+    ``evaluations/``, ``checkpoints/``, ``log.txt``, ``status.json``. Files that are written at once appear whole or
+    not at all; lines are written one by one, so that a killed run loses at most its last line. What looks like a key
+    is never written.
     """
 
-    def __init__(self, path: str | Path, *, resume_step: int | None = None) -> None:
+    def __init__(self, path: str | Path, *, resume_step: int | None = None, lock: RunLock | None = None) -> None:
         """Creates a folder for a new run, or continues one after ``resume_step`` (steps done).
 
-        Rows and rollouts of later steps are dropped then, since those steps are done again.
+        Rows, rollouts and evaluations of later steps are dropped then, since those steps are done again. Whoever
+        looked at the checkpoints under a ``lock`` hands it over.
 
         Raises ConfigError if the folder holds a run already, is in use, or cannot be written.
         """
         self.path = Path(path)
         if resume_step is None:
             self._refuse_existing()
-        elif not (self.path / METRICS).is_file():
-            raise ConfigError(f"{self.path}: no run to resume, {METRICS} is missing. Name the folder of a run.")
+        self._lock = lock or lock_run(self.path, is_new=resume_step is None)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take_lock()
+            if resume_step is not None:
+                self._forget_after(resume_step)
+            self._metrics = (self.path / METRICS).open("ab", buffering=0)
+            self._log = (self.path / "log.txt").open("ab", buffering=0)
         except OSError as error:
+            self._lock.close()
             raise ConfigError(f"{self.path}: cannot be used as a run folder ({error}). Choose another.") from error
-        if resume_step is not None:
-            self._forget_after(resume_step)
-        self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
-        self._log = (self.path / "log.txt").open("a", encoding="utf-8")
+        except DataError:
+            self._lock.close()
+            raise
 
     @property
     def checkpoints(self) -> Path:
@@ -73,19 +76,38 @@ class RunFolder:
 
     def write_start(self, recipe: str, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """What the run was asked to do, in its own words and resolved, and where it started."""
-        write_text(self.path / "recipe.yaml", recipe)
-        write_text(self.path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
-        write_json(self.path / "manifest.json", manifest)
+        resolved = yaml.safe_dump(redact_tree(dict(config)), sort_keys=False, allow_unicode=True)
+        with self._telling():
+            write_text(self.path / "recipe.yaml", redact(recipe))
+            write_text(self.path / "config.yaml", resolved)
+            write_json(self.path / "manifest.json", redact_tree(dict(manifest)))
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row of ``metrics.jsonl``. ``step`` counts steps done; 0 is the model before training.
 
         A step may get more than one row (its evaluation comes later); reading merges them.
         """
-        self._metrics.write(
-            to_json({"step": int(step), **{key: float(value) for key, value in metrics.items()}}) + "\n"
-        )
-        self._metrics.flush()
+        line = to_json({"step": int(step), **{key: float(value) for key, value in metrics.items()}}) + "\n"
+        with self._telling():
+            _write_all(self._metrics, line)
+
+    def forget_row(self, step: int) -> None:
+        """Drop the row of a step that will be recorded again."""
+        kept = [row for row in read_rows(self.path / METRICS) if row.get("step") != step]
+        self._metrics.close()
+        with self._telling():
+            write_lines(self.path / METRICS, kept)
+            self._metrics = (self.path / METRICS).open("ab", buffering=0)
+
+    def write_status(self, step: int, phase: str) -> None:
+        """Where the run is now, as ``status.json``: steps done, what it is doing, its process."""
+        with self._telling():
+            replace_text(self.path / "status.json", to_json({"step": step, "phase": phase, "pid": os.getpid()}) + "\n")
+
+    def sync(self) -> None:
+        """Until every row so far is on the disk: a checkpoint must not outlive the rows that lead to it."""
+        with self._telling():
+            os.fsync(self._metrics.fileno())
 
     def write_rollouts(
         self,
@@ -101,29 +123,29 @@ class RunFolder:
             for group, graded, weight in zip(groups, rewards, weights, strict=True)
         )
         path = rollouts_path(self.path, step)
-        write_lines(path, lines)
+        with self._telling():
+            write_lines(path, lines)
         return path
 
     def write_evaluation(self, name: str, rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> Path:
         """An evaluation: its examples as ``evaluations/<name>.jsonl``, its counts as ``evaluations/<name>.json``."""
         folder = self.path / "evaluations"
-        write_lines(folder / f"{name}.jsonl", rows)
-        write_json(folder / f"{name}.json", summary)
+        with self._telling():
+            write_lines(folder / f"{name}.jsonl", rows)
+            write_json(folder / f"{name}.json", summary)
         return folder / f"{name}.jsonl"
 
     def log(self, text: str) -> None:
         """Adds lines to ``log.txt``, each with the time (UTC)."""
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
-        self._log.writelines(f"{now}  {line}\n" for line in text.splitlines() or [""])
-        self._log.flush()
+        with self._telling():
+            _write_all(self._log, "".join(f"{now}  {line}\n" for line in redact(text).splitlines() or [""]))
 
     def close(self) -> None:
         """Closes the files and gives the lock back; calling it twice is harmless."""
         self._metrics.close()
         self._log.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -140,28 +162,60 @@ class RunFolder:
         if found:
             raise ConfigError(
                 f"{self.path}: already holds a run ({', '.join(found)}). "
-                f"Choose another folder, resume that run, or move it away."
+                f"Choose another folder, go on with `oncurve resume {self.path}`, or move it away."
             )
 
-    def _take_lock(self) -> int | None:
-        if fcntl is None:
-            return None
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A full disk or a vanished folder is a message, and the run ends where it can be resumed."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise ConfigError(
-                f"{self.path}: another process is writing this run. Wait for it to end, or choose another folder."
-            ) from None
-        return descriptor
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path}: the run folder cannot be written ({error.strerror}). The checkpoints in it are "
+                f"untouched: make room or bring the folder back, then `oncurve resume {self.path}`"
+            ) from error
 
     def _forget_after(self, step: int) -> None:
-        kept = [row for row in read_rows(self.path / METRICS) if row["step"] <= step]
+        kept = [row for row in read_rows(self.path / METRICS) if step_of(row, self.path / METRICS) <= step]
         write_lines(self.path / METRICS, kept)
         for path in sorted((self.path / "rollouts").glob("step_*.jsonl")):
-            if int(path.stem.removeprefix("step_")) > step:
+            number = path.stem.removeprefix("step_")
+            if number.isdecimal() and int(number) > step:
                 path.unlink()
+        for path in (self.path / "evaluations").glob("*.json"):
+            if step_of(read_json(path), path) > step:
+                path.with_suffix(".jsonl").unlink(missing_ok=True)
+                path.unlink()
+
+
+def lock_run(path: Path, *, is_new: bool = False) -> RunLock:
+    """The right to write a run folder, which is made if the run is new.
+
+    Raises ConfigError if there is no run, another process writes it, or it cannot be written.
+    """
+    if not is_new and not (path / METRICS).is_file():
+        raise ConfigError(f"{path}: no run to resume, {METRICS} is missing. Name the folder of a run.")
+    try:
+        if is_new:
+            path.mkdir(parents=True, exist_ok=True)
+        return RunLock(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be used as a run folder ({error}). Choose another.") from error
+
+
+def _write_all(file: FileIO, text: str) -> None:
+    """Every byte of a text, however little of it one write takes."""
+    rest = memoryview(text.encode("utf-8", errors="backslashreplace"))
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file that appears whole or not at all, without waiting for the disk."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def _group_row(
@@ -229,7 +283,7 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
+        with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
@@ -281,12 +335,18 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
     merged: dict[int, dict[str, Any]] = {}
     for number, row in enumerate(read_rows(file), start=1):
-        step = row.get("step")
-        if not isinstance(step, int):
-            raise DataError(f"{file}: row {number} has no step. Restore or remove it.")
+        step = step_of(row, file, number)
         values = {key: math.nan if value is None else value for key, value in row.items()}
         merged.setdefault(step, {}).update(values)
     return [merged[step] for step in sorted(merged)]
+
+
+def step_of(row: Mapping[str, Any], file: Path, number: int | None = None) -> int:
+    """The number of the step that an object belongs to. Raises DataError naming file and row if it has none."""
+    step = row.get("step")
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise DataError(f"{file}: {'it' if number is None else f'row {number}'} has no step. Restore or remove it.")
+    return step
 
 
 def read_rollouts(run: str | Path, step: int) -> list[dict[str, Any]]:

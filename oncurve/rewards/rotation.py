@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction, grade
+from oncurve.rewards.base import FIXED_PARTS, RewardFunction, grade
 
 
 class Rotating:
@@ -21,7 +21,10 @@ class Rotating:
     hash of (seed, index of the prompt). The completions of one group always meet the same variant, since they are
     compared with each other. The variants should pay on one scale.
 
-    Parts: those of the variant that graded, and its value under its own name.
+    Parts: those of the variant that graded, and its value under its own name. With ``grade_all`` every variant grades
+    every completion: the one whose turn it is pays, the values of all are logged, and the parts "correct" and "format"
+    are the lowest of all, so that they mean the same in every step and a measurement before and after a run can be
+    compared. A variant that fails out of turn leaves its parts out and costs no completion.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Rotating:
         *,
         every_steps: int | None = None,
         seed: int = 0,
+        grade_all: bool = False,
         name: str = "rotating",
     ) -> None:
         names = [function.name for function in functions]
@@ -44,10 +48,14 @@ class Rotating:
         self.functions = tuple(functions)
         self.every_steps = every_steps
         self.seed = seed
+        self.grade_all = grade_all
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         turns = self._turns(prompts, completions)
+        if self.grade_all:
+            rows = zip(*(grade(function, prompts, completions) for function in self.functions), strict=True)
+            return [self._paid(row, turn) for row, turn in zip(rows, turns, strict=True)]
         rewards: dict[int, Reward] = {}
         for turn in sorted(set(turns)):
             places = [place for place, each in enumerate(turns) if each == turn]
@@ -75,6 +83,17 @@ class Rotating:
         random.Random(f"{self.seed}/{number_of_round}").shuffle(order)
         return order[place]
 
+    def _paid(self, graded: Sequence[Reward], turn: int) -> Reward:
+        """The reward of the variant whose turn it is, with what the others say among its parts."""
+        parts: dict[str, float] = dict(graded[turn].parts)
+        for function, reward in zip(self.functions, graded, strict=True):
+            for name in FIXED_PARTS:
+                if name in reward.parts:
+                    parts[name] = min(reward.parts[name], parts.get(name, 1.0))
+            if reward.value is not None:
+                parts[function.name] = reward.value
+        return replace(graded[turn], parts=parts)
+
     def _turns(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[int]:
         """The variant of every completion; a group goes by its first one."""
         steps: dict[int, int] = {}
@@ -86,14 +105,17 @@ class Rotating:
 class HeldOut:
     """A reward to train on, beside a grader that is never trained on.
 
-    The value is that of ``training``; what ``held_out`` says is only logged, as the part "held_out". As long as both
-    rise together the policy learns the task; when the reward rises and "held_out" stays or falls, it learns the grader.
+    The value is that of ``training``; what ``held_out`` says is only logged, as ``part``. As long as both rise together
+    the policy learns the task; when the reward rises and the part stays or falls, it learns the grader.
     The two must not share their holes: another extraction, another set of tests, another judge. A failure of the
     held-out grader leaves the part out and costs no completion. Closing closes both.
     """
 
-    def __init__(self, training: RewardFunction, held_out: RewardFunction, *, name: str | None = None) -> None:
+    def __init__(
+        self, training: RewardFunction, held_out: RewardFunction, *, part: str = "held_out", name: str | None = None
+    ) -> None:
         self.name = name or training.name
+        self.part = part
         self.training = training
         self.held_out = held_out
 
@@ -101,7 +123,7 @@ class HeldOut:
         """One reward per completion."""
         rewards = self.training(prompts, completions)
         observed = grade(self.held_out, prompts, completions)
-        return [_with_part(reward, "held_out", other.value) for reward, other in zip(rewards, observed, strict=True)]
+        return [_with_part(reward, self.part, other.value) for reward, other in zip(rewards, observed, strict=True)]
 
     def close(self) -> None:
         """Closes both."""

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.errors import CheckpointError
+from oncurve.train.adapter import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
 """The small model inside this package, which the name "embedded" stands for."""
@@ -31,8 +32,11 @@ def load_model(
     device: torch.device | str = "cpu",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    quantization: Quantization | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A causal language model and its tokenizer, from a folder, the hub, or this package.
+
+    A folder with an adapter gives its base model with the adapter in it.
 
     Raises CheckpointError if there is none, or if its files cannot be read.
     """
@@ -43,12 +47,18 @@ def load_model(
             f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as "
             f'Qwen/Qwen2.5-0.5B, or "embedded"'
         )
+    if is_adapter(place):
+        base, base_revision = base_of(place)
+        own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
+        model, tokenizer = load_model(base, dtype=dtype, device=device, revision=base_revision, **own)
+        return open_adapter(model, place).model, tokenizer
+    few_bits = quantized(quantization, device) if quantization else {}
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         AutoConfig.from_pretrained(place, **options)
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
         load: Any = AutoModelForCausalLM.from_pretrained
-        model, report = load(place, dtype=dtype, output_loading_info=True, **options)
+        model, report = load(place, dtype=dtype, output_loading_info=True, **options, **few_bits)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}") from None
     if absent := sorted(report["missing_keys"]):
@@ -60,13 +70,13 @@ def load_model(
         raise CheckpointError(
             f"model {name!r}: its tokenizer has no vocabulary. Put its tokenizer.json into the folder"
         )
-    model = model.to(device)
+    model = model if quantization else model.to(device)
     model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
     return model, tokenizer
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-    """Write an ordinary Hugging Face checkpoint; the folder appears only when it is whole.
+def save_model(model: Savable, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+    """Write an ordinary Hugging Face checkpoint, or peft's for an adapter; the folder appears only when it is whole.
 
     Raises CheckpointError if it cannot be written; an older checkpoint of that name is then still there.
     """
@@ -91,8 +101,13 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     return folder
 
 
-def prune(folder: Path, *, keep: int) -> None:
-    """Delete all but the newest ``keep`` folders named step_000120 and the like."""
-    steps = sorted(path for path in folder.glob("step_*") if path.is_dir())
-    for path in steps[:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
+def merge_adapter(adapter: Path, output: Path) -> Path:
+    """Write the base model of an adapter's folder with the adapter added to its weights.
+
+    Raises CheckpointError if the folder holds no adapter, or if one of the two cannot be read or written.
+    """
+    if not is_adapter(adapter):
+        raise CheckpointError(f"{adapter}: no adapter there (adapter_config.json is missing). Nothing to merge")
+    base, revision = base_of(adapter)
+    model, tokenizer = load_model(base, revision=revision)
+    return save_model(open_adapter(model, adapter).merge(), tokenizer, output)

@@ -48,11 +48,13 @@ def train(
 
             for update in batch.split(run.completions_per_update):  # optimizer updates on this batch of rollouts
                 trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
-                for microbatch in policy.microbatches(trained):
-                    logprobs, entropy = policy.logprobs(microbatch)  # log pi_theta(o_t | q, o_<t)   [b, T]
-                    loss, statistics = algorithm.loss(logprobs, entropy, microbatch)
-                    policy.backward(loss)
-                    run.record(statistics)  # (sum, count) pairs: exact over microbatches
+                for attempt in run.attempts(policy, trained):  # again in smaller parts if memory runs out
+                    with attempt:
+                        for microbatch in policy.microbatches(trained):
+                            logprobs, entropy = policy.logprobs(microbatch)  # log pi_theta(o_t | q, o_<t)   [b, T]
+                            loss, statistics = algorithm.loss(logprobs, entropy, microbatch)
+                            policy.backward(loss)
+                            run.record(statistics)  # (sum, count) pairs: exact over microbatches
                 run.record(policy.update())  # clip the gradient, AdamW, schedule
 
         policy.move_reference(algorithm.reference_share(step))  # 0 while it is frozen

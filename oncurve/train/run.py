@@ -1,25 +1,28 @@
-"""What is due besides training: recording, showing, saving, evaluating, stopping when asked."""
+"""What is due besides training: recording, showing, evaluating, saving, stopping when asked."""
 
 from __future__ import annotations
 
 import math
 import resource
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from oncurve.batch import Batch
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.records import Group, Mean, Reward
 from oncurve.rewards.base import check_errors
+from oncurve.train.guards import Attempt, Guards, attempts
+from oncurve.train.interruption import Interrupted, Interruption
+from oncurve.train.policy import Policy
+from oncurve.train.saving import Saver
 
 
 class Due(Protocol):
@@ -46,9 +49,12 @@ class Run:
         max_error_fraction: float = 0.2,
         rollouts_every_steps: int = 10,
         every: Sequence[tuple[int, Due]] = (),
-        save: Callable[[int], None] | None = None,
+        saver: Saver | None = None,
+        guards: Guards | None = None,
+        interruption: Interruption | None = None,
+        seed: int = 0,
     ) -> None:
-        """``every`` lists (n, what to do after every n steps; 0: never); ``save`` is for a run that is cut short."""
+        """``every`` lists (n, what to do after every n steps; 0: never)."""
         self.folder, self.progress = folder, progress
         self.total_steps = total_steps
         self.completions_per_update = completions_per_update
@@ -57,32 +63,46 @@ class Run:
         self.refill_rounds = refill_rounds
         self.max_error_fraction = max_error_fraction
         self.rollouts_every_steps = rollouts_every_steps
-        self.every, self.save = every, save
-        self.is_interrupted = False
+        self.every, self.saver, self.seed = every, saver, seed
+        self.guards = guards or Guards(say=progress.note)
+        self.interruption = interruption or Interruption(say=progress.note)
         self.steps_done = 0
         self._sums: dict[str, Mean] = {}
         self._metrics: dict[str, float] = {}
+        self._has_moved = False
+        self._later: dict[str, float] = {}
         self._started = self._step_started = time.perf_counter()
 
     def steps(self) -> Iterator[int]:
-        """The steps that are left, until the last one or until the user asks to stop (then it saves)."""
-        with self._listen():
-            for step in range(self.steps_done, self.total_steps):
-                self._step_started = time.perf_counter()
-                self._sums, self._metrics = {}, {}
-                yield step
-                self.steps_done = step + 1
-                if self.is_interrupted:
-                    if self.save is not None:
-                        self.save(self.steps_done)
-                    return
+        """The steps that are left.
+
+        Every random number that no stream of its own covers, such as the dropout of an adapter, is a function of
+        (seed, step), so that a step that is done again is the same step.
+        """
+        for step in range(self.steps_done, self.total_steps):
+            self.interruption.check()
+            self._step_started = time.perf_counter()
+            self._sums, self._metrics, self._later = {}, self._later, {}
+            self._has_moved = False
+            torch.manual_seed((self.seed * 1_000_003 + step) % 2**63)
+            yield step
+            self.steps_done = step + 1
+
+    def finish_pending(self, metrics: Mapping[str, float]) -> None:
+        """Measure and record the last step of a run that was left between training and measuring."""
+        self._finish_step(self.steps_done, dict(metrics))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the seconds of a phase to ``time/<phase>_seconds``."""
         started = time.perf_counter()
         self.progress.status(phase)
-        yield
+        self.folder.write_status(self.steps_done, phase)
+        if phase == "train":
+            yield
+        else:
+            with self.interruption.abandonable():
+                yield
         key = f"time/{phase}_seconds"
         self._metrics[key] = self._metrics.get(key, 0.0) + time.perf_counter() - started
         self._metrics[f"memory/{phase}_gib"] = memory_gib()
@@ -91,6 +111,15 @@ class Run:
         """Add statistics of a microbatch or an update; they are averaged when the step ends, and not before."""
         for key, mean in statistics.items():
             self._sums[key] = self._sums[key] + mean if key in self._sums else mean
+        if "policy/skipped_updates" in statistics:  # this was an update; before the first one the step may be left
+            self._has_moved = True
+            self.guards.after_update(statistics)
+        if not self._has_moved:
+            self.interruption.check()
+
+    def attempts(self, policy: Policy, update: Batch) -> Iterator[Attempt]:
+        """Tries at the gradient of an update, with ever smaller microbatches where memory runs out."""
+        return attempts(policy, update, self._sums, self.progress.note)
 
     def mean(self, key: str) -> float:
         """The mean of a statistic over the step so far; NaN if there is none."""
@@ -111,16 +140,38 @@ class Run:
 
     def end_step(self, step: int) -> None:
         """Write and show the step's metrics and do what is due after it."""
-        done = step + 1
         metrics = self._metrics | {key: mean.value for key, mean in self._sums.items()}
         metrics["tokens/trained"] = self._sums["policy/entropy"].count if "policy/entropy" in self._sums else 0.0
         metrics |= self._speeds(metrics)
+        self._finish_step(step + 1, metrics)
+
+    def _finish_step(self, done: int, metrics: dict[str, float]) -> None:
+        """What comes after the last update of a step; a signal may leave it in the middle of a measurement."""
+        trained = dict(metrics)
         for interval, due in self.every:
             if interval and done % interval == 0:
-                metrics |= due(done)
+                self.folder.write_status(done - 1, "evaluate")
+                try:
+                    with self.interruption.abandonable():
+                        metrics |= due(done)
+                except Interrupted:
+                    self._mark(done, pending=trained)
+                    raise
+        self.folder.write_status(done - 1, "record")
         metrics["time/elapsed_seconds"] = time.perf_counter() - self._started
         self.folder.write_metrics(done, metrics)
         self.progress.step(done, metrics)
+        self.steps_done = done
+        self.guards.after_step(done, metrics)
+        self._mark(done)
+        if self.saver is not None:
+            self.folder.write_status(done, "save")
+            self.folder.sync()
+            self._later = self.saver.after_step(done, metrics)
+
+    def _mark(self, done: int, *, pending: Mapping[str, float] | None = None) -> None:
+        if self.saver is not None:
+            self.saver.mark(done, pending=pending)
 
     def _speeds(self, metrics: Mapping[str, float]) -> dict[str, float]:
         seconds = time.perf_counter() - self._step_started
@@ -133,26 +184,6 @@ class Run:
         if torch.cuda.is_available():
             speeds["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
         return speeds
-
-    @contextmanager
-    def _listen(self) -> Iterator[None]:
-        """The first Ctrl-C finishes the step and saves; the second stops at once."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            if self.is_interrupted:
-                raise KeyboardInterrupt
-            self.is_interrupted = True
-            self.progress.note("stopping: this step is finished and saved first. Ctrl-C again stops at once")
-
-        try:
-            previous = signal.signal(signal.SIGINT, stop)
-        except ValueError:  # not the main thread: whoever runs it there handles signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
 
 
 def memory_gib() -> float:

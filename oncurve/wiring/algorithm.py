@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncurve.config.rewards import OverlongReward
+from oncurve.config.rewards import CosineLengthReward, MathematicsReward, OverlongReward, Reward
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
+from oncurve.wiring.rewards import part_weights
 
 if TYPE_CHECKING:
     from oncurve.algorithm.algorithm import Algorithm
@@ -49,17 +50,26 @@ def check_algorithm(config: Config) -> list[Finding]:
         min_p=config.rollouts.min_p,
         max_completion_tokens=config.rollouts.max_completion_tokens,
         masks_truncated=config.algorithm.mask_truncated,
-        punishes_length=any(isinstance(reward, OverlongReward) for reward in config.rewards),
-        num_reward_parts=len(config.rewards),
-        negative_rewards=any(
-            getattr(reward, "scale", None) == "signed" or reward.weight < 0 for reward in config.rewards
-        ),
+        punishes_length=any(isinstance(reward, OverlongReward) and not reward.held_out for reward in config.rewards),
+        num_reward_parts=len(part_weights(config.rewards)),
+        negative_rewards=any(can_be_negative(reward) for reward in config.rewards if not reward.held_out),
     )
     findings = check_pairing(choices)
     refused = [finding for finding in findings if finding.severity == "refuse"]
     if refused:
         raise ConfigError("\n".join(f"algorithm: {f.what}. {f.why} {f.do}" for f in refused))
     return findings
+
+
+def can_be_negative(reward: Reward) -> bool:
+    """The term can pay less than zero."""
+    match reward:
+        case MathematicsReward(scale="signed"):
+            return True
+        case CosineLengthReward():
+            return min(*reward.wrong, reward.exceeded) < 0 or reward.weight < 0
+        case _:
+            return reward.weight < 0
 
 
 def make_algorithm(config: Config) -> Algorithm:
@@ -76,6 +86,6 @@ def make_algorithm(config: Config) -> Algorithm:
         algorithm_name(config),
         group_size=config.algorithm.group_size,
         max_completion_tokens=config.rollouts.max_completion_tokens,
-        part_weights={reward.name or reward.type: reward.weight for reward in config.rewards},
+        part_weights=part_weights(config.rewards),
         **own,
     )

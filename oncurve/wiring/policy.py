@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncurve.config.schema import Config
@@ -10,8 +11,11 @@ from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from oncurve.rollouts.base import Sampler, SamplingParams
+    from oncurve.train.adapter import Adapter
+    from oncurve.train.distributed import Processes, Sharding
     from oncurve.train.policy import OptimizerSettings, Policy
 
 
@@ -65,18 +69,18 @@ def make_device(name: str) -> torch.device:
 
 
 def make_policy(config: Config, *, with_reference: bool = False) -> Policy:
-    """The model of the recipe, ready to be trained; with a copy of it as reference if the algorithm needs one."""
-    from oncurve.train.checkpoint import load_model
-    from oncurve.train.policy import Policy
+    """The model of the recipe, ready to be trained, with a reference if the algorithm needs one.
 
-    device = make_device(config.policy.device)
-    model, tokenizer = load_model(
-        config.model,
-        device=device,
-        revision=config.policy.revision,
-        trust_remote_code=config.policy.trust_remote_code,
-    )
-    reference = copy.deepcopy(model).requires_grad_(False) if with_reference else None
+    The reference is a copy of the model; or, with a fresh adapter, the base under it, which takes no memory.
+    """
+    from oncurve.train.policy import Policy, train_only
+
+    processes, device = make_processes(config)
+    model, tokenizer, adapter = _load(config, device)
+    copied = with_reference and _needs_copy(config)
+    reference = copy.deepcopy(model).requires_grad_(False) if copied else None
+    if config.policy.train_only:
+        train_only(model, config.policy.train_only)
     compute = config.policy.compute_type
     if compute == "auto":
         compute = "bfloat16" if device.type == "cuda" else "float32"
@@ -88,9 +92,124 @@ def make_policy(config: Config, *, with_reference: bool = False) -> Policy:
         compute_type=compute,
         tokens_per_microbatch=config.policy.tokens_per_microbatch,
         gradient_checkpointing=config.policy.gradient_checkpointing,
+        offload_activations=config.policy.offload_activations,
         packing=config.policy.packing,
         reference=reference,
+        adapter=adapter,
+        processes=processes,
+        sharding=make_sharding(config, processes),
     )
+
+
+def make_processes(config: Config) -> tuple[Processes, torch.device]:
+    """The processes of the run, and this one's device: with several GPUs, the one of its number on this machine.
+
+    Raises ConfigError where the recipe wants one process and the launcher started more.
+    """
+    import os
+
+    import torch
+
+    from oncurve.train.distributed import ALONE, environment_count, start
+
+    device, count = make_device(config.policy.device), environment_count()
+    if count == 1:
+        return ALONE, device
+    if config.policy.parallel == "none":
+        raise ConfigError(
+            f"policy.parallel is none, but {count} processes were started. Set it to ddp or fsdp, or start one process"
+        )
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = config.policy
+    processes = start(device, timeout_seconds=chosen.timeout_seconds, silent_seconds=chosen.silent_seconds)
+    return processes, device
+
+
+def make_sharding(config: Config, processes: Processes) -> Sharding | None:
+    """How weights are kept in parts; None where each process has all of them.
+
+    Raises ConfigError for what cannot be cut into parts.
+    """
+    from oncurve.train.distributed import Sharding
+
+    chosen = config.policy
+    if chosen.parallel != "fsdp" or processes.count == 1:
+        return None
+    if chosen.quantization or config.optimizer.type != "adamw":
+        raise ConfigError(
+            "policy.parallel is fsdp, which cannot cut weights or moments of few bits into parts. "
+            "Set it to ddp, or leave out policy.quantization and optimizer.type"
+        )
+    return Sharding(reshard_after_forward=chosen.reshard_after_forward, offload=chosen.offload)
+
+
+def _load(config: Config, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Adapter | None]:
+    """The model and the adapter in it: a fresh one, or that of the folder which the recipe names as its model.
+
+    Without ``policy.lora``, the adapter of such a folder becomes part of the weights.
+    """
+    from oncurve.train.adapter import LoraSettings, add_adapter, base_of, is_adapter, open_adapter
+    from oncurve.train.checkpoint import load_model, locate
+
+    chosen = config.policy
+    place, base, revision = locate(config.model), config.model, chosen.revision
+    continued = is_adapter(place)
+    if continued:
+        _check_continued(config, place)
+        base, revision = base_of(place)
+    model, tokenizer = load_model(
+        base,
+        device=device,
+        revision=revision,
+        trust_remote_code=chosen.trust_remote_code,
+        quantization=chosen.quantization,
+    )
+    if continued:
+        adapter = open_adapter(model, place)
+        return (adapter.merge(), tokenizer, None) if chosen.lora is None else (model, tokenizer, adapter)
+    if chosen.lora is None:
+        return model, tokenizer, None
+    settings = LoraSettings(**chosen.lora.model_dump())
+    name = base if base == "embedded" or not Path(place).is_dir() else str(Path(place).resolve())
+    adapter = add_adapter(model, settings, base=name, revision=revision, seed=config.run.seed)
+    return model, tokenizer, adapter
+
+
+def _check_continued(config: Config, place: str) -> None:
+    """Refuse to train further an adapter that is not the one that the recipe describes."""
+    from oncurve.train.adapter import read_adapter
+
+    lora = config.policy.lora
+    if lora is None:
+        return
+    saved = read_adapter(place)
+    for key, wanted, found in (("rank", lora.rank, saved.get("r")), ("alpha", lora.alpha, saved.get("lora_alpha"))):
+        if wanted != found:
+            raise ConfigError(f"policy.lora.{key} is {wanted}, but the adapter {config.model!r} has {found}. Set it so")
+
+
+def _needs_copy(config: Config) -> bool:
+    """Whether a reference must be a model of its own.
+
+    Raises ConfigError where the base is asked for and training changes it.
+    """
+    from oncurve.algorithm.table import resolve
+    from oncurve.train.adapter import is_adapter
+    from oncurve.train.checkpoint import locate
+    from oncurve.wiring.algorithm import algorithm_choices, algorithm_name
+
+    if config.policy.lora is None:
+        return True
+    reference = resolve(algorithm_name(config), **algorithm_choices(config)).reference
+    keeps_base = config.policy.lora.bias == "none"
+    if reference == "base" and not keeps_base:
+        raise ConfigError(
+            f"policy.lora.bias is {config.policy.lora.bias}, which trains biases of the base, so that algorithm."
+            f"reference base would move. Set policy.lora.bias to none, or algorithm.reference to frozen"
+        )
+    fresh = not is_adapter(locate(config.model))
+    return not (reference == "base" or (reference == "frozen" and fresh and keeps_base))
 
 
 def make_optimizer(config: Config) -> OptimizerSettings:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from oncurve.config.rewards import (
+    BoxedFormatReward,
+    CosineLengthReward,
     CustomReward,
     FormatReward,
+    HashFormatReward,
     JsonSchemaReward,
     JudgeReward,
     LengthReward,
@@ -17,28 +20,101 @@ from oncurve.config.rewards import (
     R1ZeroReward,
     RepetitionReward,
     Reward,
+    RewardSection,
+    StepFormatReward,
     ToolCallsReward,
 )
+from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from oncurve.rewards.base import RewardFunction
+    from oncurve.rewards.base import RewardFunction, Term
 
 
-def make_reward_function(rewards: Sequence[Reward]) -> RewardFunction:
-    """The weighted sum of a recipe's rewards."""
-    from oncurve.rewards.base import Term, WeightedSum
+def make_reward_function(rewards: Sequence[Reward], *, seed: int = 0) -> RewardFunction:
+    """The weighted sum of a recipe's rewards; those that rotate are one term of it, those held out are only logged.
 
-    return WeightedSum(
-        [
-            Term(
-                make_reward(reward),
-                weight=reward.weight,
-                name=reward.name,
-                only_if_correct=reward.only_if_correct,
+    Raises ConfigError if nothing is left to train on or the rotating ones do not fit together.
+    """
+    from oncurve.rewards.base import WeightedSum
+    from oncurve.rewards.rotation import HeldOut
+
+    if all(reward.held_out for reward in rewards):
+        raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
+    total: RewardFunction = WeightedSum(_terms(rewards, seed))
+    watched: set[str] = set()
+    for reward in rewards:
+        if reward.held_out:
+            function = make_reward(reward)
+            name = reward.name or function.name
+            if name in watched:
+                raise ConfigError(f"rewards: two that are held out are named {name!r}. Give one of them another name")
+            watched.add(name)
+            total = HeldOut(total, function, part=f"held_out/{name}")
+    return total
+
+
+def _terms(rewards: Sequence[Reward], seed: int) -> list[Term]:
+    """The rewards that pay, in their order; all that rotate stand where the first of them does."""
+    from oncurve.rewards.base import Term
+
+    terms: list[Term] = []
+    rotating = rotating_rewards(rewards)
+    for reward in rewards:
+        if reward.held_out or (reward in rotating and reward is not rotating[0]):
+            continue
+        function = _make_rotating(rotating, seed) if reward in rotating else make_reward(reward)
+        name = None if reward in rotating else reward.name
+        terms.append(Term(function, weight=reward.weight, name=name, only_if_correct=reward.only_if_correct))
+    return terms
+
+
+def rotating_rewards(rewards: Sequence[Reward]) -> list[Reward]:
+    """The rewards that take turns. Raises ConfigError if it is one alone or if they are paid differently."""
+    rotating = [reward for reward in rewards if reward.rotate_every_steps is not None]
+    if len(rotating) == 1:
+        raise ConfigError("rewards: only one of them has rotate_every_steps. Give it to those that take turns with it")
+    for key in ("rotate_every_steps", "weight", "only_if_correct"):
+        values = [reward.model_dump()[key] for reward in rotating]
+        if len(set(values)) > 1:
+            raise ConfigError(
+                f"rewards: those that rotate have {key} {', '.join(map(str, values))}. Give all of them the same, so "
+                f"that a turn changes what is looked at and not what it pays"
             )
-            for reward in rewards
-        ]
-    )
+    return rotating
+
+
+def _make_rotating(rotating: Sequence[Reward], seed: int) -> RewardFunction:
+    """One term in which the rewards take turns; all of them are graded and logged at every step."""
+    from oncurve.rewards.rotation import Rotating
+
+    functions = [make_reward(reward) for reward in rotating]
+    for function, reward in zip(functions, rotating, strict=True):
+        function.name = reward.name or function.name
+    return Rotating(functions, every_steps=rotating[0].rotate_every_steps, seed=seed, grade_all=True)
+
+
+def part_weights(rewards: Sequence[Reward]) -> dict[str, float]:
+    """The parts of the reward that pay, by their names in the metrics, and what each of them weighs."""
+    weights: dict[str, float] = {}
+    for reward in rewards:
+        if not reward.held_out:
+            weights["rotating" if reward.rotate_every_steps else reward.name or reward.type] = reward.weight
+    return weights
+
+
+def describe_rewards(rewards: Sequence[Reward]) -> list[str]:
+    """What is trained on and what is only watched, a line for each; nothing if every reward pays in every step."""
+    lines: list[str] = []
+    rotating = rotating_rewards(rewards)
+    if rotating:
+        names = ", ".join(reward.name or reward.type for reward in rotating)
+        every = rotating[0].rotate_every_steps
+        lines.append(f"rewards: {names} take turns of {every} steps; all are logged at every step, one pays")
+    for reward in rewards:
+        if reward.held_out:
+            name = reward.name or reward.type
+            lines.append(f"rewards: {name} is held out: logged as reward/held_out/{name}, never trained on")
+    return lines
 
 
 def make_reward(reward: Reward) -> RewardFunction:
@@ -88,25 +164,54 @@ def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeRew
             return Judge(rubric=reward.rubric or RUBRIC, **reward_options(reward, "rubric"))
 
 
-def make_form_reward(reward: FormatReward | LengthReward | OverlongReward | RepetitionReward) -> RewardFunction:
-    """What a completion looks like, whatever it says."""
-    from oncurve.rewards.formats import TagFormat
-    from oncurve.rewards.shaping import LengthWindow, Overlong, Repetition
+def make_form_reward(
+    reward: FormatReward
+    | BoxedFormatReward
+    | HashFormatReward
+    | StepFormatReward
+    | LengthReward
+    | OverlongReward
+    | RepetitionReward
+    | CosineLengthReward,
+) -> RewardFunction:
+    """What a completion looks like, whatever it says; and an answer that is worth more when it is short."""
+    from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
+    from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition
 
     match reward:
         case FormatReward():
             return TagFormat(tags=reward.tags, per_tag=reward.per_tag)
+        case BoxedFormatReward():
+            return BoxedFormat(name=reward.type)
+        case HashFormatReward():
+            return HashFormat(name=reward.type)
+        case StepFormatReward():
+            return StepFormat(min_steps=reward.min_steps, name=reward.type)
         case LengthReward():
             return LengthWindow(reward.min_tokens, reward.max_tokens)
         case OverlongReward():
             return Overlong(reward.max_tokens, reward.buffer_tokens)
         case RepetitionReward():
             return Repetition()
+        case CosineLengthReward():
+            options = reward_options(reward, "correctness", "answer_from")
+            return CosineLength(_correctness(reward), **options)
+
+
+def _correctness(reward: CosineLengthReward) -> RewardFunction:
+    """The reward that says whether the answer is right, inside one that also looks at the length."""
+    match reward.correctness:
+        case "mathematics":
+            return make_reward(MathematicsReward(answer_from=reward.answer_from))
+        case "r1_zero":
+            return make_reward(R1ZeroReward())
+        case "programs":
+            return make_reward(ProgramsReward())
 
 
 def reward_options(reward: Reward, *besides: str) -> dict[str, Any]:
     """The keys of a reward that are its function's own arguments."""
-    return reward.model_dump(exclude={"type", "weight", "name", "only_if_correct", *besides})
+    return reward.model_dump(exclude={"type", *RewardSection.model_fields, *besides})
 
 
 def make_loose_reward() -> RewardFunction:

@@ -2,9 +2,9 @@
 
     0  records  batch  errors
     1  algorithm   rewards   config
-    2  data   rollouts   observe   recipes
-    3  train   evaluate
-    4  wiring   session   examine
+    2  data   rollouts   observe   recipes   plan
+    3  train   evaluate   doctor
+    4  wiring   parts   session   resume   examine
     5  cli
 
 A module imports its own folder and lower layers; the single files of layers 0 and 4 also import each other.
@@ -21,9 +21,9 @@ from source import imports, known, modules
 LAYERS = (
     ("records", "batch", "errors"),
     ("algorithm", "rewards", "config"),
-    ("data", "rollouts", "observe", "recipes"),
-    ("train", "evaluate"),
-    ("wiring", "session", "examine"),
+    ("data", "rollouts", "observe", "recipes", "plan"),
+    ("train", "evaluate", "doctor"),
+    ("wiring", "parts", "session", "resume", "examine"),
     ("cli",),
 )
 LAYER = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
@@ -32,7 +32,7 @@ NEVER = {("rollouts", "rewards"), ("algorithm", "errors"), ("train", "config"), 
 """Pairs that the layers would allow: sampling knows no rewards, formulas no files, and the config stops at wiring."""
 PLAIN = {("config", "algorithm.table")}
 """Plain data that a neighbour may read: a recipe is checked against the table of algorithms."""
-TORCH_FREE = ("records", "errors", "config", "rewards", "observe", "recipes", "cli", "data")
+TORCH_FREE = ("records", "errors", "config", "rewards", "observe", "recipes", "cli", "data", "doctor", "plan")
 EXCEPT = ("data.collate",)
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")
 

@@ -160,8 +160,36 @@ def test_a_choice_without_its_type_or_with_a_wrong_one_is_refused() -> None:
     assert "'gsm8k'" in said
 
 
-def test_a_key_of_another_type_is_refused() -> None:
-    assert message(BASE, "data.type=gsm8k", "data.levels=[1]").startswith("my.yaml: data.levels: ")
+def test_a_key_of_another_type_is_refused_and_its_owner_named() -> None:
+    assert message(BASE, "data.type=gsm8k", "data.levels=[1]") == (
+        "my.yaml: data.levels: there is no such key in a section of type gsm8k; it belongs to word_problems. "
+        "Remove it or change data.type"
+    )
+    assert message(BASE + "rewards: [{type: r1_zero, min_steps: 3}]").endswith(
+        "rewards.0.min_steps: there is no such key in a section of type r1_zero; it belongs to step_format. "
+        "Remove it or change rewards.0.type"
+    )
+    evaluated = message(BASE + "evaluation: {data: {type: gsm8k, levels: [1]}}")
+    assert "it belongs to word_problems. Remove it or change evaluation.data.type" in evaluated
+
+
+def test_a_misspelt_key_is_not_taken_for_one_of_another_type() -> None:
+    assert "levels" not in message("model: x\ndata: {type: gsm8k, level: [1]}")
+    assert "Did you mean 'data.levels'?" in message(BASE, "data.level=[1]")
+
+
+def test_changing_one_reward_of_a_list_that_is_not_there_says_so() -> None:
+    said = message(BASE, "rewards.0.weight=0.3")
+    assert said.startswith("override 'rewards.0.weight=0.3': the recipe has no list rewards")
+    assert "rewards=[...]" in said
+    weighed = parse_config(BASE, ["rewards=[{type: r1_zero, weight: 0.3}]"]).rewards[0]
+    assert weighed.weight == 0.3
+
+
+def test_a_completion_cannot_have_to_be_longer_than_it_may_be() -> None:
+    said = message(BASE, "rollouts.min_completion_tokens=300")
+    assert "rollouts.min_completion_tokens is 300, more than rollouts.max_completion_tokens, 256" in said
+    assert parse_config(BASE, ["rollouts.min_completion_tokens=256"]).rollouts.min_completion_tokens == 256
 
 
 def test_another_type_on_the_command_line_empties_its_section() -> None:

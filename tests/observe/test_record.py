@@ -113,7 +113,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     with (
         RunFolder(tmp_path) as run,
-        pytest.raises(ConfigError, match="another process is writing"),
+        pytest.raises(ConfigError, match="another process is writing this run: process"),
     ):
         RunFolder(run.path, resume_step=0)
 

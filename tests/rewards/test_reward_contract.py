@@ -2,21 +2,72 @@
 
 from __future__ import annotations
 
+import json
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from reward_records import completion_of, prompt_of
 
+from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction, Term, WeightedSum, categorize
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
+from oncurve.rewards.judge import Judge
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.r1_zero import R1Zero
+from oncurve.rewards.rotation import HeldOut, Rotating
+from oncurve.rewards.schema import JsonSchema
 from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition, correctness_format_length
+from oncurve.rewards.tool_calls import ToolCalls
 
 ONE = Term(from_function(lambda completion: 1.0, name="one"))
 BOXED, TAGGED, HASHED = r"So \boxed{5}", "<think> a </think> <answer> 5 </answer>", "a\n#### 5"
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+ANN = json.dumps({"age": 7})
+TOOLS = [{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]
+CALL = json.dumps([{"name": "weather", "arguments": {"city": "Ulm"}}])
+ROWS: dict[str, dict[str, Any]] = {
+    "json schema": {"answer": json.loads(ANN)},
+    "tool calls": {"answer": json.loads(CALL), "tools": TOOLS},
+}
+"""Columns of the row, where a reference answer of 5 is not what the function reads."""
+
+
+class _Opinion(BaseHTTPRequestHandler):
+    """A model that gives full marks to every completion and says so as it was asked to."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        [word] = re.findall(r"VERDICT (\w+): N", body["messages"][0]["content"])
+        choice = {"message": {"role": "assistant", "content": f"VERDICT {word}: 10"}, "finish_reason": "stop"}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"choices": [choice]}).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+class _LocalJudge(Judge):
+    """A judge that brings the model it asks."""
+
+    def __init__(self) -> None:
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _Opinion)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.thread.start()
+        super().__init__(base_url=f"http://127.0.0.1:{self.server.server_address[1]}/v1", model="m", retries=0)
+
+    def close(self) -> None:
+        super().close()
+        self.server.shutdown()
+        self.server.server_close()
+
+
 FUNCTIONS: dict[str, tuple[Callable[[], RewardFunction], str]] = {
     "mathematics": (lambda: Mathematics(timeout_seconds=0.5), BOXED),
     "mathematics, signed": (lambda: Mathematics(answer_from="hash", scale="signed"), HASHED),
@@ -38,6 +89,11 @@ FUNCTIONS: dict[str, tuple[Callable[[], RewardFunction], str]] = {
         BOXED,
     ),
     "custom": (lambda: from_function(lambda completion, answer: float(completion == answer), name="custom"), "5"),
+    "json schema": (lambda: JsonSchema(schema=PERSON), ANN),
+    "tool calls": (ToolCalls, CALL),
+    "judge": (_LocalJudge, "5"),
+    "rotating": (lambda: Rotating([Mathematics(name="m"), BoxedFormat()], every_steps=1, grade_all=True), BOXED),
+    "held out": (lambda: HeldOut(Mathematics(), BoxedFormat()), BOXED),
 }
 ODD_TEXTS = [
     "",
@@ -53,44 +109,47 @@ ODD_TEXTS = [
 ]
 
 
+Case = tuple[RewardFunction, str, Prompt]
+
+
 @pytest.fixture(params=FUNCTIONS)
-def case(request: pytest.FixtureRequest) -> Iterator[tuple[RewardFunction, str]]:
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     make, gold = FUNCTIONS[request.param]
     function = make()
-    yield function, gold
+    yield function, gold, prompt_of(text="Q:", row=ROWS.get(request.param))
     function.close()
 
 
-def test_it_has_the_protocol(case: tuple[RewardFunction, str]) -> None:
+def test_it_has_the_protocol(case: Case) -> None:
     assert isinstance(case[0], RewardFunction)
     assert case[0].name
 
 
-def test_a_good_completion_earns_full_reward(case: tuple[RewardFunction, str]) -> None:
-    function, gold = case
-    reward = function([prompt_of(text="Q:")], [completion_of(gold)])[0]
+def test_a_good_completion_earns_full_reward(case: Case) -> None:
+    function, gold, prompt = case
+    reward = function([prompt], [completion_of(gold)])[0]
     assert reward.value == pytest.approx(1.0, abs=1e-6)
     assert categorize(reward) in ("correct", "wrong")
 
 
-def test_rewards_are_aligned_with_completions(case: tuple[RewardFunction, str]) -> None:
-    function, gold = case
+def test_rewards_are_aligned_with_completions(case: Case) -> None:
+    function, gold, prompt = case
     texts = [gold, "", "nothing", gold, "x"]
-    together = function([prompt_of(text="Q:")] * len(texts), [completion_of(text) for text in texts])
-    alone = [function([prompt_of(text="Q:")], [completion_of(text)])[0] for text in texts]
+    together = function([prompt] * len(texts), [completion_of(text) for text in texts])
+    alone = [function([prompt], [completion_of(text)])[0] for text in texts]
     assert together == alone
     assert function([], []) == []
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS, ids=lambda text: ascii(text[:8]) + f" {len(text)}")
-def test_odd_texts_neither_fail_nor_last(text: str, case: tuple[RewardFunction, str]) -> None:
-    function, _ = case
+def test_odd_texts_neither_fail_nor_last(text: str, case: Case) -> None:
+    function, _, prompt = case
     started = time.process_time()
-    reward = function([prompt_of()], [completion_of(text)])[0]
+    reward = function([prompt], [completion_of(text)])[0]
     assert reward.error is None
     assert time.process_time() - started < 1.0
 
 
-def test_closing_twice_is_harmless(case: tuple[RewardFunction, str]) -> None:
+def test_closing_twice_is_harmless(case: Case) -> None:
     case[0].close()
     case[0].close()

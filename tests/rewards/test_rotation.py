@@ -22,9 +22,10 @@ class Fixed:
         self.name = name
         self.pays = pays
         self.is_closed = False
+        self.correct = 1.0
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        return [Reward(self.pays(completion.text), parts={"correct": 1.0}) for completion in completions]
+        return [Reward(self.pays(completion.text), parts={"correct": self.correct}) for completion in completions]
 
     def close(self) -> None:
         self.is_closed = True
@@ -124,3 +125,43 @@ def test_closing_closes_all() -> None:
     parts = variants(3)
     HeldOut(Rotating(parts[:2]), parts[2]).close()
     assert all(part.is_closed for part in parts)
+
+
+def strict_and_loose() -> list[Fixed]:
+    """Two graders, of which the first finds no answer right."""
+    strict, loose = variants(2)
+    strict.correct = 0.0
+    return [strict, loose]
+
+
+def test_when_all_grade_one_pays_and_all_are_logged() -> None:
+    rotating = Rotating(variants(2), every_steps=1, grade_all=True)
+    rewards = [rotating(*batch(step, prompts=1, group=1))[0] for step in range(8)]
+    assert {reward.value for reward in rewards} == {0.0, 1.0}
+    assert all(reward.parts == {"correct": 1.0, "v0": 0.0, "v1": 1.0} for reward in rewards)
+    assert [reward.value for reward in rewards] == [
+        Rotating(variants(2), every_steps=1)(*batch(step, prompts=1, group=1))[0].value for step in range(8)
+    ]
+
+
+def test_when_all_grade_an_answer_is_right_if_all_say_so_in_whatever_step() -> None:
+    rotating = Rotating(strict_and_loose(), every_steps=1, grade_all=True)
+    found = [rotating(*batch(step, prompts=1, group=1))[0] for step in range(8)]
+    assert {reward.value for reward in found} == {0.0, 1.0}
+    assert {reward.parts["correct"] for reward in found} == {0.0}
+
+
+def test_when_all_grade_a_failure_out_of_turn_costs_nothing() -> None:
+    def fail(text: str) -> float:
+        raise ValueError("broken")
+
+    rotating = Rotating([*variants(1), Fixed("bad", fail)], every_steps=1, grade_all=True)
+    rewards = [rotating(*batch(step, prompts=1, group=1))[0] for step in range(8)]
+    assert {reward.error for reward in rewards} == {None, "crashed"}
+    assert all(reward.parts["v0"] == 0.0 and "bad" not in reward.parts for reward in rewards)
+
+
+def test_a_held_out_grader_can_have_a_part_of_its_own() -> None:
+    inner = HeldOut(Fixed("a", lambda text: 1.0), Fixed("b", lambda text: 2.0), part="held_out/b")
+    [reward, *_] = HeldOut(inner, Fixed("c", lambda text: 3.0), part="held_out/c")(*batch(0))
+    assert (reward.value, reward.parts) == (1.0, {"correct": 1.0, "held_out/b": 2.0, "held_out/c": 3.0})

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from oncurve.errors import CheckpointError
-from oncurve.train.checkpoint import load_model, prune, save_model
+from oncurve.train.checkpoint import load_model, save_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -190,14 +190,3 @@ def test_generation_settings_that_contradict_themselves_can_still_be_saved(
     saved = save_model(model, tokenizer_again, tmp_path / "saved")
     kept = GenerationConfig.from_pretrained(saved)
     assert (kept.eos_token_id, kept.temperature, kept.top_p) == ([260, 5], 0.6, 0.9)
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    for step in (5, 40, 1000, 200):
-        (tmp_path / f"step_{step:06d}").mkdir()
-    (tmp_path / "step_notes.txt").touch()
-    (tmp_path / "model").mkdir()
-    prune(tmp_path, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "step_000200", "step_001000", "step_notes.txt"]
-    prune(tmp_path, keep=5)
-    assert len(list(tmp_path.iterdir())) == 4

@@ -18,8 +18,9 @@ from oncurve.errors import RewardError
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics, read_rollouts
-from oncurve.records import Completion, Group, Mean, Prompt, Reward
+from oncurve.records import Group, Mean, Prompt, Reward
 from oncurve.rollouts.base import SamplingParams
+from oncurve.train.interruption import Interrupted
 from oncurve.train.run import Run
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """A run without a loop, whose screen is a text."""
     folders: list[RunFolder] = []
 
-    def make(*, total_steps: int = 6, **options: Any) -> Run:
-        folders.append(RunFolder(tmp_path / "run"))
+    def make(*, total_steps: int = 6, folder: str = "run", **options: Any) -> Run:
+        folders.append(RunFolder(tmp_path / folder))
         progress = Progress(total_steps, console=Console(file=io.StringIO()))
         options = {"completions_per_step": 12, "completions_per_update": 12} | options
         return Run(folders[-1], progress, total_steps=total_steps, **options)
@@ -131,35 +132,93 @@ def test_too_many_failed_graders_stop_the_run(make_run: Callable[..., Run], grou
         run.measure(groups, rewards)
 
 
-def test_ctrl_c_finishes_the_step_saves_and_gives_the_signal_back(
-    make_run: Callable[..., Run], groups: list[Group]
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
+def test_a_signal_while_sampling_leaves_the_step_and_handlers_are_given_back(
+    number: signal.Signals, code: int, make_run: Callable[..., Run], groups: list[Group]
 ) -> None:
-    before, saved = signal.getsignal(signal.SIGINT), []
-    run = make_run(save=saved.append)
-    for step in run.steps():
-        if step == 2:
-            signal.raise_signal(signal.SIGINT)
-        one_step(run, step, groups)
-    assert run.is_interrupted
-    assert (run.steps_done, saved) == (3, [3])
-    assert [row["step"] for row in read_metrics(run.folder.path)] == [1, 2, 3]
-    assert signal.getsignal(signal.SIGINT) is before
-    assert "Ctrl-C again stops at once" in run.progress.console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_second_ctrl_c_stops_at_once(make_run: Callable[..., Run]) -> None:
-    before, saved = signal.getsignal(signal.SIGINT), []
-    run = make_run(save=saved.append)
+    before, seen = signal.getsignal(number), []
+    run = make_run()
 
     def loop() -> None:
-        for _ in run.steps():
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
+        for step in run.steps():
+            seen.append(step)
+            with run.timed("sample"):
+                if step == 2:
+                    signal.raise_signal(number)
+                    seen.append(-1)
+            one_step(run, step, groups)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted), run.interruption.listen():
         loop()
-    assert (run.steps_done, saved) == (0, [])
-    assert signal.getsignal(signal.SIGINT) is before
+    assert seen == [0, 1, 2]
+    assert (run.steps_done, run.interruption.exit_code) == (2, code)
+    assert [row["step"] for row in read_metrics(run.folder.path)] == [1, 2]
+    assert signal.getsignal(number) is before
+    assert "again leaves at once" in run.progress.console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_training_is_left_between_microbatches_until_the_weights_move(
+    make_run: Callable[..., Run], groups: list[Group]
+) -> None:
+    run, update = make_run(), {"policy/skipped_updates": Mean(0, 1)}
+    with run.interruption.listen():
+        steps = run.steps()
+        next(steps)
+        run.record({"policy/loss": Mean(1, 1)})
+        run.record(update)
+        with run.timed("train"):
+            signal.raise_signal(signal.SIGTERM)
+        run.record({"policy/loss": Mean(1, 1)})
+        run.record(update)  # the step is brought to its end
+        one_step(run, 0, groups)
+        with pytest.raises(Interrupted):
+            next(steps)
+    assert run.steps_done == 1
+    again = make_run(folder="again")
+    with again.interruption.listen():
+        next(again.steps())
+        with again.timed("train"):
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            again.record({"policy/loss": Mean(1, 1)})
+
+
+def test_a_measurement_that_is_left_is_made_up_for_later(make_run: Callable[..., Run], groups: list[Group]) -> None:
+    marks: list[tuple[int, dict[str, float] | None]] = []
+
+    class Marks:
+        def mark(self, step: int, *, pending: dict[str, float] | None = None) -> None:
+            marks.append((step, pending))
+
+        def after_step(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+            return {}
+
+    def measured(step: int) -> dict[str, float]:
+        if step == 2 and not again:
+            signal.raise_signal(signal.SIGTERM)
+        return {"evaluation/score": float(step)}
+
+    again: list[bool] = []
+    run = make_run(every=[(1, measured)], saver=Marks())
+
+    def loop() -> None:
+        for step in run.steps():
+            one_step(run, step, groups)
+
+    with pytest.raises(Interrupted), run.interruption.listen():
+        loop()
+    (_, none), (done, pending) = marks
+    assert none is None
+    assert done == 2
+    assert pending is not None
+    assert "evaluation/score" not in pending
+    again.append(True)
+    resumed = make_run(every=[(1, measured)], folder="resumed")
+    resumed.steps_done = 2
+    resumed.finish_pending(pending)
+    [row] = read_metrics(resumed.folder.path)
+    assert row["step"] == row["evaluation/score"] == 2
+    assert row["reward/mean"] == 0.5
 
 
 def test_a_run_outside_the_main_thread_leaves_signals_alone(make_run: Callable[..., Run]) -> None:
@@ -168,28 +227,6 @@ def test_a_run_outside_the_main_thread_leaves_signals_alone(make_run: Callable[.
     thread.start()
     thread.join()
     assert seen == [0, 1]
-
-
-def test_ctrl_c_in_the_middle_of_training_keeps_the_step(
-    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
-) -> None:
-    saved: list[int] = []
-    calls: list[int] = []
-
-    def interrupted(prompt: Prompt, completion: Completion) -> bool:
-        calls.append(len(calls))
-        if len(calls) == 20:  # in the second step
-            signal.raise_signal(signal.SIGINT)
-        return completion.token_ids[0] % 2 == 0
-
-    policy, algorithm = make_policy(), build("grpo", group_size=4, max_completion_tokens=8)
-    run = train_in(
-        policy, make_prompts(*TEXTS), interrupted, algorithm, SAMPLING, steps=5, prompts_per_step=4, save=saved.append
-    )
-    assert run.is_interrupted
-    assert saved == [2]
-    assert policy.num_updates == 2
-    assert [row["step"] for row in read_metrics(run.folder.path)] == [1, 2]
 
 
 @pytest.mark.parametrize("updates_per_step", [1, 2])

@@ -1,0 +1,146 @@
+"""How does a benchmark take one training step of oncurve at a time? From a recipe, with the parts of the loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from models import MEAN_TOKENS, SHAPES, CoinReward, build, make_prompts
+
+from oncurve import wiring
+from oncurve.batch import Batch
+from oncurve.config.load import parse_config
+from oncurve.config.schema import Config
+from oncurve.data.collate import collate, stack_rewards
+from oncurve.errors import ConfigError
+from oncurve.records import Group
+from oncurve.train.steps import score
+
+GROUP_SIZE, PROMPTS, NEW_TOKENS = 8, 8, 128
+LEARNING_RATE = 1e-6
+LORA_RANK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What has to be done in a step, whoever does it."""
+
+    model: str = "S"
+    case: str = "full"
+    """full: every completion has the most tokens; ragged: geometric lengths."""
+    prompt_tokens: int = 48
+    training: str = "full"
+    """full: every weight; lora: adapters of rank 16 on every matrix of the layers."""
+    kl_coef: float = 0.0
+    updates: int = 1
+    """Optimizer updates per batch of rollouts, each on as many of its completions."""
+    group_size: int = GROUP_SIZE
+    prompts: int = PROMPTS
+    new_tokens: int = NEW_TOKENS
+
+    @property
+    def completions(self) -> int:
+        """Completions in a step."""
+        return self.group_size * self.prompts
+
+    @property
+    def name(self) -> str:
+        """Model, lengths and prompt, for the name of a file."""
+        return f"{self.model}-{self.case}-{self.prompt_tokens}"
+
+    @property
+    def variant(self) -> str:
+        """What is trained, for the name of a file."""
+        kl = "-kl" if self.kl_coef else ""
+        return f"{self.training}{kl}{f'-{self.updates}updates' if self.updates > 1 else ''}"
+
+    def build(self, folder: Path) -> Path:
+        """The checkpoint that everybody starts from."""
+        mean = MEAN_TOKENS if self.case == "ragged" else None
+        length = self.prompt_tokens + self.new_tokens
+        return build(folder, SHAPES[self.model], mean_tokens=mean, max_length=length)
+
+
+def our_config(folder: Path, work: Work, **policy: Any) -> Config:
+    """The recipe of a piece of work. ``policy`` replaces keys of the recipe's section of that name."""
+    if work.training == "lora":
+        policy["lora"] = {"rank": LORA_RANK}
+    recipe = {
+        "model": str(folder),
+        "data": {"type": "word_problems"},
+        "rewards": [{"type": "r1_zero"}],  # stands for the coin, which the benchmark hands in itself
+        "algorithm": {"type": "dapo", "group_size": work.group_size, "kl_coef": work.kl_coef},
+        "rollouts": {"type": "engine", "max_completion_tokens": work.new_tokens},
+        "optimizer": {"learning_rate": LEARNING_RATE},
+        "policy": policy,
+        "run": {
+            "steps": 1000,
+            "prompts_per_step": work.prompts,
+            "completions_per_update": work.completions // work.updates,
+        },
+    }
+    try:
+        return parse_config(yaml.safe_dump(recipe), source="the benchmark's recipe")
+    except ConfigError as error:
+        if work.training == "lora" and "lora" in str(error):
+            raise SystemExit(f"this version of oncurve has no policy.lora as the benchmark sets it: {error}") from None
+        raise
+
+
+class Ours:
+    """One step at a time, timed by phase."""
+
+    def __init__(self, config: Config, work: Work) -> None:
+        self.algorithm, self.sampler = wiring.make_algorithm(config), wiring.make_sampler(config)
+        self.policy = wiring.make_policy(config, with_reference=self.algorithm.needs_reference)
+        self.prompts = make_prompts(self.policy.tokenizer, count=work.prompts, num_tokens=work.prompt_tokens)
+        self.work, self.reward = work, CoinReward()
+        self.tokens: list[int] = []
+        """Completion tokens of each step."""
+
+    def step(self, number: int) -> dict[str, float]:
+        """Sample, grade, train; the seconds of the whole and of each phase."""
+        started = time.perf_counter()
+        groups = self.sample(number)
+        sampled = time.perf_counter()
+        graded = score(groups, self.reward)
+        rewards = stack_rewards(groups, graded)
+        done = time.perf_counter()
+        batch = collate(groups, self.algorithm.advantages(rewards))
+        batch = self.policy.annotate(
+            batch,
+            old=self.algorithm.needs_old(self.work.updates),
+            entropy=self.algorithm.needs_entropy,
+            reference=self.algorithm.needs_reference,
+        )
+        batch = self.algorithm.prepare(batch, rewards)
+        annotated = time.perf_counter()
+        self.train(batch)
+        ended = time.perf_counter()
+        self.tokens.append(sum(len(completion.token_ids) for group in groups for completion in group.completions))
+        return {
+            "step": ended - started,
+            "sample": sampled - started,
+            "grade": done - sampled,
+            "old_reference": annotated - done,
+            "train": ended - done,
+        }
+
+    def sample(self, number: int) -> Sequence[Group]:
+        """The groups of a step."""
+        self.sampler.load_weights(self.policy, version=number)
+        return self.sampler.sample(self.prompts, self.work.group_size, step=number)
+
+    def train(self, batch: Batch) -> None:
+        """The updates of a step."""
+        for update in batch.split(len(batch) // self.work.updates):
+            trained = update if self.algorithm.needs_every_row else update.with_signal()
+            for microbatch in self.policy.microbatches(trained):
+                logprobs, entropy = self.policy.logprobs(microbatch)
+                loss, _ = self.algorithm.loss(logprobs, entropy, microbatch)
+                self.policy.backward(loss)
+            self.policy.update()

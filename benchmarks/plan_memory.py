@@ -1,0 +1,333 @@
+"""How far is the planner's peak memory from the peak of a real step on a CPU?
+
+Each configuration gets a process of its own, which loads a random checkpoint and takes real steps: the engine samples,
+the reward is a coin, the policy trains. Its peak resident memory, over what the imports took, is held against what
+``oncurve.plan`` says. Memory does not depend on what else the machine does, so one thread is enough.
+
+    OMP_NUM_THREADS=1 python benchmarks/plan_memory.py                       # all configurations, a few minutes
+    OMP_NUM_THREADS=1 python benchmarks/plan_memory.py --only S-packed       # one of them
+    OMP_NUM_THREADS=1 python benchmarks/plan_memory.py --live                # count tensors: no allocator in between
+    OMP_NUM_THREADS=1 python benchmarks/plan_memory.py --missing             # go on where it was stopped
+    python benchmarks/plan_memory.py --again                                 # after a change of the planner
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from oncurve.plan.activations import head_bytes, kept_bytes, largest_microbatch, layer_buffers
+from oncurve.plan.memory import plan_memory, trained_parameters
+from oncurve.plan.setup import Setup, Work
+from oncurve.plan.shape import ModelShape, shape_of_config
+
+MIB = 2**20
+RESULT = Path(__file__).resolve().parent / "results" / "plan_memory.json"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One configuration."""
+
+    name: str
+    model: str
+    packed: bool = True
+    checkpointing: bool = False
+    reference: bool = False
+    lora_rank: int = 0
+    prompts: int = 4
+    group_size: int = 8
+    prompt_tokens: int = 48
+    new_tokens: int = 64
+    tokens_per_microbatch: int = 2048
+    steps: int = 2
+
+
+def settings() -> list[Setting]:
+    """All configurations: sizes x checkpointing x packed and padded x reference, LoRA, long prompts, a wide head."""
+    many: list[Setting] = []
+    for model, size in (("S", {}), ("M", {"prompts": 2, "new_tokens": 48, "tokens_per_microbatch": 1024})):
+        for packed in (True, False):
+            for checkpointing in (False, True):
+                way = ("packed" if packed else "padded") + ("-checkpointing" if checkpointing else "")
+                one = Setting(f"{model}-{way}", model, packed, checkpointing, **size)
+                many += [one, replace(one, name=f"{one.name}-reference", reference=True)]
+        one = Setting(f"{model}-lora", model, lora_rank=16, **size)
+        many += [one, replace(one, name=f"{one.name}-checkpointing-reference", checkpointing=True, reference=True)]
+    many += [
+        Setting("S-packed-4k", "S", tokens_per_microbatch=4096, prompts=6),
+        Setting("S-packed-long-prompt", "S", prompt_tokens=384, new_tokens=32, tokens_per_microbatch=4096),
+        Setting("S-padded-long-prompt", "S", packed=False, prompt_tokens=384, new_tokens=32),
+        Setting("W-packed", "W"),
+        Setting("W-packed-checkpointing-reference", "W", checkpointing=True, reference=True),
+    ]
+    return many
+
+
+def build_checkpoint(setting: Setting, folder: Path) -> Path:
+    """The random model of a configuration on disk; its completions never end by themselves."""
+    from models import SHAPES, Shape, build
+
+    shapes = {**SHAPES, "W": Shape(hidden=256, layers=4, heads=4, kv_heads=2, mlp=688, vocabulary=32_768)}
+    return build(folder, shapes[setting.model], mean_tokens=None, max_length=1024)
+
+
+class Peak:
+    """The most memory that this process held since it was last asked."""
+
+    def __init__(self) -> None:
+        self.baseline = self.now("VmRSS")
+        self.peaks: dict[str, int] = {}
+
+    @staticmethod
+    def now(field: str) -> int:
+        """A field of /proc/self/status in bytes."""
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError(f"/proc/self/status has no {field}; this benchmark needs Linux")
+
+    def note(self, phase: str) -> None:
+        """Put the peak since the last call down to a phase."""
+        self.peaks[phase] = max(self.peaks.get(phase, 0), self.now("VmHWM") - self.baseline)
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def measure(setting: Setting, folder: Path) -> dict[str, int]:
+    """Peak bytes over the import baseline in each phase of real steps, in this process."""
+    import copy
+
+    import torch
+
+    from oncurve.algorithm.presets import build as build_algorithm
+    from oncurve.data.collate import collate, stack_rewards
+    from oncurve.records import Prompt, Reward
+    from oncurve.rollouts.base import SamplingParams
+    from oncurve.rollouts.engine.engine import Engine
+    from oncurve.train.adapter import LoraSettings, add_adapter
+    from oncurve.train.checkpoint import load_model
+    from oncurve.train.policy import OptimizerSettings, Policy
+
+    peak = Peak()
+    peak.note("imports")
+    model, tokenizer = load_model(str(folder))
+    rank = setting.lora_rank
+    adapter = add_adapter(model, LoraSettings(rank=rank), base=str(folder)) if rank else None
+    copied = setting.reference and adapter is None  # with an adapter, the base under it is the reference
+    reference = copy.deepcopy(model).requires_grad_(False) if copied else None
+    policy = Policy(
+        model,
+        tokenizer,
+        optimizer=OptimizerSettings(),
+        tokens_per_microbatch=setting.tokens_per_microbatch,
+        gradient_checkpointing=setting.checkpointing,
+        packing=setting.packed,
+        reference=reference,
+        adapter=adapter,
+    )
+    engine = Engine(SamplingParams(max_completion_tokens=setting.new_tokens))
+    coefficient = {"kl_coef": 0.04} if setting.reference else {}
+    algorithm = build_algorithm(
+        "grpo", group_size=setting.group_size, max_completion_tokens=setting.new_tokens, **coefficient
+    )
+    words = torch.randint(300, model.config.vocab_size, (setting.prompts, setting.prompt_tokens)).tolist()
+    prompts = [Prompt(str(place), tuple(ids), place) for place, ids in enumerate(words)]
+    peak.note("load")
+    for step in range(setting.steps):
+        engine.load_weights(policy, version=step)
+        groups = engine.sample(prompts, setting.group_size, step=step)
+        peak.note("sample")
+        graded = [[Reward(float(completion.index % 2)) for completion in group.completions] for group in groups]
+        batch = collate(groups, algorithm.advantages(stack_rewards(groups, graded)))
+        batch = policy.annotate(batch, old=False, entropy=False, reference=setting.reference)
+        peak.note("annotate")
+        for microbatch in policy.microbatches(batch):
+            logprobs, entropy = policy.logprobs(microbatch)
+            loss, _ = algorithm.loss(logprobs, entropy, microbatch)
+            policy.backward(loss)
+        peak.note("train")
+        policy.update()
+        peak.note("update")
+    return peak.peaks
+
+
+def live(setting: Setting, folder: Path) -> dict[str, int]:
+    """Bytes of tensors that one forward pass leaves alive, and the most that are alive in it and the backward pass.
+
+    Torch's memory profiler counts every allocation, so that no allocator's gaps are in these numbers.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from oncurve.batch import Batch, Size
+    from oncurve.train.adapter import LoraSettings, add_adapter
+    from oncurve.train.checkpoint import load_model
+    from oncurve.train.policy import OptimizerSettings, Policy
+
+    model, tokenizer = load_model(str(folder))
+    rank = setting.lora_rank
+    policy = Policy(
+        model,
+        tokenizer,
+        optimizer=OptimizerSettings(),
+        gradient_checkpointing=setting.checkpointing,
+        packing=setting.packed,
+        adapter=add_adapter(model, LoraSettings(rank=rank), base=str(folder)) if rank else None,
+    )
+    batch = largest_microbatch(make_work(setting), make_setup(setting))
+    rows = round(batch.trained_tokens / setting.new_tokens)
+    groups = torch.arange(setting.prompts).repeat_interleave(setting.group_size)[:rows]
+    prompts = torch.randint(300, model.config.vocab_size, (setting.prompts, setting.prompt_tokens))[groups]
+    lengths = torch.full((rows,), setting.prompt_tokens), torch.full((rows,), setting.new_tokens)
+    completions = torch.randint(300, model.config.vocab_size, (rows, setting.new_tokens))
+    mask = torch.ones(rows, setting.new_tokens, dtype=torch.bool)
+    size = Size(rows, int(mask.sum()), len(groups.unique()))
+    ones, zeros = torch.ones(rows), torch.zeros(mask.shape)
+    packed = Batch(prompts, lengths[0], completions, mask, lengths[1], groups, ones, zeros, size)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        logprobs, _ = policy.logprobs(packed)
+        with record_function("backward begins"):
+            logprobs.sum().backward()
+    events = profiler.profiler.kineto_results.events()
+    begins = next(event.start_ns() for event in events if event.name() == "backward begins")
+    alive = peak = kept = 0
+    for time, change in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        alive += change
+        peak = max(peak, alive)
+        kept = alive if time < begins else kept
+    return {"kept": kept, "peak": peak}
+
+
+def make_work(setting: Setting) -> Work:
+    """The work of a configuration, as the planner sees it."""
+    return Work(
+        prompts=setting.prompts,
+        group_size=setting.group_size,
+        prompt_tokens=setting.prompt_tokens,
+        completion_tokens=setting.new_tokens,
+        mean_completion_tokens=setting.new_tokens,
+    )
+
+
+def make_setup(setting: Setting) -> Setup:
+    """How a configuration trains, as the planner sees it."""
+    return Setup(
+        method="lora" if setting.lora_rank else "full",
+        rank=setting.lora_rank or 16,
+        compute="float32",
+        is_gpu=False,
+        packed=setting.packed,
+        checkpointing=setting.checkpointing,
+        tokens_per_microbatch=setting.tokens_per_microbatch,
+        has_reference=setting.reference,
+    )
+
+
+def read_shape(setting: Setting, folder: Path) -> ModelShape:
+    """The shape of a checkpoint on disk."""
+    return shape_of_config(json.loads((folder / "config.json").read_text()), name=setting.model)
+
+
+def predict(setting: Setting, folder: Path) -> dict[str, float]:
+    """What the planner says: the peak of the process, and of the tensors of one forward and backward pass."""
+    shape = read_shape(setting, folder)
+    work, setup = make_work(setting), make_setup(setting)
+    batch = largest_microbatch(work, setup)
+    kept, buffers = kept_bytes(shape, setup, batch), layer_buffers(shape, setup, batch)
+    own = 4.0 * trained_parameters(shape, setup)
+    return {
+        "process": plan_memory(shape, work, setup).trainer.peak_bytes,
+        "kept": kept,
+        "peak": max(kept + max(head_bytes(shape, setup, batch), buffers), buffers + own),
+    }
+
+
+def in_fresh_process(arguments: list[str]) -> dict[str, int]:
+    """The last line that this script prints, run again with other arguments, as JSON."""
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def describe(rows: list[dict[str, Any]]) -> str:
+    """Predicted beside measured, and how many are within 15 %."""
+    lines = [f"{'configuration':42}{'measured':>10}{'planned':>10}{'error':>8}   MiB over the imports"]
+    for row in rows:
+        measured, planned = row["measured_bytes"] / MIB, row["planned_bytes"] / MIB
+        lines.append(f"{row['name']:42}{measured:10.0f}{planned:10.0f}{row['error']:8.1%}")
+    close = sum(abs(row["error"]) <= 0.15 for row in rows)
+    return "\n".join([*lines, f"{close} of {len(rows)} within 15 %"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names of configurations")
+    parser.add_argument("--live", action="store_true", help="count tensors instead of the process's memory")
+    parser.add_argument("--again", action="store_true", help="plan again for the measurements on file")
+    parser.add_argument("--missing", action="store_true", help="only configurations that are not on file yet")
+    parser.add_argument("--one", nargs=3, metavar=("NAME", "FOLDER", "WHAT"), help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    by_name = {setting.name: setting for setting in settings()}
+    if arguments.one:
+        name, folder, what = arguments.one
+        found = measure(by_name[name], Path(folder)) if what == "process" else live(by_name[name], Path(folder))
+        print(json.dumps(found))
+        return
+    chosen = [by_name[name] for name in arguments.only or by_name]
+    known = json.loads(arguments.output.read_text())["rows"] if arguments.output.exists() else []
+    kept = {row["name"]: row for row in known if row["name"] in by_name}
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in chosen:
+            if (arguments.again and setting.name not in kept) or (arguments.missing and setting.name in kept):
+                continue
+            place = Path(folder) / setting.model
+            if not place.exists():
+                build_checkpoint(setting, place)
+            planned = predict(setting, place)
+            if arguments.live:
+                tensors = in_fresh_process(["--one", setting.name, str(place), "live"])
+                for what, size in tensors.items():
+                    error = planned[what] / size - 1
+                    print(f"{setting.name:42}{what:6}{size / MIB:10.1f}{planned[what] / MIB:10.1f}{error:8.1%}")
+                continue
+            peaks = (
+                kept[setting.name]["peaks"]
+                if arguments.again
+                else in_fresh_process(["--one", setting.name, str(place), "process"])
+            )
+            measured = max(peaks.values())
+            kept[setting.name] = {
+                "name": setting.name,
+                "setting": asdict(setting),
+                "shape": asdict(read_shape(setting, place)),
+                "peaks": peaks,
+                "measured_bytes": measured,
+                "planned_bytes": round(planned["process"]),
+                "error": planned["process"] / measured - 1,
+            }
+            print(describe([kept[setting.name]]).splitlines()[1], flush=True)
+            write(arguments.output, [kept[name] for name in by_name if name in kept])
+    if not arguments.live:
+        print(describe([kept[name] for name in by_name if name in kept]))
+
+
+def write(output: Path, rows: list[dict[str, Any]]) -> None:
+    """All rows so far, so that nothing is lost when the rest is stopped."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    record = {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}
+    output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What does the doctor look at? The metrics of a run as curves, its resolved recipe, and what was held out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any
+
+from oncurve.doctor.findings import Evidence
+
+MIN_WINDOW_STEPS, MAX_WINDOW_STEPS = 3, 20
+"""Start and end of a curve are a fifth of its steps, but at least and at most so many."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The finite values of one metric, in the order of the steps."""
+
+    key: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def window(self) -> int:
+        """How many values the start and the end have."""
+        return min(max(MIN_WINDOW_STEPS, len(self) // 5), MAX_WINDOW_STEPS, len(self))
+
+    @property
+    def has_two_ends(self) -> bool:
+        """Start and end have no step in common."""
+        return len(self) >= 2 * self.window and len(self) > MIN_WINDOW_STEPS
+
+    @property
+    def start(self) -> float:
+        """Mean over the first window; NaN for an empty curve."""
+        return fmean(self.values[: self.window]) if self.values else math.nan
+
+    @property
+    def end(self) -> float:
+        """Mean over the last window; NaN for an empty curve."""
+        return fmean(self.values[-self.window :]) if self.values else math.nan
+
+    @property
+    def mean(self) -> float:
+        """Mean over all steps; NaN for an empty curve."""
+        return fmean(self.values) if self.values else math.nan
+
+    @property
+    def median(self) -> float:
+        """Median over all steps; NaN for an empty curve."""
+        return median(self.values) if self.values else math.nan
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """Place and value of the highest mean over a window; (0, NaN) for an empty curve."""
+        width = self.window
+        means = [(fmean(self.values[k : k + width]), -k) for k in range(len(self) - width + 1)] if width else []
+        value, place = max(means, default=(math.nan, 0))
+        return -place, value
+
+    def at_start(self) -> Evidence:
+        """The start as evidence."""
+        return Evidence(self.key, self.start, (self.steps[0], self.steps[self.window - 1]))
+
+    def at_end(self) -> Evidence:
+        """The end as evidence."""
+        return Evidence(self.key, self.end, (self.steps[-self.window], self.steps[-1]))
+
+    def over_all(self) -> Evidence:
+        """The whole curve as evidence."""
+        return Evidence(self.key, self.mean, (self.steps[0], self.steps[-1]))
+
+    def both_ends(self) -> tuple[Evidence, ...]:
+        """Start and end as evidence; the whole curve where they overlap."""
+        return (self.at_start(), self.at_end()) if self.has_two_ends else (self.over_all(),)
+
+    def on(self, place: int) -> Evidence:
+        """One value as evidence."""
+        return Evidence(self.key, self.values[place], (self.steps[place], self.steps[place]))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything the doctor may look at; every part may be missing or incomplete."""
+
+    metrics: Sequence[Mapping[str, Any]]
+    """Rows of ``read_metrics``; step 0 is the model before training."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The resolved recipe; without it, checks that need a setting say nothing."""
+    examples: Sequence[Mapping[str, Any]] = ()
+    """Graded completions with their ``completion``, ``answer`` (the reference) and ``reward``, as evaluations keep."""
+    lags: Mapping[int, int] = field(default_factory=dict)
+    """Step to how many steps its oldest completion's weights lag behind; synchronous sampling has 0."""
+
+    def curve(self, key: str) -> Curve:
+        """A metric of the training steps; empty if it was never measured."""
+        return self._curves(first_step=1).get(key, Curve(key, (), ()))
+
+    def curves(self, prefix: str) -> list[Curve]:
+        """All metrics of the training steps whose keys start so, by key."""
+        return [curve for key, curve in sorted(self._curves(first_step=1).items()) if key.startswith(prefix)]
+
+    def held_out(self, key: str) -> Curve:
+        """A metric of the evaluations, the one before training included."""
+        return self._curves(first_step=0).get(key, Curve(key, (), ()))
+
+    def setting(self, key: str) -> Any:
+        """A value of the recipe by its key with dots; None if it is not there."""
+        node: Any = self.config
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        return node
+
+    def number(self, key: str) -> float:
+        """A number of the recipe; NaN if it is not there or no number."""
+        value = self.setting(key)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+
+    def configured(self, key: str) -> tuple[Evidence, ...]:
+        """A value of the recipe as evidence; nothing if it is not there."""
+        value = self.setting(key)
+        if value is None:
+            return ()
+        return (Evidence(key, float(value) if isinstance(value, float) else str(value)),)
+
+    @property
+    def rows(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """Steps and their rows; what has no whole number as its step is no row."""
+        return [(row["step"], row) for row in self.metrics if type(row.get("step")) is int]
+
+    @cached_property
+    def _all_curves(self) -> dict[int, dict[str, Curve]]:
+        return {first: _read_curves(self.rows, first) for first in (0, 1)}
+
+    def _curves(self, *, first_step: int) -> dict[str, Curve]:
+        return self._all_curves[first_step]
+
+
+def _read_curves(rows: Sequence[tuple[int, Mapping[str, Any]]], first_step: int) -> dict[str, Curve]:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for step, row in rows:
+        if step >= first_step:
+            for key, value in row.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                    points.setdefault(key, []).append((step, float(value)))
+    return {
+        key: Curve(key, tuple(step for step, _ in found), tuple(value for _, value in found))
+        for key, found in ((key, sorted(found, key=lambda point: point[0])) for key, found in points.items())
+    }

@@ -1,0 +1,108 @@
+"""Which checks are there, and in which order are their findings told? Causes stand before consequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from oncurve.doctor import grading, groups, lengths, moves, speed
+from oncurve.doctor.case import Case
+from oncurve.doctor.findings import SEVERITIES, Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A row of the table of checks."""
+
+    function: Callable[[Case], Finding | None]
+    follows: tuple[str, ...] = ()
+    """Names of the checks whose findings would explain this one: it is told after them, as their consequence."""
+
+    @property
+    def name(self) -> str:
+        """The function's name, by which findings, documents and benchmarks know the check."""
+        return self.function.__name__
+
+    @property
+    def symptom(self) -> str:
+        """What the check looks for, in one line."""
+        return (self.function.__doc__ or "").strip().splitlines()[0]
+
+
+_GRADER = ("grader_errors", "grader_inverted", "reward_blind", "reward_constant")
+_SAMPLING = ("no_format", "minimum_length", "truncation", "sampling_narrow")
+_COLLAPSE = ("not_finite", "learning_rate_high", "entropy_bonus", "clipping", "stale_weights", "mismatch")
+_DEAD = ("too_easy", "too_hard", "dead_groups")
+
+CHECKS: tuple[Check, ...] = (
+    Check(grading.grader_errors),
+    Check(grading.reward_constant),
+    Check(grading.grader_inverted),
+    Check(grading.reward_blind),
+    Check(moves.entropy_bonus),
+    Check(moves.stale_weights),
+    Check(moves.mismatch, ("stale_weights",)),
+    Check(moves.clipping),
+    Check(moves.learning_rate_high, (*_GRADER, "entropy_bonus", "stale_weights", "mismatch")),
+    Check(moves.not_finite, ("learning_rate_high",)),
+    Check(grading.no_format, ("learning_rate_high",)),
+    Check(lengths.minimum_length),
+    Check(lengths.truncation, ("minimum_length",)),
+    Check(groups.sampling_narrow),
+    Check(moves.learning_rate_low),
+    Check(groups.too_easy, (*_GRADER, "sampling_narrow")),
+    Check(groups.too_hard, (*_GRADER, *_SAMPLING, *_COLLAPSE)),
+    Check(grading.reward_hacking, ("grader_inverted", "reward_blind", *_COLLAPSE)),
+    Check(grading.overfitting, ("grader_inverted", "reward_blind", *_COLLAPSE)),
+    Check(moves.entropy_collapse, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard")),
+    Check(groups.dead_groups, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard", "entropy_collapse")),
+    Check(moves.kl_growth, (*_GRADER, *_COLLAPSE)),
+    Check(moves.kl_too_strong),
+    Check(grading.format_only, ("reward_blind", "reward_hacking")),
+    Check(lengths.length_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
+    Check(lengths.length_collapse, (*_GRADER, *_COLLAPSE, "reward_hacking")),
+    Check(moves.entropy_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
+    Check(moves.oscillation, (*_GRADER, *_COLLAPSE)),
+    Check(moves.gradient_spikes, (*_GRADER, *_COLLAPSE)),
+    Check(moves.not_learning, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD, "learning_rate_low", "kl_too_strong")),
+    Check(groups.skipped_updates, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD)),
+    Check(grading.held_out_higher),
+    Check(speed.grading_bound),
+    Check(speed.slowing),
+    Check(speed.memory_growth),
+    Check(speed.rollout_bound),
+    Check(speed.trainer_bound),
+    Check(grading.evaluation_small),
+)
+"""Every check, in the order in which their findings are told if they are equally severe."""
+
+
+def diagnose(case: Case) -> list[Finding]:
+    """The findings on a run: first those that stand on their own, the worst first; then what follows from others.
+
+    A finding follows from the first of its possible causes that was found at least as a warning. Consequences keep
+    their severity, and stand behind everything severe or worth a warning that has no cause here.
+    """
+    found = {
+        check.name: replace(finding, check=check.name)
+        for check in CHECKS
+        if (finding := check.function(case)) is not None
+    }
+    causes = {name for name, finding in found.items() if finding.severity != "note"}
+    told = [
+        replace(found[check.name], follows=next((name for name in check.follows if name in causes), None))
+        for check in CHECKS
+        if check.name in found
+    ]
+    return sorted(told, key=_place)
+
+
+def check_names() -> Sequence[str]:
+    """Names of all checks, in their order."""
+    return [check.name for check in CHECKS]
+
+
+def _place(finding: Finding) -> tuple[int, int]:
+    """Notes last; among the rest consequences after causes; then by severity."""
+    is_note = finding.severity == "note"
+    return (2 if is_note else 1 if finding.follows is not None else 0, SEVERITIES.index(finding.severity))

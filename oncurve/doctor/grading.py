@@ -1,0 +1,266 @@
+"""Does the reward pay for what is wanted, and does the grader work?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean, pvariance
+
+from oncurve.doctor.case import Case, Curve
+from oncurve.doctor.findings import Evidence, Finding
+from oncurve.doctor.intervals import wilson
+from oncurve.rewards.answers import after_hash, answer_tag, last_boxed
+from oncurve.rewards.exact import exact_number
+
+MIN_AUDITED = 5
+"""Right and wrong answers, each, below which the grader is not judged."""
+
+
+def grader_errors(case: Case) -> Finding | None:
+    """Completions that the grader could not grade: more than 1 %, severe from 5 %."""
+    errors = max((case.curve("reward/error_fraction"), case.held_out("evaluation/error_fraction")), key=_mean_or_zero)
+    if not errors or errors.mean <= 0.01:
+        return None
+    timeouts = case.curve("reward/timeout_fraction")
+    shown = [errors.over_all(), *([timeouts.over_all()] if timeouts and timeouts.mean > 0 else [])]
+    is_slow = bool(timeouts) and timeouts.mean > 0.5 * errors.mean
+    return Finding(
+        severity="severe" if errors.mean >= 0.05 else "warning",
+        what="The grader fails for some completions, which then have no reward",
+        evidence=tuple(shown),
+        do="Give it more time or make it faster: most failures are timeouts."
+        if is_slow
+        else "Read the errors in rollouts/ (field detail) and repair the grader: a failure is no wrong answer.",
+    )
+
+
+def reward_constant(case: Case) -> Finding | None:
+    """Lowest and highest reward are equal in nearly every step, while the answers are not known to be all equal."""
+    low, high = case.curve("reward/min"), case.curve("reward/max")
+    spans = [b - a for a, b in zip(low.values, high.values, strict=False)]
+    if len(spans) < 3 or sum(span < 1e-9 for span in spans) < 0.9 * len(spans):
+        return None
+    if max(high.values) - min(low.values) > 1e-9:
+        return None
+    forms = case.curve("reward/format")
+    if forms and forms.mean < 0.02:  # then the form is what is missing, and the reward is right to be constant
+        return None
+    correct = case.curve("reward/correct")
+    if correct and (correct.mean < 0.02 or correct.mean > 0.98):
+        return None
+    return Finding(
+        severity="severe",
+        what="Every completion of every step earns the same reward, so there is nothing to learn from",
+        evidence=(low.over_all(), high.over_all()),
+        do="Correct the reward function: it must tell a right answer from a wrong one. `oncurve check` tries it out.",
+    )
+
+
+def no_format(case: Case) -> Finding | None:
+    """Hardly any completion has the form that the reward asks for, from the first steps to the last."""
+    form = case.curve("reward/format")
+    if len(form) < 3 or form.start >= 0.02 or form.mean >= 0.02:
+        return None
+    return Finding(
+        severity="severe",
+        what="No completion has the form that the reward asks for, so no answer is ever counted",
+        evidence=(form.over_all(), *case.configured("data.template")),
+        do="Let prompt and reward ask for the same form (data.template, rewards); show examples (data.few_shot), or "
+        "start from a model that knows the form.",
+    )
+
+
+def grader_inverted(case: Case) -> Finding | None:
+    """Completions with a wrong number earn clearly more than those with the right one: by 0.3 of the rewards' range."""
+    audit = _audit(case)
+    if audit is None:
+        return None
+    right, wrong, span, _ = audit
+    if fmean(wrong) - fmean(right) < 0.3 * span:
+        return None
+    return Finding(
+        severity="severe",
+        what="The grader pays wrong answers more than right ones",
+        evidence=_audit_evidence(right, wrong),
+        do="Turn the reward around: look for a negative weight, swapped arguments, or a test for inequality.",
+    )
+
+
+def reward_blind(case: Case) -> Finding | None:
+    """Completions with the right number earn hardly more than those with a wrong one: 0.25 of the range, or chance."""
+    audit = _audit(case)
+    if audit is None:
+        return None
+    right, wrong, span, low = audit
+    gain = fmean(right) - fmean(wrong)
+    chance = 2 * (pvariance(right) / len(right) + pvariance(wrong) / len(wrong)) ** 0.5
+    if gain < -0.3 * span or gain > max(0.25 * span, chance) or fmean(wrong) - low < 0.2 * span:
+        return None
+    return Finding(
+        severity="severe",
+        what="The reward hardly depends on whether the answer is right",
+        evidence=_audit_evidence(right, wrong),
+        do="Add a reward for the right answer (such as r1_zero or mathematics) that outweighs the others.",
+    )
+
+
+def reward_hacking(case: Case) -> Finding | None:
+    """The reward rises in training, and neither answers nor a reward that is not trained on get better."""
+    reward = case.curve("reward/mean")
+    if not _has_risen(case, reward):
+        return None
+    evidence = _unpaid_reward(case)
+    if not evidence and _is_flat_held_out(case) and not _has_risen(case, case.curve("reward/correct")):
+        held_out = answers_held_out(case)
+        evidence = (held_out.on(0), held_out.on(-1))
+    if not evidence:
+        return None
+    return Finding(
+        severity="severe",
+        what="The reward rises and the answers do not get better: the policy exploits the reward",
+        evidence=(*reward.both_ends(), *evidence),
+        do="Read completions with a high reward, close the loophole, and let correctness outweigh everything else. "
+        "Go back to a checkpoint from before.",
+    )
+
+
+def overfitting(case: Case) -> Finding | None:
+    """Accuracy rises on training prompts and not on held-out ones."""
+    correct, held_out = case.curve("reward/correct"), answers_held_out(case)
+    if not _has_risen(case, correct) or not _is_flat_held_out(case) or held_out.values[0] > 0.9:
+        return None
+    return Finding(
+        severity="warning",
+        what="Accuracy rises on training prompts and not on held-out ones: prompts are learnt by heart, the two sets "
+        "differ, or the grader is fooled",
+        evidence=(*correct.both_ends(), held_out.on(0), held_out.on(-1)),
+        do="Use more training prompts and fewer passes over them; read completions that are counted as right.",
+    )
+
+
+def format_only(case: Case) -> Finding | None:
+    """The form is learnt: it rose by 0.2 or more, and the share of right answers in any form did not rise."""
+    form, held_out = case.curve("reward/format"), case.held_out("evaluation/any_format_fraction")
+    if not form.has_two_ends or form.end < 0.8 or len(held_out) < 2:
+        return None
+    if form.end - form.start < max(0.2, 2.5 * reward_noise(case, form.window, spread=0.5)):
+        return None
+    if held_out.values[-1] > held_out_interval(case, held_out, 0)[1]:
+        return None
+    return Finding(
+        severity="warning",
+        what="The form has been learnt, the answers have not",
+        evidence=(*form.both_ends(), held_out.on(0), held_out.on(-1)),
+        do="Go on for longer with more completions per prompt; pay nothing for the form alone.",
+    )
+
+
+def held_out_higher(case: Case) -> Finding | None:
+    """Held-out accuracy is above that of training by 0.15 although both are sampled alike."""
+    correct, held_out = case.curve("reward/correct"), case.held_out("evaluation/correct_fraction")
+    if not correct or len(held_out) < 2 or case.number("evaluation.temperature") != case.number("rollouts.temperature"):
+        return None
+    if held_out_interval(case, held_out, -1)[0] - correct.end < 0.15:
+        return None
+    return Finding(
+        severity="warning",
+        what="Held-out problems are solved more often than training problems, sampled alike",
+        evidence=(correct.at_end(), held_out.on(-1)),
+        do="Look for held-out problems in the training data (`oncurve check`), or for an easier held-out set.",
+    )
+
+
+def evaluation_small(case: Case) -> Finding | None:
+    """Fewer than 200 held-out examples: the 95 % interval is wider than about 14 points."""
+    count, held_out = case.held_out("evaluation/num_examples"), case.held_out("evaluation/correct_fraction")
+    if not count or not held_out or count.values[-1] >= 200:
+        return None
+    return Finding(
+        severity="note",
+        what="So few examples are held out that a change of many points may be chance",
+        evidence=(count.on(-1), held_out.on(-1)),
+        do="Measure on 500 or more (evaluation.num_prompts) before you believe a difference.",
+    )
+
+
+def answers_held_out(case: Case) -> Curve:
+    """Held-out accuracy: in any form if that was measured, since it does not depend on the reward's own grader."""
+    loose, strict = case.held_out("evaluation/any_format_fraction"), case.held_out("evaluation/correct_fraction")
+    return loose if len(loose) >= len(strict) else strict
+
+
+def held_out_interval(case: Case, curve: Curve, place: int) -> tuple[float, float]:
+    """The 95 % interval of a held-out share, from the number of examples; 100 where it was not recorded."""
+    counts = case.held_out("evaluation/num_examples")
+    return wilson(curve.values[place], counts.values[-1] if counts else 100.0)
+
+
+def reward_noise(case: Case, steps: int, *, spread: float | None = None) -> float:
+    """Largest standard deviation that chance alone gives a mean over ``steps`` steps: std / sqrt(prompts * steps).
+
+    The completions of a prompt are taken as fully dependent, hence "largest"; ``spread`` None is the rewards' own.
+    8 prompts are assumed without a recipe.
+    """
+    measured, prompts = case.curve("reward/std"), case.number("run.prompts_per_step")
+    deviation = spread if spread is not None else measured.mean if measured else 0.0
+    per_step = prompts if prompts == prompts and prompts > 0 else 8.0
+    return deviation / (per_step * max(steps, 1)) ** 0.5
+
+
+def _has_risen(case: Case, curve: Curve) -> bool:
+    """The end is above the start by 0.05 and by more than chance."""
+    if not curve.has_two_ends:
+        return False
+    return curve.end - curve.start > max(2.5 * reward_noise(case, curve.window), 0.05)
+
+
+def _is_flat_held_out(case: Case) -> bool:
+    """Two evaluations or more, and the last is in no form clearly above the first: half the way to its upper end."""
+    keys = ("evaluation/correct_fraction", "evaluation/any_format_fraction")
+    curves = [curve for key in keys if len(curve := case.held_out(key)) >= 2]
+    return bool(curves) and all(
+        curve.values[-1] <= (curve.values[0] + held_out_interval(case, curve, 0)[1]) / 2 for curve in curves
+    )
+
+
+def _unpaid_reward(case: Case) -> tuple[Evidence, ...]:
+    """Evidence that a reward that is graded and never trained on has fallen by more than 0.05, or nothing."""
+    for curve in case.curves("reward/held_out/"):
+        if curve.has_two_ends and curve.end < curve.start - max(2.5 * reward_noise(case, curve.window), 0.05):
+            return curve.both_ends()
+    return ()
+
+
+def _mean_or_zero(curve: Curve) -> float:
+    return curve.mean if curve else 0.0
+
+
+def _audit(case: Case) -> tuple[list[float], list[float], float, float] | None:
+    """Rewards of right and wrong explicit answers, the range of all rewards and the lowest; None if too few.
+
+    The same completion of the same problem counts once: a group of copies is no further evidence.
+    """
+    rewarded = list(dict.fromkeys(_rewarded(case)))
+    rewards = [reward for *_, reward in rewarded]
+    right = [reward for *_, is_right, reward in rewarded if is_right is True]
+    wrong = [reward for *_, is_right, reward in rewarded if is_right is False]
+    span = max(rewards, default=0.0) - min(rewards, default=0.0)
+    if span < 1e-9 or min(len(right), len(wrong)) < MIN_AUDITED:
+        return None
+    return right, wrong, span, min(rewards)
+
+
+def _rewarded(case: Case) -> Iterator[tuple[str, str, bool | None, float]]:
+    """Completion, reference, whether the explicit answer is its number (None if either has none), and the reward."""
+    for example in case.examples:
+        reward, text, answer = example.get("reward"), example.get("completion"), example.get("answer")
+        if isinstance(reward, (int, float)) and isinstance(text, str) and isinstance(answer, str):
+            stated = answer_tag(text) or last_boxed(text) or after_hash(text)
+            number, gold = exact_number(stated) if stated else None, exact_number(answer)
+            yield text, answer, (None if number is None or gold is None else number == gold), float(reward)
+
+
+def _audit_evidence(right: list[float], wrong: list[float]) -> tuple[Evidence, ...]:
+    return (
+        Evidence(f"mean reward of {len(right)} completions with the right number", fmean(right)),
+        Evidence(f"mean reward of {len(wrong)} completions with a wrong number", fmean(wrong)),
+    )

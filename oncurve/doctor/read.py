@@ -1,0 +1,70 @@
+"""Where does the doctor find what it looks at? A run's folder, complete or not, becomes a case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oncurve.doctor.case import Case
+from oncurve.errors import DataError
+from oncurve.observe.record import METRICS, read_metrics, read_rows, rollouts_path
+
+_EVALUATIONS = ("base", "trained")
+_MAX_BYTES = 8 * 2**20
+"""A larger file of completions is passed over: the doctor should answer at once."""
+
+
+def read_case(run: str | Path) -> Case:
+    """The case of a run folder, or of a file of metrics alone; also while the run goes on.
+
+    Completions are those of the evaluations before and after, and of the first and last step that were kept.
+
+    Raises DataError if there are no metrics, or if a file that is there is broken.
+    """
+    folder = Path(run)
+    if folder.is_dir() and not (folder / METRICS).is_file():
+        raise DataError(f"{folder}: is no run folder, {METRICS} is missing. Name the folder that `oncurve train` made.")
+    metrics = read_metrics(folder)
+    if not folder.is_dir():
+        return Case(metrics)
+    examples = [row for name in _EVALUATIONS for row in _rows(folder / "evaluations" / f"{name}.jsonl")]
+    kept = [(step, path) for row in metrics if (path := rollouts_path(folder, step := row["step"])).is_file()]
+    lags: dict[int, int] = {}
+    for step, path in dict([*kept[:1], *kept[-1:]]).items():
+        rolled = list(_completions(path))
+        examples += rolled
+        versions = [row["policy_version"] for row in rolled if isinstance(row["policy_version"], int)]
+        if versions:  # a step, counted as done, trains weights that have seen one step less
+            lags[step] = max(0, step - 1 - min(versions))
+    return Case(metrics, config=_config(folder / "config.yaml"), examples=examples, lags=lags)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        return []
+    return read_rows(path, may_be_torn=False)
+
+
+def _completions(path: Path) -> Iterator[dict[str, Any]]:
+    """The completions of a step in the shape of evaluation examples."""
+    for group in _rows(path):
+        answer = group.get("answer")
+        for completion in group.get("completions") or ():
+            reward, version = completion.get("reward"), completion.get("policy_version")
+            example = {"completion": completion.get("text"), "answer": answer, "reward": reward}
+            yield {**example, "policy_version": version}
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    """The resolved recipe as plain data; it was checked when the run started."""
+    if not path.is_file():
+        return {}
+    try:
+        loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{path}: cannot be read as YAML ({error}). Restore or remove it.") from error
+    return tree if isinstance(tree, dict) else {}

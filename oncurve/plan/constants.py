@@ -1,0 +1,89 @@
+"""Which numbers of the planner are counted, measured or guessed? All of them stand here, each with its kind and source.
+
+Counted: read off what the code does. To count again after a change of the forward pass, run
+``python benchmarks/plan_memory.py --live``, which holds the planner's numbers against every allocation of a pass.
+
+Measured: from real steps. To measure again, run ``python benchmarks/plan_memory.py``, which prints the planner's error
+for every configuration; the CPU constants are the ones that bring it down.
+
+Guessed: nobody has measured it here. The plan says so wherever a guess decides.
+"""
+
+from __future__ import annotations
+
+SAVED_WIDE_HIDDEN = 4
+"""Counted. Tensors [N, H] in float32 that a layer keeps: both residual inputs, and both after normalizing."""
+SAVED_WIDE_HIDDEN_FROZEN = 2
+"""Counted. The same where the norms' weights are frozen: what was normalized is not kept."""
+SAVED_INPUTS_FULL_WIDTH = 2
+"""Counted. Inputs [N, H] of linear layers that a layer keeps in float32: one for q, k, v and one for gate, up."""
+SAVED_INPUTS_HALF_WIDTH = 5
+"""Counted. The same under autocast, which makes a half-width copy for each of q, k, v, gate and up."""
+SAVED_MLP = 4
+"""Counted. Tensors [N, MLP]: gate, its SiLU, up, their product."""
+SAVED_QUERIES_PACKED = 2
+"""Counted. Tensors as wide as the queries that attention keeps: queries and outputs, both in the order of blocks."""
+SAVED_QUERIES_PADDED = 1
+"""Counted. The same without packing: the outputs are the input of the next linear layer, which is counted there."""
+SAVED_LAST = 2
+"""Counted. Tensors [N, H] in float32 after the last layer: before and after normalizing."""
+
+BACKWARD_MLP = 3
+"""Counted. Tensors [N, MLP] alive while a layer's gated MLP runs backward: gradients of product, gate and up."""
+BACKWARD_HIDDEN = 3
+"""Counted. Tensors [N, H] in float32 alive at the same time: gradients of the residual stream and of the input."""
+
+HEAD_CHUNK_TOKENS = 1024
+"""Counted. Tokens whose logits exist at one time: ``oncurve.algorithm.logprobs.CHUNK_TOKENS``."""
+HEAD_COPIES = 4
+"""Counted. Tensors [chunk, V] in float32 alive in the head: scaled, softmax and their product forward; logits, log p, p
+and the gradient of the chunk before backward."""
+HEAD_COPIES_NATIVE = 2
+"""Counted. The same with compiled kernels, which work in place: logits, and the gradient of the chunk before."""
+
+OWN_WIDE_HIDDEN = 2
+"""Counted. Tensors [N, H] in float32 that a layer of ``oncurve.trunk`` keeps: the residual before attention and MLP."""
+OWN_MLP = 2
+"""Counted. Tensors [N, MLP] that it keeps: gate and up."""
+SAMPLING_LOGIT_COPIES = 4
+"""Counted. Tensors [rows, V] in float32 while a token is drawn: logits, scaled, probabilities, their cumulative sum."""
+
+NF4_BYTES = 0.516
+"""Counted. Bytes per weight in NF4 with double quantization: 4 bits, and 0.127 for the constants; QLoRA,
+arXiv:2305.14314, section 3."""
+INT8_BYTES = 1.004
+"""Counted. Bytes per weight in 8 bits, with a float32 constant per row of some thousand."""
+
+CPU_LIBRARIES_BYTES = 28 * 2**20
+"""Measured. What a process on a CPU takes beyond its imports and its tensors: the code of the kernels that it touches
+for the first time, and the libraries' own buffers. It is the peak of a model of 30,000 weights."""
+CPU_FRAGMENTATION = {"full": 0.25, "checkpointing": 0.35, "lora": 0.8, "own": 0.25}
+"""Measured. What the C library's allocator holds on top of what is in use, as a share of what all layers together
+allocate and free in a pass (what is kept for the backward pass, and the gradients there). Freed blocks below 32 MiB
+stay with the process, and where small tensors that live on stand between them, the next large one finds no place: the
+gradients of a recomputed layer and the thin products of an adapter do that. It grows over the first steps."""
+CPU_MMAP_BYTES = 32 * 2**20
+"""Documented. The C library gives blocks of this size back at once (mallopt(3), M_MMAP_THRESHOLD): no gaps there."""
+GPU_CONTEXT_BYTES = 600 * 2**20
+"""Guessed. CUDA context, loaded kernels and cuBLAS workspaces of one process."""
+GPU_FRAGMENTATION = 0.06
+"""Guessed. Share of activations and buffers that the caching allocator reserves on top."""
+GPU_MARGIN = 0.03
+"""Guessed. Share of a GPU's memory that a plan leaves free."""
+
+NCCL_BUFFER_BYTES = 2 * 2**30
+"""Documented. Packed weight transfer of vLLM: two buffers of 1 GiB on each side."""
+ENGINE_KV_SHARE = 0.9
+"""Documented. Share of a GPU that a separate vLLM server takes, its gpu_memory_utilization; what the weights leave
+of it is KV cache."""
+ENGINE_OVERHEAD_BYTES = 2 * 2**30
+"""Guessed. Buffers and captured graphs of an inference engine beside its weights and its cache."""
+
+TRAIN_UTILIZATION = 0.35
+"""Guessed. Share of a device's nominal matrix rate that training reaches."""
+SAMPLE_BANDWIDTH_UTILIZATION = 0.5
+"""Guessed. Share of a device's memory bandwidth that decoding reaches."""
+SAMPLE_COMPUTE_UTILIZATION = 0.3
+"""Guessed. Share of a device's nominal matrix rate that decoding many rows reaches."""
+MEAN_LENGTH_SHARE = 0.5
+"""Guessed. Mean length of a completion as a share of the limit, where nobody said."""

@@ -1,0 +1,87 @@
+"""Where does the shape of a model come from? A folder, this package, a table, the hub's cache, or a small download."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from oncurve.errors import CheckpointError
+from oncurve.plan.shape import ModelShape, shape_of_config
+from oncurve.plan.tables import read_table
+
+HERE = Path(__file__).resolve().parent
+EMBEDDED = HERE.parent / "assets" / "base_model"
+"""The small model inside this package."""
+
+
+def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
+    """The shape of the model that a recipe names; no weights are read and none are downloaded.
+
+    Looked for in this order: the embedded model, a local folder, the table of known models (an ``-Instruct`` or
+    ``-Base`` model has the shape of its sibling), config.json in the hub's cache, config.json from the hub.
+
+    Raises CheckpointError where there is none, ConfigError for a config.json that the planner does not understand.
+    """
+    folder = EMBEDDED if name == "embedded" else Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return shape_of_config(_read(folder / "config.json", name), name=name)
+    if folder.is_dir():
+        raise CheckpointError(f"model {name!r}: the folder has no config.json. Give the folder of a whole checkpoint")
+    if revision is None and (known := known_shapes().get(_plain(name))):
+        return known
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(
+            f"model {name!r}: no such folder, and no model of the planner's table. Give a folder with config.json or "
+            f"a hub name; known without a network: {', '.join(shape.name for shape in known_shapes().values())}"
+        )
+    return shape_of_config(_read(_from_hub(name, revision), name), name=name)
+
+
+@cache
+def known_shapes() -> dict[str, ModelShape]:
+    """The table of known models, by plain name."""
+    rows = cast("dict[str, list[Any]]", read_table(HERE / "models.yaml"))
+    fields = ("family", "hidden", "layers", "heads", "kv_heads", "head_size", "mlp", "vocabulary", "is_tied")
+    return {
+        _plain(name): ModelShape(name=name, **dict(zip((*fields, "max_tokens"), row, strict=True)))
+        for name, row in rows.items()
+    }
+
+
+def _plain(name: str) -> str:
+    """A hub name without case and without what does not change the shape."""
+    plain = name.lower()
+    for ending in ("-instruct", "-base"):
+        plain = plain.removesuffix(ending)
+    return plain
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
+        return Path(hf_hub_download(name, "config.json", revision=revision, etag_timeout=10))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        raise CheckpointError(
+            f"model {name!r}: its config.json is neither in the hub's cache nor could it be fetched "
+            f"({type(error).__name__}).{offline} Give a folder with config.json, or plan with a model of the same "
+            f"size that is known without a network, such as model=Qwen/Qwen2.5-7B"
+        ) from None
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"model {name!r}: {path.name} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"model {name!r}: {path.name} holds no mapping")
+    return cast("dict[str, Any]", config)

@@ -1,0 +1,178 @@
+"""Which devices hold a run, how many of them, and what can be changed where it does not fit?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from oncurve.plan.cost import fewest_ranks, fits
+from oncurve.plan.hardware import Device
+from oncurve.plan.memory import plan_memory
+from oncurve.plan.setup import Setup, Work
+from oncurve.plan.shape import ModelShape
+
+Plan = tuple[Work, Setup]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One row of the table of devices, held against a run."""
+
+    device: Device
+    fits: bool
+    """On the devices that were asked for."""
+    peak_bytes: float
+    """Of the fullest device, as asked for."""
+    devices_needed: int | None
+    """Training devices that hold the run, with ZeRO-3 over several; None if 64 do not."""
+
+
+def fit_devices(shape: ModelShape, work: Work, setup: Setup, devices: Mapping[str, Device]) -> list[Fit]:
+    """Every GPU of the table, largest memory first."""
+    memory = plan_memory(shape, work, setup)
+    peak = max(need.peak_bytes for need in memory.needs)
+    alone = replace(setup, ranks=1, shard="none")
+    rows: list[Fit] = []
+    for device in sorted(devices.values(), key=lambda each: -each.memory_bytes):
+        if device.is_gpu:
+            chosen = fewest_ranks("GRPO", shape, work, alone, device)
+            enough = fits(plan_memory(shape, work, chosen), device)
+            rows.append(Fit(device, fits(memory, device), peak, chosen.ranks if enough else None))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something to write on the command line, or to do, that needs less memory."""
+
+    overrides: tuple[str, ...]
+    """key=value pairs of a recipe; empty for what a recipe cannot say."""
+    what: str
+    """What it costs."""
+    apply: Callable[[Work, Setup], Plan]
+    is_possible: Callable[[Work, Setup], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Changes that were tried together."""
+
+    changes: tuple[Change, ...]
+    peak_bytes: float
+    """Of the fullest device."""
+    fits: bool
+
+
+def advise(shape: ModelShape, work: Work, setup: Setup, device: Device) -> list[Advice]:
+    """Changes that make a run fit, or come nearest to it: the cheapest first.
+
+    Changes are listed in the order of what they cost, and tried alone, then in pairs, then in threes. Those that fit
+    stand first, fewer changes before more; where none fit, those that save most.
+    """
+    possible = [change for change in CHANGES if change.is_possible(work, setup)]
+    before = max(need.peak_bytes for need in plan_memory(shape, work, setup).needs)
+    tried: list[Advice] = []
+    for count in (1, 2, 3):
+        for group in combinations(possible, count):
+            if _clash(group) or (advice := _try(shape, work, setup, device, group)).peak_bytes >= before:
+                continue
+            tried.append(advice)
+        if any(advice.fits for advice in tried):
+            break
+    fitting = [advice for advice in tried if advice.fits]
+    return fitting or sorted(tried, key=lambda advice: advice.peak_bytes)
+
+
+def _try(shape: ModelShape, work: Work, setup: Setup, device: Device, changes: tuple[Change, ...]) -> Advice:
+    for change in changes:
+        work, setup = change.apply(work, setup)
+    memory = plan_memory(shape, work, setup)
+    return Advice(changes, max(need.peak_bytes for need in memory.needs), fits(memory, device))
+
+
+def _clash(changes: tuple[Change, ...]) -> bool:
+    """Two of them set the same key."""
+    keys = [override.split("=")[0] for change in changes for override in change.overrides]
+    return len(keys) != len(set(keys))
+
+
+def _microbatch(divisor: int) -> Change:
+    def smaller(work: Work, setup: Setup) -> Plan:
+        return work, replace(setup, tokens_per_microbatch=max(1, setup.tokens_per_microbatch // divisor))
+
+    return Change((f"policy.tokens_per_microbatch=/{divisor}",), "little time", smaller, lambda work, setup: True)
+
+
+def concrete(change: Change, work: Work, setup: Setup) -> tuple[str, ...]:
+    """The overrides of a change with its numbers: ``=/2`` is half of what the recipe says."""
+    values = {
+        "policy.tokens_per_microbatch": setup.tokens_per_microbatch,
+        "rollouts.max_rows": work.max_rows,
+    }
+    done: list[str] = []
+    for override in change.overrides:
+        key, _, value = override.partition("=")
+        done.append(f"{key}={max(1, values[key] // int(value[1:]))}" if value.startswith("/") else override)
+    return tuple(done)
+
+
+CHANGES: tuple[Change, ...] = (
+    _microbatch(2),
+    _microbatch(4),
+    Change(
+        ("rollouts.max_rows=/2",),
+        "sampling takes longer",
+        lambda work, setup: (replace(work, max_rows=max(1, work.max_rows // 2)), setup),
+        lambda work, setup: setup.placement == "colocated" and work.rows_at_once > work.group_size,
+    ),
+    Change(
+        ("policy.packing=true",),
+        "nothing; it is also faster",
+        lambda work, setup: (work, replace(setup, packed=True)),
+        lambda work, setup: not setup.packed,
+    ),
+    Change(
+        ("policy.gradient_checkpointing=true",),
+        "a third more training time",
+        lambda work, setup: (work, replace(setup, checkpointing=True)),
+        lambda work, setup: not setup.checkpointing,
+    ),
+    Change(
+        ("optimizer.type=adamw_8bit",),
+        "moments in 8 bits, through bitsandbytes",
+        lambda work, setup: (work, replace(setup, eight_bit_moments=True)),
+        lambda work, setup: not setup.eight_bit_moments and setup.is_gpu and not setup.offloads_optimizer,
+    ),
+    Change(
+        ("policy.offload_activations=true",),
+        "traffic to the CPU's memory in every pass",
+        lambda work, setup: (work, replace(setup, offloads_activations=True)),
+        lambda work, setup: setup.is_gpu and not setup.offloads_activations,
+    ),
+    Change(
+        ("algorithm.kl_coef=0",),
+        "another algorithm: no KL to a reference",
+        lambda work, setup: (work, replace(setup, has_reference=False)),
+        lambda work, setup: setup.has_reference and setup.method == "full",
+    ),
+    Change(
+        ("policy.lora={rank: 16}",),
+        "an adapter is trained in place of the model; use about ten times the learning rate",
+        lambda work, setup: (work, replace(setup, method="lora", rank=16)),
+        lambda work, setup: setup.method == "full",
+    ),
+    Change(
+        ("policy.quantization=nf4",),
+        "frozen weights in 4 bits, which sampling sees too",
+        lambda work, setup: (work, replace(setup, quantization="nf4")),
+        lambda work, setup: setup.method == "lora" and setup.quantization is None and setup.is_gpu,
+    ),
+    Change(
+        ("policy.lora={rank: 16}", "policy.quantization=nf4"),
+        "QLoRA: an adapter over frozen weights in 4 bits, which sampling sees too",
+        lambda work, setup: (work, replace(setup, method="lora", rank=16, quantization="nf4")),
+        lambda work, setup: setup.method == "full" and setup.is_gpu,
+    ),
+)
+"""In the order of what they cost: time first, then exactness, then the algorithm."""

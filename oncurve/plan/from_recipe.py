@@ -1,0 +1,117 @@
+"""What does a recipe mean for the planner? The only file of this folder that knows the keys of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncurve.algorithm.table import PRESETS
+from oncurve.config.schema import Config
+from oncurve.errors import ConfigError
+from oncurve.plan import constants
+from oncurve.plan.setup import Placement, Setup, Shard, Work
+from oncurve.plan.shape import ModelShape
+
+PROMPT_TOKENS = {"word_problems": 64, "program_problems": 192, "gsm8k": 256, "math": 384}
+"""Guessed. Tokens of a long prompt with its template, by the type of the data; 512 for any other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the command line says about a plan beyond the recipe."""
+
+    gpus: int = 1
+    """Devices that train."""
+    shard: Shard | None = None
+    """None: not cut on one device, ZeRO-3 on several."""
+    offloads_optimizer: bool = False
+    placement: Placement = "colocated"
+    sampler_gpus: int = 0
+    """Devices that only sample; 0 takes one where the placement needs some."""
+    prompt_tokens: int | None = None
+    mean_tokens: float | None = None
+    is_gpu: bool = True
+
+
+def make_work(config: Config, wishes: Wishes) -> Work:
+    """The work of a step of a recipe; lengths that nobody knows before the data is read are guesses."""
+    limit = config.rollouts.max_completion_tokens
+    mean = wishes.mean_tokens or constants.MEAN_LENGTH_SHARE * limit
+    if mean > limit:
+        raise ConfigError(
+            f"--mean-tokens {mean:g} is more than rollouts.max_completion_tokens, {limit}. Lower it or raise the limit"
+        )
+    given = wishes.prompt_tokens or config.data.max_prompt_tokens
+    return Work(
+        prompts=config.run.prompts_per_step,
+        group_size=config.algorithm.group_size,
+        prompt_tokens=given or PROMPT_TOKENS.get(config.data.type, 512),
+        completion_tokens=limit,
+        mean_completion_tokens=mean,
+        updates=config.updates_per_step,
+        extra_passes=int(needs_reference(config)) + int(recomputes_old(config)),
+        max_rows=config.rollouts.max_rows,
+        steps=config.run.steps,
+    )
+
+
+def make_setup(config: Config, wishes: Wishes) -> Setup:
+    """How a recipe trains, on the devices that the command line asks for."""
+    policy = config.policy
+    compute = policy.compute_type
+    if compute == "auto":
+        compute = "bfloat16" if wishes.is_gpu else "float32"
+    lora = policy.lora
+    targets = lora.target_modules if lora is not None else None
+    apart = wishes.placement != "colocated"
+    if wishes.gpus > 1 and not apart and wishes.sampler_gpus:
+        raise ConfigError("--sampler-gpus needs --placement split or disaggregated: colocated devices do both")
+    return Setup(
+        method="full" if lora is None else "lora",
+        rank=16 if lora is None else lora.rank,
+        targets=None if targets is None or isinstance(targets, str) else tuple(targets),
+        quantization=policy.quantization,
+        compute=compute,
+        is_gpu=wishes.is_gpu,
+        packed=policy.packing,
+        checkpointing=policy.gradient_checkpointing,
+        offloads_activations=policy.offload_activations,
+        eight_bit_moments=config.optimizer.type == "adamw_8bit",
+        tokens_per_microbatch=policy.tokens_per_microbatch,
+        has_reference=needs_reference(config),
+        ranks=wishes.gpus,
+        shard=wishes.shard or ("zero3" if wishes.gpus > 1 else "none"),
+        offloads_optimizer=wishes.offloads_optimizer,
+        placement=wishes.placement,
+        sampler_devices=max(1, wishes.sampler_gpus) if apart else 0,
+    )
+
+
+def needs_reference(config: Config) -> bool:
+    """A KL term whose other side is not the policy that sampled."""
+    row = PRESETS["grpo" if config.algorithm.type == "custom" else config.algorithm.type]
+    coefficient = row.kl_coef if config.algorithm.kl_coef is None else config.algorithm.kl_coef
+    return coefficient > 0 and (config.algorithm.reference or row.reference) != "old"
+
+
+def recomputes_old(config: Config) -> bool:
+    """Several updates on one batch, with old log-probabilities from the trainer: one more forward pass."""
+    row = PRESETS["grpo" if config.algorithm.type == "custom" else config.algorithm.type]
+    return config.updates_per_step > 1 and (config.algorithm.old_logprobs or row.old_logprobs) == "trainer"
+
+
+def check_ranks(work: Work, setup: Setup) -> None:
+    """Raises ConfigError where the completions of an update do not divide over the ranks."""
+    rows = work.completions // work.updates
+    if rows % setup.ranks:
+        raise ConfigError(
+            f"--gpus {setup.ranks}: the {rows} completions of an update do not divide over them. "
+            f"Choose a divisor, or another run.prompts_per_step"
+        )
+
+
+def longest_row(shape: ModelShape, work: Work) -> str | None:
+    """A warning where prompt and completion are longer than the model was made for; None otherwise."""
+    row = work.prompt_tokens + work.completion_tokens
+    if row <= shape.max_tokens:
+        return None
+    return f"prompt and completion may take {row} tokens, and {shape.name} was made for {shape.max_tokens}"

@@ -1,0 +1,106 @@
+"""Which devices are there, how fast are they, and what do they cost?"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
+
+from oncurve.errors import ConfigError
+from oncurve.plan.tables import read_table
+
+TABLE = Path(__file__).resolve().parent / "devices.yaml"
+GB = 1e9
+GIB = 2**30
+
+
+class Device(BaseModel):
+    """A row of the table of devices."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    memory_gib: PositiveFloat | None
+    """What the device reports; None takes this machine's own memory."""
+    bandwidth: PositiveFloat
+    """Nominal GB/s of its memory."""
+    bf16: PositiveFloat
+    """Nominal dense TFLOP/s of matrix products in bfloat16."""
+    link: PositiveFloat = 32.0
+    """Nominal GB/s between devices of one machine."""
+    on_demand: PositiveFloat | None = None
+    """USD per hour; None: not known."""
+    spot: PositiveFloat | None = None
+    """USD per hour of a device that can be taken away; None: not known."""
+    priced: date | None = None
+    """The day of the prices."""
+    source: str | None = None
+    """Who asked these prices."""
+    train_utilization: PositiveFloat | None = None
+    """Measured share of ``bf16`` in training; None takes the guess."""
+    sample_utilization: PositiveFloat | None = None
+    """Measured share of ``bandwidth`` in decoding; None takes the guess."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Every device but the CPU."""
+        return self.name != "cpu"
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory in bytes."""
+        if self.memory_gib is None:
+            return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return self.memory_gib * GIB
+
+
+def load_devices(extra: Path | None = None) -> dict[str, Device]:
+    """The table of this package, with the rows of a file of the user's in their place or beside them.
+
+    Raises ConfigError for a file that is no such table, naming the row and the key.
+    """
+    rows = _rows(TABLE)
+    if extra is not None:
+        rows |= _rows(extra)
+    devices: dict[str, Device] = {}
+    for name, row in rows.items():
+        try:
+            devices[name] = Device(name=name, **row)
+        except (ValidationError, TypeError) as error:
+            raise ConfigError(f"{extra or TABLE}: device {name!r}: {_first(error)}") from None
+    return devices
+
+
+def find_device(name: str, devices: dict[str, Device]) -> Device:
+    """The device of a name, whatever its case. Raises ConfigError with the nearest name if there is none."""
+    by_plain = {known.lower(): device for known, device in devices.items()}
+    if name.lower() in by_plain:
+        return by_plain[name.lower()]
+    close = difflib.get_close_matches(name.lower(), by_plain, n=1, cutoff=0.4)
+    hint = f" Did you mean {by_plain[close[0]].name}?" if close else ""
+    raise ConfigError(
+        f"--gpu {name}: the table of devices has no such row.{hint} It has {', '.join(devices)}. "
+        f"Add yours to a file and give it with --devices"
+    )
+
+
+def _rows(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        rows = read_table(path)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as a table of devices: {' '.join(str(error).split())}") from None
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+        raise ConfigError(f"{path}: a table of devices is a mapping of names to {{memory_gib: ..., ...}}")
+    return {str(name): row for name, row in rows.items()}
+
+
+def _first(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}; found {problem.get('input')!r:.60}"
+    return str(error)

@@ -1,0 +1,239 @@
+"""How much memory does each device need in each phase of a step, and for what?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from oncurve.plan import constants
+from oncurve.plan.activations import (
+    Microbatch,
+    backward_bytes,
+    head_bytes,
+    kept_bytes,
+    largest_microbatch,
+    layer_buffers,
+    layer_bytes,
+)
+from oncurve.plan.setup import Setup, Work
+from oncurve.plan.shape import ModelShape
+
+Phase = Literal["sample", "train", "sync"]
+PHASES: tuple[Phase, ...] = ("sample", "train", "sync")
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One use of memory."""
+
+    name: str
+    bytes: float
+    phases: tuple[Phase, ...]
+    """When it is there."""
+    is_buffer: bool = False
+    """It comes and goes within a phase, so that an allocator leaves gaps around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one kind of device must hold."""
+
+    role: Literal["trainer", "sampler"]
+    devices: int
+    components: tuple[Component, ...]
+
+    def phase_bytes(self, phase: Phase) -> float:
+        """Everything that is there in a phase."""
+        return sum(component.bytes for component in self.components if phase in component.phases)
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most that is there at one time."""
+        return max(self.phase_bytes(phase) for phase in PHASES)
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase that needs the most."""
+        return max(PHASES, key=self.phase_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What all devices need, and what the machine's own memory must hold for them."""
+
+    needs: tuple[Need, ...]
+    host_bytes: float = 0.0
+    """What was moved from the devices into the CPU's memory, all ranks together."""
+
+    @property
+    def trainer(self) -> Need:
+        """The devices that train."""
+        return self.needs[0]
+
+
+def plan_memory(shape: ModelShape, work: Work, setup: Setup) -> Memory:
+    """Peak memory of a run by device, phase and component.
+
+    The peak of a phase is the sum of what is alive in it, and an allowance for fragmentation on what comes and goes.
+    """
+    parts = [*weight_parts(shape, setup), *training_parts(shape, work, setup)]
+    if setup.placement == "colocated":
+        parts += sampling_parts(shape, work, setup)
+        return Memory((Need("trainer", setup.ranks, _finish(parts, setup)),), _host_bytes(shape, setup))
+    parts.append(Component("weight-sync buffers", constants.NCCL_BUFFER_BYTES, ("sync",)))
+    trainer = Need("trainer", setup.ranks, _finish(parts, setup))
+    sampler = Need("sampler", setup.sampler_devices, tuple(server_parts(shape, work, setup)))
+    return Memory((trainer, sampler), _host_bytes(shape, setup))
+
+
+def trained_parameters(shape: ModelShape, setup: Setup) -> int:
+    """Weights that the optimizer moves: all of them, or the adapter's."""
+    return shape.num_parameters if setup.method == "full" else shape.lora_parameters(setup.rank, setup.targets)
+
+
+def frozen_bytes(shape: ModelShape, setup: Setup) -> float:
+    """Weights under an adapter: float32, or the linear layers in few bits and the rest in half width."""
+    if setup.method == "full":
+        return 0.0
+    if setup.quantization is None:
+        return 4.0 * shape.num_parameters
+    per_weight = constants.NF4_BYTES if setup.quantization == "nf4" else constants.INT8_BYTES
+    linear = shape.layers * shape.layer_matrix_parameters
+    return per_weight * linear + 4.0 * (shape.num_parameters - linear)
+
+
+def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
+    """What exists for every trained or frozen weight, cut over n ranks as ZeRO does (arXiv:1910.02054, section 5).
+
+        master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3)
+        frozen weights 4 B, or 0.52 B in NF4; / n (stage 3)
+        half-width copies 2 B of each matrix under autocast, alive from the forward to the end of the backward pass;
+        with checkpointing they go at the end of the forward pass
+
+    With the optimizer in the CPU's memory (ZeRO-Offload, arXiv:2101.06840) the device keeps half-width weights and
+    gradients, 2 B each. With stage 3 two layers are whole at a time.
+    """
+    trained = trained_parameters(shape, setup)
+    cut = {name: setup.ranks if setup.shard in stages else 1 for name, stages in _STAGES.items()}
+    everywhere: tuple[Phase, ...] = ("sample", "train", "sync")
+    if frozen := frozen_bytes(shape, setup):
+        yield Component("frozen weights", frozen / cut["weights"], everywhere)
+    weight = 2 if setup.offloads_optimizer else 4
+    name = "half-width weights" if setup.offloads_optimizer else "weights, float32 (master)"
+    yield Component(name, weight * trained / cut["weights"], everywhere)
+    if not setup.offloads_optimizer:
+        moment = 2 if setup.eight_bit_moments else 8
+        yield Component("optimizer moments", moment * trained / cut["moments"], everywhere)
+    if setup.has_reference and setup.method == "full":
+        yield Component("reference", 4.0 * shape.num_parameters / cut["weights"], everywhere)
+    if setup.shard == "zero3" and setup.ranks > 1:
+        whole = setup.width * (2 * shape.layer_parameters + shape.head_parameters)
+        yield Component("gathered layers", whole, ("sample", "train"), is_buffer=True)
+    elif setup.width == 2 and not setup.offloads_optimizer and setup.quantization is None:
+        layers = 1 if setup.checkpointing and setup.method == "lora" else shape.layers
+        copies = 2.0 * layers * shape.layer_matrix_parameters
+        yield Component("half-width copies", copies, ("sample", "train"), is_buffer=True)
+
+
+_STAGES: Mapping[str, tuple[str, ...]] = {
+    "weights": ("zero3",),
+    "gradients": ("zero2", "zero3"),
+    "moments": ("zero1", "zero2", "zero3"),
+}
+
+
+def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
+    """What the passes over one microbatch need.
+
+        backward begins:  what is kept + max(head, buffers of a layer) + gradients of earlier microbatches
+        backward ends:    buffers of a layer + all gradients
+
+    The peak is the larger of the two. In an update of one microbatch there are no earlier gradients, and they grow as
+    activations go: the component says what of them is there at the peak.
+    """
+    batch = largest_microbatch(work, setup)
+    kept, buffers = kept_bytes(shape, setup, batch), layer_buffers(shape, setup, batch)
+    head = head_bytes(shape, setup, batch)
+    gradient = (2 if setup.offloads_optimizer else 4) * trained_parameters(shape, setup)
+    gradients = gradient / (setup.ranks if setup.shard in _STAGES["gradients"] else 1)
+    begins = kept + max(head, buffers)
+    if batch.repeats < 2 and not setup.offloads_optimizer:
+        gradients = max(gradients + buffers, begins) - begins if begins else gradients
+    yield Component("gradients", gradients, ("train",))
+    yield Component("activations", kept, ("train",), is_buffer=True)
+    yield Component("head and its logits", head, ("train",), is_buffer=True)
+    if buffers > head:  # the head runs backward first and lets go before the layers begin
+        yield Component("buffers of a layer", buffers - head, ("train",), is_buffer=True)
+    if not setup.is_gpu:
+        yield Component("fragmentation", cpu_fragmentation(shape, setup, batch), ("train",))
+
+
+def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
+    """What the C library's allocator holds on top: a share of what all layers allocate and free. Measured.
+
+    Tensors [N, MLP] of 32 MiB and more are given back at once and leave no gaps.
+    """
+    if 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
+        return 0.0
+    kind = "own" if setup.has_own_layers else "checkpointing" if setup.checkpointing else "full"
+    kind = "lora" if setup.method == "lora" else kind
+    churn = shape.layers * (layer_bytes(shape, setup, batch) + backward_bytes(shape, setup, batch))
+    return constants.CPU_FRAGMENTATION[kind] * churn
+
+
+def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
+    """What the engine in this process needs: it samples from the policy's own weights.
+
+    KV cache: rows x (S + T) x 2 layers KV c          rows: whole groups, at most rollouts.max_rows
+    reading prompts: one layer's widest tensors, and one layer's keys and values repeated for all heads
+    logits of the next token: 4 x 4 x rows x V
+    """
+    rows = -(-work.rows_at_once // setup.ranks)
+    length = work.prompt_tokens + work.completion_tokens
+    yield Component("KV cache", kv_bytes(shape, rows * length, setup), ("sample",), is_buffer=True)
+    logits = 4.0 * constants.SAMPLING_LOGIT_COPIES * rows * shape.vocabulary
+    prompts = rows / work.group_size * work.prompt_tokens
+    reading = setup.width * prompts * 3 * shape.mlp
+    repeated = 2.0 * setup.width * rows * length * shape.query_size if shape.heads != shape.kv_heads else 0.0
+    yield Component("sampling buffers", logits + max(reading, repeated), ("sample",), is_buffer=True)
+
+
+def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
+    """What a device of a separate engine needs: half-width weights cut over its devices, and a cache for its rows.
+
+    A server takes as much more cache as its settings allow; here stands what the step's rows can fill.
+    """
+    devices = max(setup.sampler_devices, 1)
+    rows = -(-work.rows_at_once // devices)
+    length = work.prompt_tokens + work.completion_tokens
+    yield Component("engine's weights", 2.0 * shape.num_parameters / devices, PHASES)
+    yield Component("KV cache", kv_bytes(shape, rows * length, setup), ("sample",))
+    yield Component("engine's buffers", constants.ENGINE_OVERHEAD_BYTES, PHASES)
+    yield Component("weight-sync buffers", constants.NCCL_BUFFER_BYTES, ("sync",))
+    yield Component("device context", constants.GPU_CONTEXT_BYTES, PHASES)
+
+
+def kv_bytes(shape: ModelShape, tokens: float, setup: Setup) -> float:
+    """Keys and values of some tokens: 2 x layers x KV numbers each, in the compute type."""
+    return float(setup.width * shape.kv_numbers_per_token * tokens)
+
+
+def _finish(parts: Iterable[Component], setup: Setup) -> tuple[Component, ...]:
+    """The parts with the allowance for fragmentation in each phase, and what the libraries take."""
+    kept = [part for part in parts if part.bytes > 0]
+    for phase in PHASES if setup.is_gpu else ():
+        buffers = sum(part.bytes for part in kept if part.is_buffer and phase in part.phases)
+        if buffers:
+            kept.append(Component("fragmentation", constants.GPU_FRAGMENTATION * buffers, (phase,)))
+    if setup.is_gpu:
+        kept.append(Component("device context", constants.GPU_CONTEXT_BYTES, PHASES))
+    else:
+        kept.append(Component("libraries", constants.CPU_LIBRARIES_BYTES, PHASES))
+    return tuple(kept)
+
+
+def _host_bytes(shape: ModelShape, setup: Setup) -> float:
+    """Master weights, moments and a float32 gradient in the CPU's memory: 16 B per trained weight, of all ranks."""
+    return 16.0 * trained_parameters(shape, setup) if setup.offloads_optimizer else 0.0

@@ -1,0 +1,237 @@
+"""How is a plan shown? As text for people and as plain data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oncurve.plan.constants import GPU_MARGIN
+from oncurve.plan.cost import Price, TrainerCost, compare_trainers, fits, price
+from oncurve.plan.fit import Advice, Fit, advise, concrete, fit_devices
+from oncurve.plan.from_recipe import longest_row
+from oncurve.plan.hardware import GIB, Device
+from oncurve.plan.memory import PHASES, Memory, Need, plan_memory, trained_parameters
+from oncurve.plan.setup import Setup, Work
+from oncurve.plan.shape import ModelShape
+from oncurve.plan.speed import StepTime, step_time
+
+MAX_ADVICE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is known before a run."""
+
+    shape: ModelShape
+    work: Work
+    setup: Setup
+    device: Device
+    network_gbit: float
+    memory: Memory
+    time: StepTime
+    devices: list[Fit]
+    advice: list[Advice]
+    trainers: list[TrainerCost]
+
+    @property
+    def hours(self) -> float:
+        """Steps x seconds; measuring, loading and saving are not in it."""
+        return self.time.total * self.work.steps / 3600
+
+    @property
+    def fits(self) -> bool:
+        """The device has room."""
+        return fits(self.memory, self.device)
+
+
+def make_plan(
+    shape: ModelShape, work: Work, setup: Setup, device: Device, *, devices: Mapping[str, Device], network_gbit: float
+) -> Plan:
+    """Memory, time, price, and what to change where the device is too small."""
+    memory = plan_memory(shape, work, setup)
+    return Plan(
+        shape=shape,
+        work=work,
+        setup=setup,
+        device=device,
+        network_gbit=network_gbit,
+        memory=memory,
+        time=step_time(shape, work, setup, device, network_gbit=network_gbit),
+        devices=fit_devices(shape, work, setup, devices) if setup.is_gpu else [],
+        advice=[] if fits(memory, device) else advise(shape, work, setup, device)[:MAX_ADVICE],
+        trainers=compare_trainers(shape, work, setup, device, network_gbit=network_gbit),
+    )
+
+
+def as_data(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON types: bytes, seconds, USD."""
+    needs = [
+        {
+            "role": need.role,
+            "devices": need.devices,
+            "peak_bytes": round(need.peak_bytes),
+            "peak_phase": need.peak_phase,
+            "phases": {
+                phase: {part.name: round(part.bytes) for part in need.components if phase in part.phases}
+                for phase in PHASES
+            },
+        }
+        for need in plan.memory.needs
+    ]
+    return {
+        "model": {**asdict(plan.shape), "num_parameters": plan.shape.num_parameters},
+        "trained_parameters": trained_parameters(plan.shape, plan.setup),
+        "work": asdict(plan.work),
+        "setup": asdict(plan.setup),
+        "device": plan.device.model_dump(mode="json"),
+        "fits": plan.fits,
+        "memory": needs,
+        "host_bytes": round(plan.memory.host_bytes),
+        "devices": [
+            {"name": row.device.name, "fits": row.fits, "devices_needed": row.devices_needed} for row in plan.devices
+        ],
+        "advice": [
+            {
+                "overrides": [text for each in one.changes for text in concrete(each, plan.work, plan.setup)],
+                "peak_bytes": round(one.peak_bytes),
+                "fits": one.fits,
+            }
+            for one in plan.advice
+        ],
+        "seconds": {**asdict(plan.time), "step": plan.time.total},
+        "hours": plan.hours,
+        "usd": asdict(price(plan.setup, plan.device, hours=plan.hours)),
+        "trainers": [
+            {
+                "name": one.name,
+                "devices": one.setup.ranks + one.setup.sampler_devices,
+                "fits": one.fits,
+                "step_seconds": one.step_seconds,
+                "usd_per_hour": asdict(one.per_hour),
+                "usd_per_run": asdict(one.per_run),
+            }
+            for one in plan.trainers
+        ],
+    }
+
+
+def as_text(plan: Plan) -> str:
+    """The plan for people: memory by phase, what fits, what to change, time, price."""
+    return "\n".join([*_head(plan), *_memory(plan), *_fit(plan), *_time(plan), *_cost(plan)])
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    shape, work, setup = plan.shape, plan.work, plan.setup
+    trained = trained_parameters(shape, setup)
+    kind = "all weights" if setup.method == "full" else f"LoRA of rank {setup.rank}"
+    if setup.quantization:
+        kind += f" over {setup.quantization}"
+    yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(trained)})"
+    yield (
+        f"a step: {work.prompts} prompts x {work.group_size} completions, prompts of {work.prompt_tokens} tokens, "
+        f"completions of {work.mean_completion_tokens:g} on average and {work.completion_tokens} at most"
+    )
+    parts = f", state cut by {setup.shard}" if setup.ranks > 1 else ""
+    samplers = f", {setup.sampler_devices} to sample ({setup.placement})" if setup.sampler_devices else ""
+    yield f"on {setup.ranks} x {plan.device.name} to train{parts}{samplers}; arithmetic in {setup.compute}"
+    if warning := longest_row(shape, work):
+        yield f"warning: {warning}"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    for need in plan.memory.needs:
+        yield ""
+        room = plan.device.memory_bytes / GIB
+        verdict = "fits" if need.peak_bytes <= plan.device.memory_bytes * (1 - GPU_MARGIN) else "does NOT fit"
+        yield f"memory of a {need.role}, GiB: peak {_gib(need.peak_bytes)} of {room:.1f}, {verdict}"
+        yield f"  {'':28}" + "".join(f"{phase:>10}" for phase in PHASES)
+        for name in dict.fromkeys(part.name for part in need.components):
+            yield f"  {name:28}" + "".join(f"{_cell(need, name, phase):>10}" for phase in PHASES)
+        yield f"  {'sum':28}" + "".join(f"{_gib(need.phase_bytes(phase)):>10}" for phase in PHASES)
+    if plan.memory.host_bytes:
+        yield f"in the memory of the machine: {_gib(plan.memory.host_bytes)} GiB of master weights and moments"
+
+
+def _cell(need: Need, name: str, phase: Any) -> str:
+    found = sum(part.bytes for part in need.components if part.name == name and phase in part.phases)
+    return _gib(found) if found else ""
+
+
+def _fit(plan: Plan) -> Iterator[str]:
+    if plan.devices:
+        yield ""
+        yield "how many to train on (more than one: state cut by ZeRO-3)"
+        for row in plan.devices:
+            needed = "more than 64" if row.devices_needed is None else str(row.devices_needed)
+            yield f"  {row.device.name:14}{row.device.memory_bytes / GIB:7.1f} GiB {needed:>12}"
+    if plan.advice:
+        yield ""
+        fitting = plan.advice[0].fits
+        yield "what to change, cheapest first:" if fitting else "no three changes make it fit; those that save most:"
+        for one in plan.advice:
+            texts = [text for each in one.changes for text in concrete(each, plan.work, plan.setup)]
+            yield "  " + " ".join(_quoted(text) for text in texts)
+            yield f"      peak {_gib(one.peak_bytes)} GiB; costs: {'; '.join(each.what for each in one.changes)}"
+        if not fitting:
+            yield "  or more devices, see the table above"
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    time = plan.time
+    yield ""
+    yield (
+        f"a step: about {_seconds(time.total)} = sampling {_seconds(time.sample)} + training {_seconds(time.train)}"
+        + (f" + weight sync {_seconds(time.sync)}" if time.sync_bytes else "")
+    )
+    yield f"  {time.sampled_per_second:,.0f} tokens/s sampled, {time.trained_per_second:,.0f} tokens/s trained"
+    if time.sync_bytes:
+        way = f"{plan.network_gbit:g} Gbit/s" if plan.setup.placement == "disaggregated" else "the machine's own links"
+        yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB over {way} after every step"
+    measured = plan.device.train_utilization is not None
+    yield f"  from {'measured' if measured else 'nominal'} speeds of {plan.device.name}" + (
+        "" if measured else "; the share of them that is reached is a guess, so expect a factor of two either way"
+    )
+
+
+def _cost(plan: Plan) -> Iterator[str]:
+    yield ""
+    yield f"the run: {plan.work.steps} steps, about {plan.hours:.1f} hours without measuring and saving"
+    if plan.device.on_demand is None and plan.device.spot is None:
+        if plan.device.is_gpu:
+            yield f"  no price of {plan.device.name} is known here; put yours into a table and give it with --devices"
+        return
+    dated = f"on {plan.device.priced}" if plan.device.priced else "on a day that is not known"
+    yield f"  USD, prices of {plan.device.source or 'an unnamed source'} {dated}:"
+    yield f"  {'':10}{'devices':>9}{'per hour':>12}{'on spot':>10}{'per run':>12}{'on spot':>10}"
+    for one in plan.trainers:
+        count = str(one.setup.ranks + one.setup.sampler_devices) if one.fits else "> 64"
+        cells = [_usd(one.per_hour, "on_demand"), _usd(one.per_hour, "spot")]
+        cells += [_usd(one.per_run, "on_demand"), _usd(one.per_run, "spot")]
+        yield f"  {one.name:10}{count:>9}{cells[0]:>12}{cells[1]:>10}{cells[2]:>12}{cells[3]:>10}"
+    yield "  for equal steps; that says nothing about equal quality, and DPO needs pairs from somewhere else"
+
+
+def _usd(amount: Price, kind: str) -> str:
+    value = amount.spot if kind == "spot" else amount.on_demand
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def _gib(size: float) -> str:
+    gib = size / GIB
+    return f"{gib:.1f}" if gib >= 10 else f"{gib:.2f}" if gib >= 0.1 else f"{gib:.3f}"
+
+
+def _count(number: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def _quoted(override: str) -> str:
+    return f"'{override}'" if " " in override or "{" in override else override

@@ -1,0 +1,95 @@
+"""What does the planner need to know of a run? The work of a step, and how the model is trained and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Method = Literal["full", "lora"]
+Shard = Literal["none", "zero1", "zero2", "zero3"]
+Placement = Literal["colocated", "split", "disaggregated"]
+Quantization = Literal["nf4", "int8"]
+Compute = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One step: how many tokens are sampled and trained on."""
+
+    prompts: int
+    """Prompts in a step, P."""
+    group_size: int
+    """Completions per prompt, G."""
+    prompt_tokens: int
+    """Tokens of a long prompt, S."""
+    completion_tokens: int
+    """Limit on the tokens of a completion, T: memory is planned for the longest."""
+    mean_completion_tokens: float
+    """Tokens of the average completion: time is planned for the average."""
+    updates: int = 1
+    """Optimizer updates on the completions of a step."""
+    extra_passes: int = 0
+    """Forward passes over all tokens without a gradient: for the reference, for recomputed old log-probabilities."""
+    max_rows: int = 256
+    """Completions sampled at the same time."""
+    steps: int = 100
+
+    @property
+    def completions(self) -> int:
+        """Completions of a step, P x G."""
+        return self.prompts * self.group_size
+
+    @property
+    def rows_at_once(self) -> int:
+        """Completions sampled together: whole groups, at most ``max_rows``, at least one group."""
+        return min(self.completions, max(1, self.max_rows // self.group_size) * self.group_size)
+
+    def tokens(self, *, completion_tokens: float, packed: bool) -> float:
+        """Tokens that one pass over all completions of a step computes: packing computes each prompt once."""
+        prompts = self.prompts if packed else self.completions
+        return prompts * self.prompt_tokens + self.completions * completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How the policy is trained, and on what."""
+
+    method: Method = "full"
+    rank: int = 16
+    """Rank of a LoRA adapter."""
+    targets: tuple[str, ...] | None = None
+    """Linear layers that get an adapter; None takes all."""
+    quantization: Quantization | None = None
+    """Type of the frozen linear layers under an adapter; None keeps them in float32."""
+    compute: Compute = "bfloat16"
+    """Type of the arithmetic; trained weights and their optimizer state stay in float32."""
+    is_gpu: bool = True
+    packed: bool = True
+    checkpointing: bool = False
+    """Keep only the inputs of layers and compute the rest again in the backward pass."""
+    offloads_activations: bool = False
+    eight_bit_moments: bool = False
+    tokens_per_microbatch: int = 8192
+    has_reference: bool = False
+    """A copy of the model stays in memory for the KL term; an adapter's base needs no copy."""
+    ranks: int = 1
+    """Devices that train, each with its own completions."""
+    shard: Shard = "none"
+    """zero1: the optimizer's state is cut over the ranks. zero2: the gradients too. zero3: the weights too (FSDP)."""
+    offloads_optimizer: bool = False
+    """Master weights and moments in the CPU's memory, half-width weights and gradients on the device."""
+    placement: Placement = "colocated"
+    """colocated: one process samples and trains. split: other devices of the machine sample. disaggregated: other
+    machines sample."""
+    sampler_devices: int = 0
+    """Devices that only sample; 0 when colocated."""
+
+    @property
+    def has_own_layers(self) -> bool:
+        """Packed rows go through the layers of ``oncurve.trunk``: on a CPU, no adapter; see ``train/forward.py``."""
+        return not self.is_gpu and self.packed and self.method == "full"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the arithmetic."""
+        return 4 if self.compute == "float32" else 2

@@ -1,0 +1,165 @@
+"""How large is a model, judged by its config.json alone?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oncurve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets the layers of a family apart, beyond the sizes in its config.json."""
+
+    has_qkv_bias: bool = False
+    """The query, key and value projections always have a bias; otherwise ``attention_bias`` says so for all four."""
+    has_qk_norm: bool = False
+    """Queries and keys are normalized per head, with one weight per head dimension each."""
+    head_size: int | None = None
+    """Width of a head where config.json does not say; None divides the hidden size by the heads."""
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(has_qkv_bias=True),
+    "qwen3": Family(has_qk_norm=True, head_size=128),
+}
+"""Families whose parameters are counted exactly, by ``model_type``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The sizes of a decoder-only model: everything that memory and time depend on.
+
+    Example: ``ModelShape(name="Qwen/Qwen2.5-0.5B", family="qwen2", hidden=896, layers=24, heads=14, kv_heads=2,
+    head_size=64, mlp=4864, vocabulary=151936, is_tied=True)``
+    """
+
+    name: str
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp: int
+    vocabulary: int
+    is_tied: bool
+    """The head is the embedding's matrix."""
+    has_attention_bias: bool = False
+    has_mlp_bias: bool = False
+    max_tokens: int = 32_768
+    """Longest row that the model was made for."""
+
+    @property
+    def query_size(self) -> int:
+        """Width of all queries of a token."""
+        return self.heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all keys of a token, and of all its values."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def layer_matrices(self) -> dict[str, tuple[int, int]]:
+        """The linear layers of one decoder layer: inputs and outputs of each."""
+        return {
+            "q_proj": (self.hidden, self.query_size),
+            "k_proj": (self.hidden, self.kv_size),
+            "v_proj": (self.hidden, self.kv_size),
+            "o_proj": (self.query_size, self.hidden),
+            "gate_proj": (self.hidden, self.mlp),
+            "up_proj": (self.hidden, self.mlp),
+            "down_proj": (self.mlp, self.hidden),
+        }
+
+    @property
+    def layer_matrix_parameters(self) -> int:
+        """Weights of the linear layers of one decoder layer, without biases."""
+        return sum(inputs * outputs for inputs, outputs in self.layer_matrices.values())
+
+    @property
+    def layer_parameters(self) -> int:
+        """All weights of one decoder layer: matrices, biases, norms."""
+        family = FAMILIES[self.family]
+        biases = 0
+        if family.has_qkv_bias or self.has_attention_bias:
+            biases += self.query_size + 2 * self.kv_size
+        if self.has_attention_bias and not family.has_qkv_bias:
+            biases += self.hidden
+        if self.has_mlp_bias:
+            biases += 2 * self.mlp + self.hidden
+        norms = 2 * self.hidden + (2 * self.head_size if family.has_qk_norm else 0)
+        return self.layer_matrix_parameters + biases + norms
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the language-model head, V x H; those of the embedding are as many."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights, exactly: embedding, layers, last norm, and the head where it is not the embedding.
+
+        Source: the modules of transformers' Llama, Qwen2 and Qwen3; the tests count those on the meta device.
+        """
+        embeddings = self.head_parameters * (1 if self.is_tied else 2)
+        return embeddings + self.layers * self.layer_parameters + self.hidden
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Weights that every token is multiplied with: the linear layers and the head, not the embedding."""
+        return self.layers * self.layer_matrix_parameters + self.head_parameters
+
+    @property
+    def kv_numbers_per_token(self) -> int:
+        """Numbers that one token leaves in the cache: a key and a value per layer."""
+        return 2 * self.layers * self.kv_size
+
+    def lora_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
+        """Weights of an adapter: rank x (inputs + outputs) for each chosen linear layer, LoRA, arXiv:2106.09685.
+
+        ``targets`` are names of linear layers; None takes all of them, as peft's all-linear does (without the head).
+        """
+        chosen = [size for name, size in self.layer_matrices.items() if targets is None or name in targets]
+        return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in chosen)
+
+
+def shape_of_config(config: Mapping[str, Any], *, name: str) -> ModelShape:
+    """The shape that a config.json describes.
+
+    Raises ConfigError for a family whose parameters are not counted here, and for a file that lacks a size.
+    """
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"model {name!r}: config.json says model_type {family!r}; the planner counts {', '.join(FAMILIES)}. "
+            f"Plan with a model of nearly the same size, such as model=Qwen/Qwen2.5-7B"
+        )
+    needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    if absent := [key for key in needed if not _is_size(config.get(key))]:
+        raise ConfigError(f"model {name!r}: config.json has no usable {', '.join(absent)}; is the file whole?")
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        name=name,
+        family=family,
+        hidden=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or FAMILIES[family].head_size or config["hidden_size"] // heads,
+        mlp=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        has_attention_bias=bool(config.get("attention_bias", False)),
+        has_mlp_bias=bool(config.get("mlp_bias", False)),
+        max_tokens=config.get("max_position_embeddings") or 32_768,
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

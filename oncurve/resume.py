@@ -1,0 +1,304 @@
+"""How does a run go on after it was killed, and when does it refuse to?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from oncurve.config.load import parse_config
+from oncurve.config.schema import Config
+from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped
+from oncurve.evaluate.evaluate import Evaluation, read_evaluation
+from oncurve.observe.lock import RunLock
+from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
+from oncurve.parts import identity, make_parts, recorded
+from oncurve.session import Result, Session, keep_evaluation, report
+from oncurve.train.guards import KL_LIMIT, KlAlarm
+from oncurve.train.interruption import Interrupted, Interruption
+from oncurve.train.sealed import checkpoints_in, newest_good, read_manifest, set_aside, sweep
+
+HARMLESS = frozenset(
+    f"run.{key}"
+    for key in (
+        "folder",
+        "name",
+        "save_every_steps",
+        "keep_checkpoints",
+        "on_save_error",
+        "grace_seconds",
+        "max_nonfinite_updates",
+        "on_kl_alarm",
+        "rollouts_every_steps",
+        "max_error_fraction",
+        "track",
+        "track_aliases",
+    )
+)
+"""Keys that change no number of a run."""
+MAX_RETURNS = 3
+"""How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""
+
+
+def resume_run(
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    strict: bool = False,
+    allow_change: bool = False,
+    returns_left: int = MAX_RETURNS,
+    console: Console,
+) -> Result:
+    """Go on from the newest good checkpoint of a run, to the same bits that the run would have had.
+
+    Every checksum is verified before a file is used. A broken checkpoint is named, and the one before is taken; with
+    ``strict`` it is an error.
+
+    Raises CheckpointError if there is no good one; ConfigError if the recipe, the data, the group size or the number
+    of processes changed and ``allow_change`` is not given.
+    """
+    path = Path(run)
+
+    def warn(text: str) -> None:
+        console.print(Text(f"WARNING {text}", style="bold red"), soft_wrap=True)
+
+    lock = lock_run(path)
+    interruption = Interruption()
+    try:
+        with interruption.listen():
+            session, base = _prepare(
+                path,
+                overrides,
+                lock,
+                interruption,
+                strict=strict,
+                allow_change=allow_change,
+                warn=warn,
+                console=console,
+            )
+            with session.folder:
+                result = session.run(base)
+    except Interrupted:
+        raise Stopped(f"stopped; go on with `oncurve resume {path}`", exit_code=interruption.exit_code) from None
+    except KlAlarm as alarm:
+        return return_below_limit(path, alarm, returns_left=returns_left, console=console)
+    finally:
+        lock.close()
+    if not result.is_interrupted:
+        report(result, console=console)
+    return result
+
+
+def _prepare(
+    path: Path,
+    overrides: Sequence[str],
+    lock: RunLock,
+    interruption: Interruption,
+    *,
+    strict: bool,
+    allow_change: bool,
+    warn: Callable[[str], None],
+    console: Console,
+) -> tuple[Session, Evaluation | None]:
+    """The run as it was at its newest good checkpoint, and its first measurement if that is done."""
+    root = path / "checkpoints"
+    if lock.taken_over_from:
+        console.print(Text(f"took over from {lock.taken_over_from}, which is dead"), soft_wrap=True)
+    sweep(path)
+    sweep(root)
+    found, manifest = newest_good(root, strict=strict, warn=warn)
+    config = asked_config(path, manifest, overrides, warn=warn)
+    interruption.grace_seconds = config.run.grace_seconds
+    _check_step(path, config, manifest)
+    changed = config_differences(manifest["config"], config)
+    _judge(changed, allow_change=allow_change, warn=warn)
+    if manifest["device"] == "cpu":
+        torch.set_num_threads(int(manifest["threads"]))  # the order of sums depends on it
+    with interruption.abandonable():
+        parts = make_parts(config)
+        facts = identity(parts)
+        more = fact_differences(manifest, facts)
+        _judge(more, allow_change=allow_change, warn=warn)
+        warn_of_machine(manifest, facts, warn=warn)
+    step = int(manifest["step"])
+    set_aside(root, after=step)
+    folder = RunFolder(path, resume_step=step, lock=lock)
+    session = Session(parts, folder, facts, interruption, console, first_step=step)
+    base = _base_measurement(session, step)
+    state = session.saver.load(found, manifest, fresh=_fresh(changed, more))
+    if (pending := state.get("pending")) is not None:
+        session.pending = pending
+        folder.forget_row(step)
+    _check_rows(path, step if pending is None else step - 1, warn=warn)
+    if changed or more:
+        write_text(path / "config.yaml", _yaml(config))
+        session.saver.mark(step, pending=session.pending)
+        session.saver.save()
+        session.saver.wait()
+    folder.log(f"resumed after step {step} from {found.name}")
+    console.print(f"going on after step {step} of {config.run.steps}, from {found}", highlight=False, soft_wrap=True)
+    return session, base
+
+
+def asked_config(
+    path: Path, manifest: Mapping[str, Any], overrides: Sequence[str], *, warn: Callable[[str], None]
+) -> Config:
+    """The recipe of the run's folder with the overrides; that of the checkpoint if the folder's cannot be read."""
+    try:
+        text = (path / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        warn(f"{path / 'config.yaml'} cannot be read ({error}); the recipe in the checkpoint is taken")
+        text = _dump(manifest["config"])
+    config = parse_config(text, overrides, source=str(path / "config.yaml"))
+    place = {"folder": str(path.parent), "name": path.name}
+    return config.model_copy(update={"run": config.run.model_copy(update=place)})
+
+
+def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
+    """What the recipe says otherwise than that of the checkpoint, as lines ``key: old -> new``."""
+    try:
+        was = recorded(Config.model_validate(was))  # with the defaults of keys that are newer than the checkpoint
+    except ValueError:
+        was = dict(was)  # of an older version: shown as it is
+    old, new = dict(_flat(was)), dict(_flat(recorded(config)))
+    return [
+        f"{key}: {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
+        for key in sorted(old.keys() | new.keys())
+        if key not in HARMLESS and old.get(key, "not there") != new.get(key, "not there")
+    ]
+
+
+def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """What is otherwise in the data, the base model and the number of processes."""
+    names = {
+        "data": "the training prompts",
+        "base": "the weights of the base model",
+        "world_size": "the number of processes",
+    }
+    return [
+        f"{text}: {manifest.get(key)} -> {facts[key]}" for key, text in names.items() if manifest.get(key) != facts[key]
+    ]
+
+
+def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, warn: Callable[[str], None]) -> None:
+    """Say what makes the bits differ without making the run another one."""
+    for key in ("device", "threads", "versions"):
+        if manifest.get(key) != facts[key]:
+            old, new = manifest.get(key), facts[key]
+            if isinstance(old, Mapping):
+                old, new = ({k: v for k, v in one.items() if old.get(k) != new.get(k)} for one in (old, new))
+            warn(f"{key}: {old} when it was saved, {new} now. The run goes on, but its last bits may differ")
+
+
+def return_below_limit(path: Path, alarm: KlAlarm, *, returns_left: int = MAX_RETURNS, console: Console) -> Result:
+    """Go on from the newest checkpoint whose KL was below the limit, with twice the coefficient.
+
+    The same step with the same recipe would run away again, so that something must change.
+
+    Raises the alarm again if there is no such checkpoint, or if it went back too often.
+    """
+    if returns_left == 0:
+        raise alarm
+    with lock_run(path):
+        root = path / "checkpoints"
+        good = [
+            (step, manifest)
+            for step, folder in checkpoints_in(root)
+            if ((manifest := read_manifest(folder)).get("kl") or 0.0) <= KL_LIMIT and step > 0
+        ]
+        if not good:
+            raise alarm
+        step, manifest = good[-1]
+        from oncurve import wiring
+
+        config = Config.model_validate(manifest["config"])
+        doubled = 2 * wiring.make_algorithm(config).kl.coefficient
+        set_aside(root, after=step)
+    console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
+    change = [f"algorithm.kl_coef={doubled!r}"]
+    return resume_run(path, change, allow_change=True, returns_left=returns_left - 1, console=console)
+
+
+def _check_step(path: Path, config: Config, manifest: Mapping[str, Any]) -> None:
+    """Refuse to go back further than a failure can explain, and to go on where nothing is left to do."""
+    step = int(manifest["step"])
+    if step > config.run.steps:
+        raise ConfigError(f"run.steps is {config.run.steps}, but the run has done {step}. Give more steps")
+    is_measured = (path / "evaluations" / "trained.json").is_file() and (path / "model").is_dir()
+    if step == config.run.steps and is_measured:
+        raise ConfigError(
+            f"{path}: this run is finished. To train further, give more steps: "
+            f"oncurve resume {path} run.steps={2 * step} --allow-change"
+        )
+    rows = read_rows(path / METRICS)
+    last = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
+    interval = config.run.save_every_steps
+    if step == 0 and interval and last >= 2 * interval:
+        raise CheckpointError(
+            f"{path}: {last} steps are recorded, but their checkpoints are gone, and a run never starts from scratch "
+            f"by itself. Restore a checkpoint, or start a new run with `oncurve train`"
+        )
+
+
+def _judge(differences: Sequence[str], *, allow_change: bool, warn: Callable[[str], None]) -> None:
+    if not differences:
+        return
+    shown = "\n  ".join(differences)
+    if not allow_change:
+        raise ConfigError(
+            f"this is not the run that was saved:\n  {shown}\n"
+            f"Resume it as it was, or give --allow-change to go on as another run from here"
+        )
+    warn(f"the run goes on as another one:\n  {shown}")
+
+
+def _fresh(changed: Sequence[str], more: Sequence[str]) -> frozenset[str]:
+    """Parts of the state that a change makes meaningless."""
+    starts = {
+        "tokens_per_microbatch": ("policy.tokens_per_microbatch",),
+        "entropy": ("algorithm.entropy", "algorithm.type"),
+        "curriculum": ("the training prompts",),
+    }
+    lines = [*changed, *more]
+    return frozenset(name for name, keys in starts.items() if any(line.startswith(keys) for line in lines))
+
+
+def _base_measurement(session: Session, step: int) -> Evaluation | None:
+    """The measurement before training: read, or made again now that the policy still has the weights of the base."""
+    try:
+        return read_evaluation(session.folder.path / "evaluations", "base")
+    except DataError:
+        if step == 0:
+            return None
+        base = session.examiner.measure(session.parts.prompts.test, name="base", step=0)
+        keep_evaluation(session.folder, base)
+        return base
+
+
+def _check_rows(path: Path, step: int, *, warn: Callable[[str], None]) -> None:
+    """Say which records are missing: they cannot be made again without their steps."""
+    there = {row.get("step") for row in read_rows(path / METRICS)}
+    if missing := [str(number) for number in range(1, step + 1) if number not in there]:
+        warn(f"{path / METRICS} has no record of {len(missing)} steps that were done, such as {missing[0]}")
+
+
+def _flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(tree, Mapping) and tree:
+        return [pair for key, value in tree.items() for pair in _flat(value, f"{prefix}{key}.")]
+    if isinstance(tree, list) and any(isinstance(item, (Mapping, list)) for item in tree):
+        return [pair for place, value in enumerate(tree) for pair in _flat(value, f"{prefix}{place}.")]
+    return [(prefix.rstrip("."), tree)]
+
+
+def _yaml(config: Config) -> str:
+    return _dump(recorded(config))
+
+
+def _dump(tree: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)

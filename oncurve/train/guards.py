@@ -1,0 +1,209 @@
+"""What is looked after while a run trains, and what is said or done when it goes wrong?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from oncurve.batch import Batch
+from oncurve.errors import TrainingError
+from oncurve.records import Mean
+from oncurve.train.policy import Policy
+
+NONFINITE = "policy/nonfinite_updates"
+KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10
+"""The KL alarm: above 0.1 nats and 1.5 times its value ten records ago."""
+NORM_GROWTH, NORM_RECORDS = 5.0, 20
+"""The gradient alarm: above 5 times the median of the last 20 records."""
+NORM_FEWEST = 5
+"""A median of fewer records says nothing."""
+SILENT_STEPS = 10
+"""Steps in a row without any signal until it is said."""
+
+
+class KlAlarm(TrainingError):
+    """The policy ran away from its reference, and the recipe asks to return to a checkpoint."""
+
+
+@dataclass
+class Guards:
+    """Counts and remembers what the alarms need. Its state is saved with the run, so that a resumed run warns alike."""
+
+    max_nonfinite: int = 3
+    """Updates in a row without a finite loss and gradient that end the run; 0 never ends it."""
+    returns_on_kl: bool = False
+    """End the run on a KL alarm, for it to go on from an earlier checkpoint."""
+    say: Callable[[str], None] | None = None
+    num_nonfinite: int = 0
+    """Updates in a row without a finite loss and gradient."""
+    kl: list[float] = field(default_factory=list)
+    """The last records, newest last."""
+    norms: list[float] = field(default_factory=list)
+    num_silent: int = 0
+    """Steps in a row in which no group had a signal."""
+    alarms: set[str] = field(default_factory=set)
+    """Excursions that go on and were told of."""
+
+    def after_update(self, statistics: Mapping[str, Mean]) -> None:
+        """Count updates that were left out because loss or gradient was not finite.
+
+        Raises TrainingError after ``max_nonfinite`` in a row.
+        """
+        if NONFINITE not in statistics:
+            return
+        if not statistics[NONFINITE].total:
+            self.num_nonfinite = 0
+            return
+        self.num_nonfinite += 1
+        self._tell(f"the loss or gradient of an update is not finite; the weights stay ({self.num_nonfinite} in a row)")
+        if self.max_nonfinite and self.num_nonfinite >= self.max_nonfinite:
+            raise TrainingError(
+                f"{self.num_nonfinite} updates in a row had a loss or gradient that is not finite; the weights and the "
+                f"last checkpoint are from before them. Lower optimizer.learning_rate, or look for a reward that is "
+                f"not finite, then go on with `oncurve resume`"
+            )
+
+    def after_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look at the record of a step; each alarm is told of once per excursion.
+
+        Raises KlAlarm if the recipe asks to return.
+        """
+        self._watch_gradient(step, metrics.get("policy/gradient_norm"))
+        self._watch_signal(step, metrics.get("group/zero_signal_fraction"))
+        self._watch_kl(step, metrics.get("policy/kl"))
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {
+            "num_nonfinite": self.num_nonfinite,
+            "kl": list(self.kl),
+            "norms": list(self.norms),
+            "num_silent": self.num_silent,
+            "alarms": sorted(self.alarms),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.num_nonfinite, self.num_silent = int(state["num_nonfinite"]), int(state["num_silent"])
+        self.kl, self.norms = [float(x) for x in state["kl"]], [float(x) for x in state["norms"]]
+        self.alarms = set(state["alarms"])
+
+    def _watch_kl(self, step: int, kl: float | None) -> None:
+        if kl is None or not math.isfinite(kl):
+            return
+        ago, before = len(self.kl), self.kl[0] if self.kl else kl
+        self.kl = [*self.kl, kl][-KL_RECORDS:]
+        if kl <= KL_LIMIT:
+            self.alarms.discard("kl")
+        elif kl > KL_GROWTH * before and "kl" not in self.alarms:
+            said = (
+                f"step {step}: the KL to the reference is {kl:.3g} nats, and was {before:.3g} {ago} records ago. "
+                f"Raise algorithm.kl_coef, or lower optimizer.learning_rate"
+            )
+            self.alarms.add("kl")
+            self._tell(said)
+            if self.returns_on_kl:
+                raise KlAlarm(said)
+
+    def _watch_gradient(self, step: int, norm: float | None) -> None:
+        if norm is None or not math.isfinite(norm):
+            return
+        usual = statistics.median(self.norms) if len(self.norms) >= NORM_FEWEST else math.inf
+        self.norms = [*self.norms, norm][-NORM_RECORDS:]
+        if norm <= NORM_GROWTH * usual:
+            self.alarms.discard("gradient")
+        elif "gradient" not in self.alarms:
+            self.alarms.add("gradient")
+            self._tell(
+                f"step {step}: the gradient's norm is {norm:.3g}, and its median over the steps before is {usual:.3g}. "
+                f"If this comes often, lower optimizer.learning_rate"
+            )
+
+    def _watch_signal(self, step: int, fraction: float | None) -> None:
+        if fraction is None:
+            return
+        self.num_silent = self.num_silent + 1 if fraction >= 1 else 0
+        if self.num_silent == SILENT_STEPS:
+            self._tell(
+                f"step {step}: no group of the last {SILENT_STEPS} steps had a signal, so nothing was learned. The "
+                f"prompts are too easy or too hard for the model, or the reward always says the same"
+            )
+
+    def _tell(self, text: str) -> None:
+        if self.say is not None:
+            self.say(f"ALARM {text}")
+
+
+@dataclass
+class Attempt:
+    """One try at the gradient of an update, as a context: it forgives running out of memory, and nothing else."""
+
+    policy: Policy
+    longest: int
+    """Tokens of the longest row: a smaller budget would change nothing."""
+    sums: dict[str, Mean]
+    """The statistics of the step before the try."""
+    has_failed: bool = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None and not is_out_of_memory(error):
+            return False
+        if error is not None and self.policy.trained_model is not self.policy.model:
+            raise TrainingError(
+                "there is not enough memory for a microbatch, and processes that share the weights cannot go back by "
+                "themselves. Lower policy.tokens_per_microbatch, then `oncurve resume` with --allow-change"
+            ) from error
+        if not any(self.policy.processes.gather(error is not None)):  # all go back together
+            return False
+        self.policy.optimizer.zero_grad(set_to_none=True)
+        if self.policy.tokens_per_microbatch <= self.longest:
+            raise TrainingError(
+                f"there is not enough memory for a single completion of {self.longest} tokens with its prompt. Lower "
+                f"rollouts.max_completion_tokens, or set policy.gradient_checkpointing to true"
+            ) from error
+        self.has_failed = True
+        return True
+
+
+def attempts(policy: Policy, update: Batch, sums: dict[str, Mean], say: Callable[[str], None]) -> Iterator[Attempt]:
+    """Tries at the gradient of an update, each with half the token budget of the one before, until memory suffices.
+
+    A try that failed leaves nothing behind: the gradient is made anew from all rows, and ``sums`` is put back. The
+    denominators are those of the update, so the gradient is the same sum in other parts.
+    """
+    longest = int(update.row_lengths.max()) if len(update) else 0
+    while True:
+        attempt = Attempt(policy, longest, dict(sums))
+        yield attempt
+        if not attempt.has_failed:
+            return
+        sums.clear()
+        sums.update(attempt.sums)
+        policy.tokens_per_microbatch = max(policy.tokens_per_microbatch // 2, 1)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        say(
+            f"OUT OF MEMORY in a microbatch: from now on at most {policy.tokens_per_microbatch} tokens in one. "
+            f"The gradient is the same; set policy.tokens_per_microbatch to it in the recipe"
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """An allocation failed, on a GPU or in the memory of the CPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(
+        text in said for text in ("out of memory", "can't allocate memory", "not enough memory")
+    )

@@ -1,0 +1,87 @@
+"""Do several processes end at the weights of one? With real processes that talk over gloo."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tasks
+import workers
+
+from oncurve.train.distributed import ALONE, Processes
+
+LIMIT = {False: 1e-5, True: 1e-10}
+"""Largest difference of a weight, in float32 and in float64."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    f"{way}-{'lora' if lora else 'whole'}-{bits}": {"way": way, "lora": lora, "double": bits == "float64"}
+    for way, lora, bits in itertools.product(("ddp", "fsdp"), (False, True), ("float32", "float64"))
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "ddp-idle": {"way": "ddp", "lora": False, "double": True, "one_row": True, "kl_coef": 0.0},
+    "fsdp-idle": {"way": "fsdp", "lora": False, "double": True, "one_row": True, "kl_coef": 0.0},
+    "fsdp-lora-idle": {"way": "fsdp", "lora": True, "double": True, "one_row": True, "kl_coef": 0.0},
+    "ddp-padded": {"way": "ddp", "lora": False, "double": True, "packing": False},
+    "fsdp-recomputed": {"way": "fsdp", "lora": True, "double": True, "gradient_checkpointing": True},
+    "fsdp-kept": {"way": "fsdp", "lora": False, "double": True, "reshard": False},
+    "fsdp-gspo": {"way": "fsdp", "lora": False, "double": True, "one_row": True, "kl_coef": 0.0, "preset": "gspo"},
+}
+
+
+def train_all(processes: Processes, variants: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Every variant, one after the other in the same processes."""
+    return {name: tasks.train(processes, **options) for name, options in variants.items()}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found, for all variants."""
+    return workers.run(2, train_all, tmp_path_factory.mktemp("two"), variants=VARIANTS | OTHERS)
+
+
+def largest_gap(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - expected[name]).detach().abs().max()) for name in expected)
+
+
+def assert_same(found: list[dict[str, Any]], alone: dict[str, Any], *, double: bool) -> None:
+    for one in found:
+        assert largest_gap(one["weights"], alone["weights"]) < LIMIT[double]
+        assert largest_gap(one["shown"], alone["weights"]) < LIMIT[double], "samplers see other weights"
+        assert one["statistics"] == pytest.approx(alone["statistics"], rel=1e-3, abs=1e-6)
+    assert sum(one["tokens"] for one in found) == alone["tokens"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_processes_end_at_the_weights_of_one(variant: str, two: list[dict[str, Any]]) -> None:
+    options = VARIANTS[variant]
+    alone = tasks.train(ALONE, **options)
+    start = dict(
+        tasks.make_policy(ALONE, "ddp", double=options["double"], lora=options["lora"]).model.named_parameters()
+    )
+    assert largest_gap(start, alone["weights"]) > 1e-3, "training moved nothing"
+    found = [one[variant] for one in two]
+    assert_same(found, alone, double=options["double"])
+    assert max(one["tokens"] for one in found) < 0.6 * alone["tokens"], "one process does most of the work"
+    held = [one["numbers_held"] for one in found]
+    assert max(held) < 0.7 * alone["numbers_held"] if options["way"] == "fsdp" else held == [alone["numbers_held"]] * 2
+
+
+@pytest.mark.parametrize("variant", ["ddp-idle", "fsdp-idle", "fsdp-lora-idle"])
+def test_a_process_without_a_trainable_token_keeps_step(variant: str, two: list[dict[str, Any]]) -> None:
+    found = [one[variant] for one in two]
+    assert sorted(one["tokens"] > 0 for one in found) == [False, True]
+    assert_same(found, tasks.train(ALONE, **OTHERS[variant]), double=True)
+
+
+@pytest.mark.parametrize("variant", ["ddp-padded", "fsdp-recomputed", "fsdp-kept", "fsdp-gspo"])
+def test_other_ways_of_computing_end_at_the_same_weights(variant: str, two: list[dict[str, Any]]) -> None:
+    assert_same([one[variant] for one in two], tasks.train(ALONE, **OTHERS[variant]), double=True)
+
+
+def test_four_processes_end_at_the_weights_of_one(tmp_path: Path) -> None:
+    variants = {name: VARIANTS[name] for name in ("ddp-whole-float64", "fsdp-lora-float64")}
+    found = workers.run(4, train_all, tmp_path, variants=variants)
+    for name, options in variants.items():
+        assert_same([one[name] for one in found], tasks.train(ALONE, **options), double=True)

@@ -1,0 +1,255 @@
+"""Does every check speak on a sick run, and stay silent on a healthy one and on one that is nearly sick?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from doctor_cases import HEALTHY, case, example, paid
+
+from oncurve.doctor.case import Case
+from oncurve.doctor.diagnose import CHECKS, check_names, diagnose
+from oncurve.doctor.findings import Finding
+
+
+def said(given: Case) -> dict[str, Finding]:
+    return {finding.check: finding for finding in diagnose(given)}
+
+
+def spikes(height: float, count: int = 1, *, low: float = 0.3) -> Any:
+    return lambda x: height if x > 0.5 and round(x * 39) < 20 + count else low
+
+
+def late(before: float, after: float) -> Any:
+    """One value in the first half, another in the second."""
+    return lambda x: before if x < 0.5 else after
+
+
+def swing(size: float) -> Any:
+    return lambda x: 0.5 + size * (1 if round(x * 39) % 2 else -1)
+
+
+FLAT = {"evaluation/correct_fraction": 0.25, "evaluation/any_format_fraction": 0.4}
+COIN = [example(k, is_right=k % 2 == 0, reward=float(k % 4 < 2)) for k in range(80)]
+
+SICK: dict[str, list[Case]] = {
+    "grader_errors": [case({"reward/error_fraction": 0.02}), case({"evaluation/error_fraction": 0.06})],
+    "reward_constant": [
+        case({"reward/min": 1.0, "reward/max": 1.0, "reward/std": 0.0, "reward/correct": None, "reward/format": None})
+    ],
+    "grader_inverted": [case(examples=paid(right=0.0, wrong=1.0))],
+    "reward_blind": [case(examples=paid(right=1.0, wrong=1.0)), case(examples=COIN)],
+    "entropy_bonus": [case({"policy/entropy": lambda x: 0.3 + 2 * x}, {"algorithm.entropy_coef": 0.5})],
+    "stale_weights": [case(lags={40: 3})],
+    "mismatch": [case({"mismatch/kl": 0.02}), case({"mismatch/effective_sample_fraction": 0.7})],
+    "clipping": [case({"policy/clip_fraction": 0.25})],
+    "learning_rate_high": [
+        case({"reward/mean": late(0.6, 0.05), "reward/correct": late(0.6, 0.05)}),
+        case({"evaluation/any_format_fraction": lambda x: 0.4 - 0.3 * x, "evaluation/correct_fraction": None}),
+    ],
+    "not_finite": [
+        case({"policy/loss": late(0.0, math.nan)}),
+        case({"policy/gradient_norm": late(0.3, math.inf)}),
+        case({"policy/nonfinite_updates": spikes(1.0, low=0.0)}),
+    ],
+    "no_format": [case({"reward/format": 0.0, "reward/correct": 0.0, "reward/mean": 0.0, "reward/max": 0.0})],
+    "minimum_length": [
+        case(
+            {"completion/min_tokens": 90.0, "completion/truncated_fraction": 0.6},
+            {"rollouts.min_completion_tokens": 90},
+        )
+    ],
+    "truncation": [case({"completion/truncated_fraction": 0.15}), case({"completion/truncated_fraction": 0.9})],
+    "sampling_narrow": [
+        case({"group/zero_signal_fraction": 0.7}, {"rollouts.temperature": 0.1}),
+        case({"group/zero_signal_fraction": 0.7}, {"rollouts.top_p": 0.2}),
+        case({"group/zero_signal_fraction": 0.7}, {"rollouts.top_k": 1}),
+        case({"group/zero_signal_fraction": 0.7}, {"rollouts.min_p": 0.9}),
+    ],
+    "learning_rate_low": [case({**FLAT, "evaluation/mean_tokens": 31.0})],
+    "too_easy": [case({"group/solved_fraction": 0.9}), case({"group/solved_fraction": lambda x: x})],
+    "too_hard": [case({"group/unsolved_fraction": 0.95}), case({"group/unsolved_fraction": 0.7})],
+    "reward_hacking": [
+        case({**FLAT, "reward/correct": 0.2}),
+        case({"reward/held_out/brevity": lambda x: 0.9 - 0.6 * x}),
+    ],
+    "overfitting": [case(FLAT)],
+    "entropy_collapse": [
+        case(
+            {
+                "policy/entropy": lambda x: 0.3 * math.exp(-6 * x),
+                "group/zero_signal_fraction": lambda x: 0.1 + 0.6 * x,
+            }
+        )
+    ],
+    "dead_groups": [case({"group/zero_signal_fraction": 0.7})],
+    "kl_growth": [case({"policy/kl": lambda x: 0.5 * x**4}), case({"policy/kl": 1.2})],
+    "kl_too_strong": [
+        case({"policy/kl": 0.001, "reward/mean": 0.2, "reward/correct": 0.2}, {"algorithm.kl_coef": 10.0})
+    ],
+    "format_only": [
+        case({"reward/format": lambda x: 0.5 + 0.5 * x, "evaluation/any_format_fraction": 0.4, "reward/correct": 0.3})
+    ],
+    "length_explosion": [
+        case(
+            {
+                "completion/mean_tokens": lambda x: 30 + 60 * x,
+                "completion/truncated_fraction": lambda x: 0.4 * x,
+            }
+        )
+    ],
+    "length_collapse": [case({"completion/mean_tokens": lambda x: 30 - 25 * x, "reward/correct": 0.3})],
+    "entropy_explosion": [case({"policy/entropy": lambda x: 0.3 + 2 * x})],
+    "oscillation": [case({"reward/mean": swing(0.4), "reward/correct": 0.5})],
+    "gradient_spikes": [case({"policy/gradient_norm": spikes(9.0)}), case({"policy/gradient_norm": spikes(9.0, 4)})],
+    "not_learning": [case({"reward/mean": 0.3, "reward/correct": 0.3})],
+    "skipped_updates": [case({"policy/skipped_updates": 0.2})],
+    "held_out_higher": [
+        case(
+            {"reward/correct": 0.3, "reward/mean": 0.3, "evaluation/correct_fraction": 0.6},
+            {"evaluation.temperature": 1.0},
+        )
+    ],
+    "grading_bound": [case({"time/grade_seconds": 4.0})],
+    "slowing": [case({"time/step_seconds": lambda x: 10 + 20 * x})],
+    "memory_growth": [case({"memory/process_gib": lambda x: 2 + 3 * x}, steps=60)],
+    "rollout_bound": [case({"time/sample_seconds": 9.0})],
+    "trainer_bound": [case({"time/train_seconds": 9.0})],
+    "evaluation_small": [case({"evaluation/num_examples": 30.0})],
+}
+"""For each check, runs on which it must speak."""
+
+NEARLY: dict[str, list[Case]] = {
+    "grader_errors": [case({"reward/error_fraction": 0.009})],
+    "reward_constant": [case({"reward/min": 0.0, "reward/max": lambda x: 0.0 if x < 0.8 else 1.0})],
+    "grader_inverted": [case(examples=paid(right=0.8, wrong=1.0)), case(examples=paid(right=0.0, wrong=1.0, count=8))],
+    "reward_blind": [case(examples=paid(right=1.0, wrong=0.6)), case(examples=paid(right=1.0, wrong=1.0, count=8))],
+    "entropy_bonus": [case({"policy/entropy": lambda x: 0.3 + 0.5 * x}, {"algorithm.entropy_coef": 0.5})],
+    "stale_weights": [case(lags={40: 1})],
+    "mismatch": [case({"mismatch/kl": 0.009}), case({"mismatch/effective_sample_fraction": 0.85})],
+    "clipping": [case({"policy/clip_fraction": 0.19})],
+    "learning_rate_high": [
+        case({"reward/mean": late(0.6, 0.4), "reward/correct": late(0.6, 0.4)}),
+        case({"evaluation/any_format_fraction": lambda x: 0.4 - 0.04 * x}),
+    ],
+    "not_finite": [case({"group/std_mean": math.nan}), case({"policy/nonfinite_updates": 0.0})],
+    "no_format": [case({"reward/format": 0.03})],
+    "minimum_length": [
+        case({"completion/truncated_fraction": 0.3}, {"rollouts.min_completion_tokens": 90}),
+        case({"completion/min_tokens": 50.0, "completion/mean_tokens": 80.0}, {"rollouts.min_completion_tokens": 50}),
+    ],
+    "truncation": [
+        case({"completion/truncated_fraction": 0.09}),
+        case({"completion/truncated_fraction": late(0.0, 0.5)}),
+    ],
+    "sampling_narrow": [
+        case({}, {"rollouts.temperature": 0.1}),
+        case({"group/zero_signal_fraction": 0.7}, {"rollouts.temperature": 0.6}),
+    ],
+    "learning_rate_low": [
+        case({**FLAT, "evaluation/mean_tokens": lambda x: 31 + 0.01 * x}),
+        case({**FLAT, "evaluation/mean_tokens": 31.0, "group/std_mean": 0.0}),
+    ],
+    "too_easy": [case({"group/solved_fraction": 0.55})],
+    "too_hard": [case({"group/unsolved_fraction": lambda x: 0.9 - 0.4 * x})],
+    "reward_hacking": [
+        case({**FLAT, "reward/mean": 0.2, "reward/correct": 0.2}),
+        case({"reward/held_out/brevity": 0.9}),
+    ],
+    "overfitting": [case({"evaluation/any_format_fraction": 0.4})],
+    "entropy_collapse": [case({"policy/entropy": lambda x: 0.3 * math.exp(-6 * x)})],
+    "dead_groups": [case({"group/zero_signal_fraction": 0.55, "reward/std": 0.01})],
+    "kl_growth": [case({"policy/kl": lambda x: 0.09 * x**4}), case({"policy/kl": 0.5})],
+    "kl_too_strong": [case({"policy/kl": 0.001}, {"algorithm.kl_coef": 10.0})],
+    "format_only": [case({"reward/format": lambda x: 0.5 + 0.5 * x})],
+    "length_explosion": [case({"completion/mean_tokens": lambda x: 30 + 60 * x})],
+    "length_collapse": [case({"completion/mean_tokens": lambda x: 30 - 25 * x})],
+    "entropy_explosion": [case({"policy/entropy": lambda x: 0.3 + 0.5 * x})],
+    "oscillation": [case({"reward/mean": swing(0.1), "reward/correct": 0.5})],
+    "gradient_spikes": [case({"policy/gradient_norm": spikes(2.9)})],
+    "not_learning": [case({"reward/mean": 0.3, "reward/correct": 0.3}, steps=19)],
+    "skipped_updates": [case({"policy/skipped_updates": 0.09})],
+    "held_out_higher": [
+        case({"reward/correct": 0.3, "evaluation/correct_fraction": 0.6}),
+        case({"reward/correct": 0.5, "evaluation/correct_fraction": 0.6}, {"evaluation.temperature": 1.0}),
+    ],
+    "grading_bound": [case({"time/grade_seconds": 2.9})],
+    "slowing": [
+        case({"time/step_seconds": lambda x: 10 + 8 * x}),
+        case({"time/step_seconds": lambda x: 10 + 20 * x, "completion/mean_tokens": lambda x: 30 + 60 * x}),
+    ],
+    "memory_growth": [
+        case({"memory/process_gib": lambda x: 2 + 0.8 * x}, steps=60),
+        case({"memory/process_gib": late(2.0, 4.0)}, steps=60),
+    ],
+    "rollout_bound": [case({"time/sample_seconds": 8.4})],
+    "trainer_bound": [case({"time/train_seconds": 8.4})],
+    "evaluation_small": [case({"evaluation/num_examples": 200.0})],
+}
+"""For each check, runs that come near to it, on which it must be silent."""
+
+
+def test_every_check_has_its_sick_and_nearly_sick_runs() -> None:
+    assert list(SICK) == list(NEARLY) == list(check_names())
+
+
+def test_nothing_is_found_on_a_healthy_run() -> None:
+    assert diagnose(case()) == []
+
+
+@pytest.mark.parametrize(("name", "given"), [(name, given) for name, all_ in SICK.items() for given in all_])
+def test_a_check_speaks_on_a_sick_run(name: str, given: Case) -> None:
+    finding = said(given)[name]
+    assert finding.evidence
+    assert finding.do.endswith(".")
+    assert not finding.what.endswith(".")
+    steps = [item.steps for item in finding.evidence if item.steps is not None]
+    assert all(0 <= first <= last <= len(given.metrics) for first, last in steps)
+
+
+@pytest.mark.parametrize(("name", "given"), [(name, given) for name, all_ in NEARLY.items() for given in all_])
+def test_a_check_is_silent_on_a_run_that_is_nearly_sick(name: str, given: Case) -> None:
+    assert name not in said(given)
+
+
+@pytest.mark.parametrize("name", [name for name in SICK if name not in ("gradient_spikes",)])
+def test_the_worst_sick_run_of_a_check_has_the_check_first_or_explained(name: str) -> None:
+    findings = diagnose(SICK[name][0])
+    place = next(k for k, finding in enumerate(findings) if finding.check == name)
+    before = [finding.check for finding in findings[:place]]
+    assert findings[place].follows is not None or len(before) <= 1, before
+
+
+def test_loss_is_no_diagnosis() -> None:
+    falling = case({"policy/loss": lambda x: 1 - x})
+    rising = case({"policy/loss": lambda x: x})
+    assert diagnose(falling) == diagnose(rising) == []
+
+
+def test_batch_spread_is_no_group_spread() -> None:
+    """Rewards that differ between prompts and not inside groups carry no signal, however large their spread."""
+    wide = said(case({"reward/std": 0.5, "group/zero_signal_fraction": 0.95, "group/std_mean": 0.01}))
+    assert wide["dead_groups"].severity == "severe"
+    assert diagnose(case({"reward/std": 0.05})) == []
+
+
+def test_growth_of_the_kl_asks_for_a_higher_coefficient() -> None:
+    remedy = said(SICK["kl_growth"][0])["kl_growth"].do
+    assert remedy.startswith("Raise algorithm.kl_coef")
+
+
+def test_one_step_of_anything_is_too_little_for_a_trend() -> None:
+    trends = {"learning_rate_high", "reward_hacking", "overfitting", "length_collapse", "length_explosion", "kl_growth"}
+    assert not trends & set(said(Case(case({"reward/mean": late(0.6, 0.0)}).metrics[:3])))
+
+
+def test_a_metric_that_is_missing_silences_only_its_checks() -> None:
+    given = case({**dict.fromkeys(HEALTHY), "time/grade_seconds": 4.0, "time/step_seconds": 10.0})
+    assert set(said(given)) == {"grading_bound"}
+
+
+def test_every_check_says_what_it_looks_for() -> None:
+    for check in CHECKS:
+        assert len(check.symptom) > 20
+        assert check.symptom.endswith(".")

@@ -1,0 +1,83 @@
+"""Does the planted cause come first, before what follows from it?"""
+
+from __future__ import annotations
+
+from doctor_cases import case, paid
+
+from oncurve.doctor.case import Case
+from oncurve.doctor.diagnose import CHECKS, check_names, diagnose
+from oncurve.doctor.findings import Evidence
+
+
+def collapsed() -> Case:
+    """A learning rate that ruins the policy in the first steps, with all that follows."""
+    return case(
+        {
+            "reward/mean": 0.0,
+            "reward/correct": 0.0,
+            "reward/max": 0.0,
+            "reward/std": 0.0,
+            "reward/format": lambda x: 0.6 * (1 - x),
+            "group/zero_signal_fraction": 0.95,
+            "group/unsolved_fraction": 0.95,
+            "group/std_mean": 0.0,
+            "completion/mean_tokens": lambda x: 30 + 60 * x,
+            "completion/truncated_fraction": lambda x: 0.5 * min(10 * x, 1),
+            "policy/entropy": lambda x: 0.1 + 3 * x,
+            "policy/skipped_updates": 0.9,
+            "evaluation/correct_fraction": lambda x: 0.3 if x == 0 else 0.0,
+            "evaluation/any_format_fraction": lambda x: 0.5 if x == 0 else 0.02,
+        },
+        examples=[],
+    )
+
+
+def test_a_collapse_comes_before_what_follows_from_it() -> None:
+    findings = diagnose(collapsed())
+    assert findings[0].check == "learning_rate_high"
+    assert {finding.check: finding.follows for finding in findings[1:] if finding.severity != "note"} == {
+        "too_hard": "learning_rate_high",
+        "dead_groups": "learning_rate_high",
+        "length_explosion": "learning_rate_high",
+        "entropy_explosion": "learning_rate_high",
+        "skipped_updates": "learning_rate_high",
+    }
+
+
+def test_a_grader_that_pays_the_opposite_comes_before_the_collapse_that_it_causes() -> None:
+    given = collapsed()
+    worse = Case(given.metrics, config=given.config, examples=paid(right=0.0, wrong=1.0))
+    assert [finding.check for finding in diagnose(worse)][:1] == ["grader_inverted"]
+
+
+def test_warnings_with_a_cause_of_their_own_come_before_severe_consequences() -> None:
+    both = collapsed()
+    rows = [{**row, "time/grade_seconds": 5.0} for row in both.metrics]
+    order = [(f.check, f.follows) for f in diagnose(Case(rows, config=both.config))]
+    assert order[:2] == [("learning_rate_high", None), ("grading_bound", None)]
+
+
+def test_notes_come_last() -> None:
+    findings = diagnose(case({"evaluation/num_examples": 30.0, "policy/skipped_updates": 0.2}))
+    assert [finding.severity for finding in findings] == ["warning", "note"]
+
+
+def test_what_a_check_follows_from_is_a_check() -> None:
+    names = list(check_names())
+    assert len(set(names)) == len(names)
+    for check in CHECKS:
+        assert set(check.follows) <= set(names) - {check.name}
+
+
+def test_no_finding_can_follow_from_itself_in_a_circle() -> None:
+    follows = {check.name: set(check.follows) for check in CHECKS}
+    left = set(follows)
+    while free := {name for name in left if not follows[name] & left}:
+        left -= free
+    assert left == set()
+
+
+def test_evidence_reads_like_a_sentence() -> None:
+    assert str(Evidence("reward/mean", 0.25, (1, 3))) == "reward/mean = 0.25 (steps 1 to 3)"
+    assert str(Evidence("policy/kl", 0.1, (4, 4))) == "policy/kl = 0.1 (step 4)"
+    assert str(Evidence("optimizer.learning_rate", 1e-4)) == "optimizer.learning_rate = 0.0001"

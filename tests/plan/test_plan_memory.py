@@ -1,0 +1,184 @@
+"""Is memory what the formulas say, and do the formulas say what happens?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from oncurve.batch import Batch, Size
+from oncurve.plan.activations import head_bytes, kept_bytes, largest_microbatch
+from oncurve.plan.find_shape import find_shape
+from oncurve.plan.memory import PHASES, Component, plan_memory
+from oncurve.plan.setup import Setup, Work
+from oncurve.plan.shape import ModelShape
+
+SHAPE = find_shape("Qwen/Qwen2.5-1.5B")
+WORK = Work(prompts=16, group_size=8, prompt_tokens=256, completion_tokens=512, mean_completion_tokens=256)
+N = SHAPE.num_parameters
+SMALL = ModelShape(
+    name="small", family="qwen2", hidden=64, layers=4, heads=4, kv_heads=2, head_size=16, mlp=160, vocabulary=96,
+    is_tied=False,
+)  # fmt: skip
+
+
+def parts(setup: Setup, phase: str = "train", shape: ModelShape = SHAPE) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in plan_memory(shape, WORK, setup).trainer.components:
+        if phase in part.phases:
+            found[part.name] = found.get(part.name, 0.0) + part.bytes
+    return found
+
+
+def test_full_training_in_half_width_takes_sixteen_bytes_per_weight_and_copies() -> None:
+    found = parts(Setup())
+    assert found["weights, float32 (master)"] == 4 * N
+    assert found["optimizer moments"] == 8 * N
+    assert found["gradients"] == 4 * N
+    assert found["half-width copies"] == 2 * SHAPE.layers * SHAPE.layer_matrix_parameters
+
+
+def test_float32_needs_no_copies_and_a_reference_is_a_model_more() -> None:
+    assert "half-width copies" not in parts(Setup(compute="float32"))
+    assert parts(Setup(has_reference=True))["reference"] == 4 * N
+    assert "reference" not in parts(Setup(has_reference=True, method="lora"))
+
+
+def test_an_adapter_has_few_moments_and_frozen_weights_shrink_in_four_bits() -> None:
+    lora = parts(Setup(method="lora", rank=16))
+    assert lora["optimizer moments"] == 8 * SHAPE.lora_parameters(16)
+    assert lora["frozen weights"] == 4 * N
+    four_bits = parts(Setup(method="lora", rank=16, quantization="nf4"))["frozen weights"]
+    assert four_bits < parts(Setup(method="lora", rank=16, quantization="int8"))["frozen weights"] < 4 * N
+    assert four_bits > 0.5 * N
+
+
+@pytest.mark.parametrize(
+    ("shard", "weights", "gradients", "moments"), [("zero1", 1, 1, 4), ("zero2", 1, 4, 4), ("zero3", 4, 4, 4)]
+)
+def test_stages_of_zero_cut_what_they_say(shard: str, weights: int, gradients: int, moments: int) -> None:
+    found = parts(Setup(ranks=4, shard=shard))  # type: ignore[arg-type]
+    assert found["weights, float32 (master)"] == 4 * N / weights
+    assert found["gradients"] == 4 * N / gradients
+    assert found["optimizer moments"] == 8 * N / moments
+
+
+def test_offload_leaves_half_width_weights_and_gradients_and_fills_the_machine() -> None:
+    found = parts(Setup(offloads_optimizer=True))
+    assert found["half-width weights"] == 2 * N
+    assert found["gradients"] == 2 * N
+    assert "optimizer moments" not in found
+    assert plan_memory(SHAPE, WORK, Setup(offloads_optimizer=True)).host_bytes == 16 * N
+
+
+def test_the_cache_holds_whole_groups_of_rows_of_full_length() -> None:
+    rows = 128
+    expected = 2 * 2 * SHAPE.layers * SHAPE.kv_size * rows * (256 + 512)
+    assert parts(Setup(), "sample")["KV cache"] == expected
+    one_group = replace(WORK, max_rows=3)
+    assert one_group.rows_at_once == 8
+
+
+def test_samplers_of_their_own_take_the_cache_from_the_trainer() -> None:
+    memory = plan_memory(SHAPE, WORK, Setup(placement="disaggregated", sampler_devices=2))
+    trainer, sampler = memory.needs
+    assert "KV cache" not in {part.name for part in trainer.components}
+    held = {part.name: part.bytes for part in sampler.components}
+    assert held["engine's weights"] == 2 * N / 2
+    assert sampler.devices == 2
+    assert "weight-sync buffers" in {part.name for part in trainer.components if part.phases == ("sync",)}
+
+
+def test_the_peak_is_the_largest_phase() -> None:
+    trainer = plan_memory(SHAPE, WORK, Setup()).trainer
+    assert trainer.peak_bytes == max(trainer.phase_bytes(phase) for phase in PHASES)
+    assert trainer.phase_bytes(trainer.peak_phase) == trainer.peak_bytes
+    assert all(isinstance(part, Component) and part.bytes > 0 for part in trainer.components)
+
+
+def test_everything_that_should_save_memory_saves_memory() -> None:
+    plain = plan_memory(SHAPE, WORK, Setup()).trainer.phase_bytes("train")
+    for change in ({"checkpointing": True}, {"tokens_per_microbatch": 2048}, {"offloads_activations": True}):
+        assert plan_memory(SHAPE, WORK, replace(Setup(), **change)).trainer.phase_bytes("train") < plain
+
+
+def test_all_logits_never_exist_at_once() -> None:
+    many = replace(WORK, completion_tokens=4096)
+    setup = Setup(tokens_per_microbatch=100_000)
+    assert head_bytes(SHAPE, setup, largest_microbatch(many, setup)) == head_bytes(
+        SHAPE, setup, largest_microbatch(WORK, setup)
+    )
+
+
+def test_a_row_longer_than_the_budget_gets_a_microbatch_of_its_own() -> None:
+    setup = Setup(tokens_per_microbatch=10)
+    batch = largest_microbatch(WORK, setup)
+    assert batch.tokens == 256 + 511
+    assert batch.repeats == WORK.completions
+    assert largest_microbatch(WORK, replace(setup, packed=False)).tokens == 256 + 512
+
+
+def test_microbatches_are_planned_as_batches_cut_them() -> None:
+    batch = small_batch(prompts=6, group_size=4, prompt_tokens=20, completion_tokens=30)
+    work = Work(prompts=6, group_size=4, prompt_tokens=20, completion_tokens=30, mean_completion_tokens=30)
+    for packed in (True, False):
+        for budget in (40, 160, 333, 10_000):
+            setup = Setup(packed=packed, tokens_per_microbatch=budget)
+            first = next(iter(batch.plan_microbatches(budget, share_prompts=packed)))
+            assert largest_microbatch(work, setup).trained_tokens == 30 * len(first), (packed, budget)
+
+
+def small_batch(*, prompts: int, group_size: int, prompt_tokens: int, completion_tokens: int) -> Batch:
+    rows = prompts * group_size
+    groups = torch.arange(prompts).repeat_interleave(group_size)
+    ids = torch.randint(0, SMALL.vocabulary, (prompts, prompt_tokens))[groups]
+    completions = torch.randint(0, SMALL.vocabulary, (rows, completion_tokens))
+    mask = torch.ones(rows, completion_tokens, dtype=torch.bool)
+    lengths = torch.full((rows,), prompt_tokens), torch.full((rows,), completion_tokens)
+    size = Size(rows, rows * completion_tokens, prompts)
+    zeros = torch.zeros(mask.shape)
+    return Batch(ids, lengths[0], completions, mask, lengths[1], groups, torch.ones(rows), zeros, size)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(packed: bool, checkpointing: bool) -> None:
+    """Within 6 %, on a model small enough for a test; a change of the forward pass must change the constants."""
+    from oncurve.train.policy import OptimizerSettings, Policy
+
+    config = Qwen2Config(
+        vocab_size=SMALL.vocabulary,
+        hidden_size=SMALL.hidden,
+        intermediate_size=SMALL.mlp,
+        num_hidden_layers=SMALL.layers,
+        num_attention_heads=SMALL.heads,
+        num_key_value_heads=SMALL.kv_heads,
+        tie_word_embeddings=False,
+        max_position_embeddings=256,
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).eval()
+    policy = Policy(
+        model,
+        None,  # type: ignore[arg-type]
+        optimizer=OptimizerSettings(),
+        packing=packed,
+        gradient_checkpointing=checkpointing,
+        tokens_per_microbatch=10_000,
+    )
+    batch = small_batch(prompts=4, group_size=4, prompt_tokens=24, completion_tokens=32)
+    policy.logprobs(batch)[0].sum().backward()  # whatever is made once
+    model.zero_grad(set_to_none=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        logprobs, _ = policy.logprobs(batch)
+    assert logprobs.requires_grad
+    changes = (e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]")  # type: ignore
+    kept = sum(changes)
+    work = Work(prompts=4, group_size=4, prompt_tokens=24, completion_tokens=32, mean_completion_tokens=32)
+    setup = Setup(
+        compute="float32", is_gpu=False, packed=packed, checkpointing=checkpointing, tokens_per_microbatch=10_000
+    )
+    assert kept_bytes(SMALL, setup, largest_microbatch(work, setup)) == pytest.approx(kept, rel=0.06)

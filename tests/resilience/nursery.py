@@ -1,0 +1,150 @@
+"""How does a test get many real processes of the command line without paying for the imports each time?
+
+One process imports everything and then forks a child for every command. A child is a process of its own: it can be
+killed, signalled and waited for like any other, and it runs the command as a user types it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+_SELF = Path(__file__).resolve()
+
+
+@dataclass
+class Child:
+    """One command in one process."""
+
+    pid: int
+    log: Path
+    nursery: Nursery
+    status: int | None = None
+
+    def kill(self, number: int = 9) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """The exit status; minus the number of the signal that ended it."""
+        if self.status is None:
+            self.status = self.nursery.ask({"wait": self.pid})
+        return self.status
+
+    def is_running(self) -> bool:
+        if self.status is None and self.nursery.ask({"poll": self.pid}) is not None:
+            self.wait()
+        return self.status is None
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+class Nursery:
+    """The process that forks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(_SELF)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def start(
+        self,
+        *words: object,
+        file_limit: int | None = None,
+        user: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Child:
+        """``oncurve`` with these words; ``file_limit`` is the largest file in bytes that it may write."""
+        self.count += 1
+        log = self.folder / f"output_{self.count}.txt"
+        limits = {"file_limit": file_limit, "user": user, "env": dict(env or {})}
+        pid = self.ask({"start": [str(word) for word in words], "log": str(log), **limits})
+        assert pid is not None
+        return Child(pid, log, self)
+
+    def run(self, *words: object, **limits: object) -> tuple[int, str]:
+        """Exit status and everything that was said."""
+        child = self.start(*words, **limits)  # type: ignore[arg-type]
+        return child.wait(), child.output
+
+    def ask(self, message: Mapping[str, object]) -> int | None:
+        sent, received = self.process.stdin, self.process.stdout
+        assert sent is not None
+        assert received is not None
+        sent.write(json.dumps(message) + "\n")
+        sent.flush()
+        return json.loads(received.readline())
+
+    def close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+        self.process.wait()
+
+
+def _become(words: Sequence[str], log: str, message: Mapping[str, object]) -> None:
+    """In the child: the command line, as the console script runs it."""
+    import resource
+
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, number in ((nothing, 0), (descriptor, 1), (descriptor, 2)):
+        os.dup2(target, number)
+    os.environ.update(message["env"])  # type: ignore[call-overload]
+    if message["file_limit"] is not None:
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(message["file_limit"]),) * 2)  # type: ignore[call-overload]
+    if message["user"] is not None:
+        os.setgid(int(message["user"]))  # type: ignore[call-overload]
+        os.setuid(int(message["user"]))  # type: ignore[call-overload]
+    sys.argv = ["oncurve", *words]
+    from oncurve.cli import main
+
+    main()
+    raise SystemExit(0)
+
+
+def _serve(requests: IO[str]) -> None:
+    import oncurve.examine
+    import oncurve.resume
+    import oncurve.rewards.custom
+    import oncurve.rollouts.engine.engine  # noqa: F401
+
+    ended: dict[int, int] = {}
+
+    def reap(pid: int, options: int) -> int | None:
+        if pid not in ended:
+            found, status = os.waitpid(pid, options)
+            if found == 0:
+                return None
+            ended[pid] = os.waitstatus_to_exitcode(status)
+        return ended[pid]
+
+    for line in requests:
+        message = json.loads(line)
+        if "start" in message:
+            answer: int | None = os.fork()
+            if answer == 0:
+                _become(message["start"], message["log"], message)
+        elif "wait" in message:
+            answer = reap(message["wait"], 0)
+        else:
+            answer = reap(message["poll"], os.WNOHANG)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _serve(sys.stdin)

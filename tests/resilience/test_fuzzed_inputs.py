@@ -1,0 +1,56 @@
+"""Do a few hundred mutated recipes, data files and run folders give a clear message or work, and nothing else?"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
+COUNT = 400
+
+
+@pytest.fixture(scope="module")
+def fuzz() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fuzz", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_mutated_inputs_end_with_a_message_or_work(fuzz: ModuleType, tokenizer: PreTrainedTokenizerFast) -> None:
+    counts = fuzz.run_cases(COUNT, tokenizer)
+    assert sum(sum(found.values()) for found in counts.values()) == COUNT
+    for kind, found in counts.items():
+        assert found.get("message", 0) > 10, f"{kind}: hardly anything was broken, so hardly anything was tried"
+    assert sum(found.get("worked", 0) for found in counts.values()) > 10
+
+
+def test_a_traceback_would_be_noticed(
+    fuzz: ModuleType, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, *words: object) -> None:
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(fuzz, "load_config", broken)
+    with pytest.raises(KeyError):
+        fuzz.run_cases(5, tokenizer)
+
+
+def test_a_file_outside_would_be_noticed(
+    fuzz: ModuleType, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stray(path: Path, *words: object) -> None:
+        (path.parent.parent / "stray").touch()
+
+    monkeypatch.setattr(fuzz, "load_config", stray)
+    with pytest.raises(AssertionError, match="outside of its folder"):
+        fuzz.run_case(0, tokenizer)

@@ -1,0 +1,263 @@
+"""Is a snapshot of one step and only one, and does a policy come back from it bit for bit?"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import oncurve.train.saving as saving
+from oncurve.algorithm.presets import build
+from oncurve.data.curriculum import Curriculum
+from oncurve.errors import CheckpointError
+from oncurve.train.guards import Guards
+from oncurve.train.saving import Saver, best_interval
+from oncurve.train.sealed import verify
+from oncurve.train.state import capture, checksum, from_plain, optimizer_tensors, restore, to_plain, write
+
+if TYPE_CHECKING:
+    from oncurve.records import Prompt
+    from oncurve.train.policy import Policy
+
+MakePolicy = Callable[..., "Policy"]
+
+
+def step(policy: Policy, *, seed: int) -> None:
+    """One update with a gradient that no model would give."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in policy.model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+    policy.update()
+
+
+def state_of(policy: Policy) -> dict[str, torch.Tensor]:
+    return {**{k: v.clone() for k, v in policy.model.state_dict().items()}, **optimizer_tensors(policy)}
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
+def test_a_policy_comes_back_bit_for_bit_and_goes_on_alike(
+    architecture: str, make_policy: MakePolicy, tmp_path: Path
+) -> None:
+    policy: Policy = make_policy(architecture)
+    for number in range(3):
+        step(policy, seed=number)
+    snapshot = capture(policy, step=3, state={"num_updates": policy.num_updates}, facts={"score": None})
+    folder = write(snapshot, policy, tmp_path)
+    assert folder == tmp_path / "step_000003"
+    fresh: Policy = make_policy(architecture)
+    restore(fresh, folder, verify(folder))
+    assert fresh.num_updates == 3
+    assert_equal(state_of(fresh), state_of(policy))
+    for one in (policy, fresh):
+        step(one, seed=9)
+    assert_equal(state_of(fresh), state_of(policy))
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert AutoTokenizer.from_pretrained(folder)("can").input_ids == [66, 256]
+    assert_equal(dict(loaded.state_dict()), snapshot.weights)  # type: ignore[arg-type]
+
+
+def test_weights_that_are_frozen_are_not_written_again(
+    make_policy: MakePolicy, tiny_model: Any, tmp_path: Path
+) -> None:
+    def half_frozen(seed: int = 0) -> Policy:
+        model = tiny_model("llama", seed=seed)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("q_proj" in name)
+        return make_policy(model)
+
+    policy = half_frozen()
+    step(policy, seed=1)
+    folder = write(capture(policy, step=1, state={"num_updates": 1}, facts={}), policy, tmp_path)
+    assert folder is not None
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"manifest.json", "state.json", "optimizer.safetensors", "trained.safetensors"}
+    assert all("q_proj" in name for name in load_file(folder / "trained.safetensors"))
+    fresh = half_frozen()
+    restore(fresh, folder, verify(folder))
+    assert_equal(state_of(fresh), state_of(policy))
+    with pytest.raises(CheckpointError, match="trains other weights"):
+        restore(make_policy("llama"), folder, verify(folder))
+
+
+def test_a_reference_that_moves_is_saved_and_one_that_stands_still_is_not(
+    make_policy: MakePolicy, tiny_model: Any, tmp_path: Path
+) -> None:
+    policy: Policy = make_policy("qwen2", reference=tiny_model("qwen2").requires_grad_(False))
+    step(policy, seed=1)
+    policy.move_reference(0.3)
+    for moves in (False, True):
+        taken = capture(policy, step=1, state={"num_updates": 1}, facts={}, moves_reference=moves)
+        folder = write(taken, policy, tmp_path / str(moves))
+        assert folder is not None
+        assert (folder / "reference.safetensors").exists() == moves
+    fresh: Policy = make_policy("qwen2", reference=tiny_model("qwen2").requires_grad_(False))
+    restore(fresh, folder, verify(folder))
+    assert fresh.reference is not None
+    assert policy.reference is not None
+    assert_equal(dict(fresh.reference.state_dict()), dict(policy.reference.state_dict()))
+
+
+def test_a_checkpoint_of_another_model_does_not_fit(make_policy: MakePolicy, tmp_path: Path) -> None:
+    policy: Policy = make_policy("llama")
+    folder = write(capture(policy, step=1, state={"num_updates": 0}, facts={}), policy, tmp_path)
+    assert folder is not None
+    with pytest.raises(CheckpointError, match="does not fit the recipe's model"):
+        restore(make_policy("qwen2"), folder, verify(folder))
+
+
+def test_only_rank_zero_writes(make_policy: MakePolicy, tmp_path: Path) -> None:
+    policy: Policy = make_policy()
+    snapshot = capture(policy, step=1, state={"num_updates": 0}, facts={})
+    assert write(snapshot, policy, tmp_path, rank=1) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def make_saver(
+    make_policy: MakePolicy, make_prompts: Callable[..., list[Prompt]], tmp_path: Path
+) -> Callable[..., Saver]:
+    def make(policy: Policy | None = None, **options: Any) -> Saver:
+        settings = {"facts": {"world_size": 1}, "every_steps": 1} | options
+        algorithm = build("grpo", group_size=2, max_completion_tokens=4)
+        data = Curriculum(make_prompts("a", "b"), 1)
+        return Saver(policy or make_policy(), algorithm, data, Guards(), tmp_path / "checkpoints", **settings)
+
+    return make
+
+
+def test_what_is_written_beside_the_training_never_mixes_two_steps(
+    make_saver: Callable[..., Saver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is held up until the weights have moved twice."""
+    moved, order = threading.Event(), []
+    original = saving.write
+
+    def slow(snapshot: Any, *args: Any) -> Any:
+        moved.wait(20)
+        order.append(snapshot.step)
+        return original(snapshot, *args)
+
+    monkeypatch.setattr(saving, "write", slow)
+    saver = make_saver()
+    step(saver.policy, seed=1)
+    expected = {name: tensor.clone() for name, tensor in state_of(saver.policy).items()}
+    saver.mark(1)
+    saver.save()
+    assert saver.last_saved == 1
+    step(saver.policy, seed=2)
+    step(saver.policy, seed=3)
+    moved.set()
+    saver.mark(3)
+    saver.save()  # waits for the first
+    assert order[0] == 1
+    saver.wait()
+    folder = saver.root / "step_000001"
+    verify(folder)
+    saved = {
+        **dict(AutoModelForCausalLM.from_pretrained(folder).state_dict()),
+        **load_file(folder / "optimizer.safetensors"),
+    }
+    assert_equal(saved, expected)
+    assert json.loads((folder / "state.json").read_text())["num_updates"] == 1
+
+
+def test_a_failed_write_stops_or_is_said_and_tried_again(make_saver: Callable[..., Saver]) -> None:
+    said: list[str] = []
+    saver = make_saver(on_error="continue", say=said.append)
+    saver.root.write_text("in the way")
+    saver.mark(1)
+    saver.after_step(1, {})
+    saver.wait()
+    assert "NOT SAVED" in said[0]
+    assert saver.last_saved == -1
+    saver.root.unlink()
+    saver.mark(2)
+    saver.after_step(2, {})
+    saver.wait()
+    assert verify(saver.root / "step_000002")["step"] == 2
+    strict = make_saver(every_steps=2)
+    strict.root = saver.root / "step_000002" / "state.json"
+    strict.mark(2)
+    strict.after_step(2, {})
+    with pytest.raises(CheckpointError, match=r"cannot be written.*run.on_save_error=continue"):
+        strict.wait()
+
+
+def test_a_step_that_has_moved_the_weights_cannot_be_saved_as_the_one_before(make_saver: Callable[..., Saver]) -> None:
+    saver = make_saver()
+    saver.mark(1)
+    step(saver.policy, seed=1)
+    assert not saver.save_marked()
+    saver.mark(2)
+    assert saver.save_marked()
+    assert [path.name for path in saver.root.iterdir()] == ["step_000002"]
+
+
+def test_the_best_checkpoint_by_held_out_score_stays(make_saver: Callable[..., Saver]) -> None:
+    saver = make_saver(keep=1)
+    for number, score in enumerate((0.2, 0.9, math.nan, 0.3), start=1):
+        saver.mark(number)
+        saver.after_step(number, {"evaluation/correct_fraction": score})
+    saver.wait()
+    assert sorted(path.name for path in saver.root.iterdir()) == ["step_000002", "step_000004"]
+
+
+def test_the_interval_that_loses_least_time_follows_young() -> None:
+    assert best_interval(step_seconds=10, save_seconds=50, failure_every_seconds=3600) == 60
+    assert best_interval(step_seconds=1e6, save_seconds=1) == 1
+    assert best_interval(step_seconds=0, save_seconds=1) == 1
+
+
+def test_the_proposal_is_made_once_and_from_measured_times(make_saver: Callable[..., Saver]) -> None:
+    said: list[str] = []
+    saver = make_saver(say=said.append)
+    for number in range(1, 5):
+        saver.mark(number)
+        saver.after_step(number, {"time/step_seconds": 2.0})
+        saver.wait()
+    assert sum("run.save_every_steps=" in text for text in said) == 1
+
+
+def test_small_things_come_back_as_they_were() -> None:
+    state = {"a": math.inf, "b": [1.5, -math.inf, None], "c": {"1": True}, "d": 0.1 + 0.2}
+    assert from_plain(json.loads(json.dumps(to_plain(state), allow_nan=False))) == state
+    assert math.isnan(from_plain(to_plain(math.nan)))
+
+
+def test_a_checksum_depends_on_every_name_shape_type_and_bit() -> None:
+    tensors = {"a": torch.zeros(2, 3), "b": torch.ones(1)}
+    first = checksum(tensors.items())
+    assert first == checksum(reversed(list(tensors.items())))
+    others = [
+        {"a": torch.zeros(3, 2), "b": torch.ones(1)},
+        {"a": torch.zeros(2, 3), "c": torch.ones(1)},
+        {"a": torch.zeros(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)},
+        {"a": torch.zeros(2, 3), "b": torch.ones(1) + 2**-23},
+    ]
+    assert len({first, *(checksum(other.items()) for other in others)}) == 5
+    assert checksum([]) is None
+
+
+def test_nothing_is_printed_while_saving(make_saver: Callable[..., Saver]) -> None:
+    screen = Console(file=io.StringIO())
+    saver = make_saver(say=screen.print)
+    saver.mark(1)
+    saver.save()
+    saver.wait()
+    assert screen.file.getvalue() == ""  # type: ignore[attr-defined]
