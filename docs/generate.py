@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.algorithm.document import algorithms_markdown
+from oncurve.doctor.document import doctor_markdown
 from oncurve.observe.metrics import glossary_markdown
+from oncurve.plan.published import renewed
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"
+DOCTOR = ROOT / "benchmarks" / "results" / "doctor_runs.json"
 
 
 def readme() -> str:
@@ -59,14 +62,40 @@ def _fill(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda match: match.group(1) + content + "\n" + match.group(2), text)
 
 
+def _benchmark(name: str) -> Any:
+    """A script of the benchmarks as a module."""
+    folder = ROOT / "benchmarks"
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(folder))  # scripts import their neighbours
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+    return module
+
+
+def performance() -> str:
+    """The page on speed and memory with its tables."""
+    return str(_benchmark("chart").page())
+
+
+def planning() -> str:
+    """The page on the planner with its tables."""
+    return renewed((ROOT / "docs" / "planning.md").read_text(encoding="utf-8"))
+
+
+def doctor() -> str:
+    """The page on the doctor's checks, with the runs made sick on purpose where they were measured."""
+    return doctor_markdown(json.loads(DOCTOR.read_text(encoding="utf-8")) if DOCTOR.is_file() else None)
+
+
 def comparison() -> str:
     """The page on the named algorithms with its table."""
     text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("presets", ROOT / "benchmarks" / "presets.py")
-    assert spec is not None
-    assert spec.loader is not None
-    presets = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(presets)
+    presets = _benchmark("presets")
     results = json.loads((ROOT / "benchmarks" / "results" / "presets.json").read_text(encoding="utf-8"))
     return _fill(text, "presets", presets.table(results["runs"]))
 
@@ -75,6 +104,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/metrics.md": glossary_markdown,
     "docs/algorithms.md": algorithms_markdown,
     "docs/comparison.md": comparison,
+    "docs/doctor.md": doctor,
+    "docs/performance.md": performance,
+    "docs/planning.md": planning,
     "README.md": readme,
 }
 

@@ -37,7 +37,11 @@ def console() -> Console:
 
 
 @app.command()
-def train(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes on this machine, one for each GPU.")] = 1,
+) -> None:
     """Train as a recipe says, with a measurement before and after.
 
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
@@ -47,6 +51,8 @@ def train(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())
+    if processes > 1 and "WORLD_SIZE" not in os.environ:
+        raise typer.Exit(spawn(processes, ["train", recipe, *(overrides or ())]))
     quiet_libraries()
     from oncurve.session import run_recipe
 
@@ -305,6 +311,15 @@ def schema() -> None:
     from oncurve.config.schema import Config
 
     sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")
+
+
+def spawn(processes: int, arguments: list[str]) -> int:
+    """Run a command again in several processes under torchrun, which ends all when one fails; its exit code."""
+    import subprocess
+
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    own = [sys.executable, "-c", "from oncurve.cli import main; main()"]
+    return subprocess.run([*launcher, "--no-python", *own, *arguments], check=False).returncode
 
 
 def quiet_libraries() -> None:

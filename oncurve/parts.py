@@ -22,6 +22,7 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
+from oncurve.train.division import DividedRewards, DividedSampler
 from oncurve.train.policy import Policy
 from oncurve.train.state import checksum
 
@@ -49,6 +50,9 @@ def make_parts(config: Config) -> Parts:
     reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed)
     algorithm, sampler = wiring.make_algorithm(config), wiring.make_sampler(config)
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference)
+    if policy.processes.count > 1:
+        sampler = DividedSampler(sampler, policy.processes)
+        reward_function = DividedRewards(reward_function, policy.processes)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=wiring.context_of(policy.model.config))
     data = Curriculum(
         prompts.train,

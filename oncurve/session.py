@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -106,8 +108,15 @@ def run_recipe(config: Config, recipe: str, *, console: Console, quiet: bool = F
                 facts = identity(parts)
             if not quiet:
                 console.print(arithmetic(config, parts.prompts))
-            with RunFolder(path) as folder:
+            processes = parts.policy.processes
+            with ExitStack() as stack:
+                if not processes.is_main:  # process 0 writes; the files of the others are thrown away
+                    path = Path(stack.enter_context(TemporaryDirectory(prefix="oncurve-"))) / "run"
+                    console = Console(file=stack.enter_context(open(os.devnull, "w", encoding="utf-8")))
+                stack.callback(processes.close)
+                folder = stack.enter_context(RunFolder(path))
                 folder.write_start(recipe, config.model_dump(mode="json"), describe_run())
+                stack.enter_context(processes.watched())
                 result = Session(parts, folder, facts, interruption, console).run()
     except Interrupted:
         raise Stopped("stopped before training began", exit_code=interruption.exit_code) from None
@@ -115,7 +124,7 @@ def run_recipe(config: Config, recipe: str, *, console: Console, quiet: bool = F
         from oncurve.resume import return_below_limit
 
         return return_below_limit(path, alarm, console=console)
-    if not result.is_interrupted:
+    if not result.is_interrupted and parts.policy.processes.is_main:
         report(result, console=console)
     return result
 
@@ -153,6 +162,7 @@ class Session:
             keep=config.run.keep_checkpoints,
             on_error=config.run.on_save_error,
             moves_reference=parts.moves_reference,
+            rank=parts.policy.processes.rank,
             say=self.note,
         )
         self.pending: Mapping[str, float] | None = None
@@ -236,7 +246,9 @@ class Session:
     def measure_trained(self) -> Evaluation:
         """The final model, on the disk and measured."""
         self.folder.write_status(self.training.steps_done, "measure")
-        save_model(self.parts.policy.snapshot(), self.parts.policy.tokenizer, self.folder.path / "model")
+        snapshot = self.parts.policy.snapshot()  # by all processes
+        if self.parts.policy.processes.is_main:
+            save_model(snapshot, self.parts.policy.tokenizer, self.folder.path / "model")
         with self.interruption.abandonable():
             trained = self.examiner.measure(self.parts.prompts.test, name="trained", step=self.training.steps_done)
         keep_evaluation(self.folder, trained)
@@ -271,6 +283,7 @@ def make_run(session: Session) -> Run:
         guards=session.guards,
         interruption=session.interruption,
         seed=config.run.seed,
+        processes=session.parts.policy.processes,
     )
 
 

@@ -52,7 +52,11 @@ def load_function(location: str) -> Any:
 
 
 def _import_file(path: Path) -> Any:
-    if not path.is_file():
+    try:
+        is_there = path.is_file()
+    except OSError as error:  # a folder above it is closed to this user
+        raise ConfigError(f"rewards: {path} cannot be reached: {error.strerror}. Move it, or open its folder") from None
+    if not is_there:
         raise ConfigError(f"rewards: there is no file {path} (seen from {Path.cwd()}).")
     name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())

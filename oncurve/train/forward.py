@@ -15,7 +15,7 @@ from oncurve.trunk import training
 from oncurve.trunk.layout import make_layout
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
-from oncurve.trunk.weights import Trunk, trunk_of
+from oncurve.trunk.weights import Trunk, body_of, trunk_of
 
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, packed against padded, that counts as rounding."""
@@ -38,7 +38,7 @@ def completion_logprobs(
         with torch.autocast("cpu", enabled=False):
             return _from_trunk(model, trunk, batch, compute_type, temperature=temperature, recompute=recompute)
     if packed:
-        selected = packed_hidden(getattr(model, model.base_model_prefix), make_layout(batch, device))
+        selected = packed_hidden(body_of(model), make_layout(batch, device))
     else:
         ids, predicts = join_rows(batch)
         selected = hidden_states(model, ids.to(device))[predicts.to(device)]
@@ -86,7 +86,7 @@ def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Last hidden states [B, L, H] of right-padded rows, before the head."""
-    body = getattr(model, model.base_model_prefix)
+    body = body_of(model)
     return body(input_ids=ids, use_cache=False).last_hidden_state
 
 
@@ -98,12 +98,12 @@ def head(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: f
     if is_plain_head(model):
         return from_hidden(hidden, layer.weight, targets, temperature=temperature)
     logits: Tensor = layer(hidden)
-    config = model.config.get_text_config()
-    if cap := getattr(config, "final_logit_softcapping", None):
+    known = vars(model.config.get_text_config())
+    if cap := known.get("final_logit_softcapping"):
         logits = torch.tanh(logits / cap) * cap
-    if scale := getattr(config, "logits_scaling", None):
+    if scale := known.get("logits_scaling"):
         logits = logits / scale
-    if scale := getattr(config, "logit_scale", None):
+    if scale := known.get("logit_scale"):
         logits = logits * scale
     return from_logits(logits, targets, temperature=temperature)
 
@@ -111,9 +111,9 @@ def head(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: f
 def is_plain_head(model: PreTrainedModel) -> bool:
     """The logits are hidden @ weight.T and nothing else."""
     layer = model.get_output_embeddings()
-    config = model.config.get_text_config()
+    known = vars(model.config.get_text_config())
     changes = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-    return type(layer) is nn.Linear and layer.bias is None and not any(getattr(config, key, None) for key in changes)
+    return type(layer) is nn.Linear and layer.bias is None and not any(known.get(key) for key in changes)
 
 
 @torch.no_grad()

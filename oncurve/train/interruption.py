@@ -69,6 +69,10 @@ class Interruption:
         finally:
             self._is_abandonable = outer
 
+    def ask(self, number: int = signal.SIGTERM) -> None:
+        """Another process of the run got a signal: as if it had come here."""
+        self._number = self._number or number
+
     def check(self) -> None:
         """Raises Interrupted if a signal has come."""
         if self._number is not None:

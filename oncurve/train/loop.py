@@ -57,6 +57,7 @@ def train(
                             run.record(statistics)  # (sum, count) pairs: exact over microbatches
                 run.record(policy.update())  # clip the gradient, AdamW, schedule
 
+        run.add_up()  # statistics, over all processes
         policy.move_reference(algorithm.reference_share(step))  # 0 while it is frozen
         algorithm.entropy.adapt(run.mean("policy/entropy"))
         run.end_step(step)  # log, save, evaluate: each knows when it is due

@@ -19,6 +19,7 @@ from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.records import Group, Mean, Reward
 from oncurve.rewards.base import check_errors
+from oncurve.train.distributed import ALONE, Processes
 from oncurve.train.guards import Attempt, Guards, attempts
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.policy import Policy
@@ -53,6 +54,7 @@ class Run:
         guards: Guards | None = None,
         interruption: Interruption | None = None,
         seed: int = 0,
+        processes: Processes = ALONE,
     ) -> None:
         """``every`` lists (n, what to do after every n steps; 0: never)."""
         self.folder, self.progress = folder, progress
@@ -64,6 +66,7 @@ class Run:
         self.max_error_fraction = max_error_fraction
         self.rollouts_every_steps = rollouts_every_steps
         self.every, self.saver, self.seed = every, saver, seed
+        self.processes = processes
         self.guards = guards or Guards(say=progress.note)
         self.interruption = interruption or Interruption(say=progress.note)
         self.steps_done = 0
@@ -80,6 +83,8 @@ class Run:
         (seed, step), so that a step that is done again is the same step.
         """
         for step in range(self.steps_done, self.total_steps):
+            if not self.processes.all(not self.interruption.is_asked):  # all leave before the same step
+                self.interruption.ask()
             self.interruption.check()
             self._step_started = time.perf_counter()
             self._sums, self._metrics, self._later = {}, self._later, {}
@@ -120,6 +125,11 @@ class Run:
     def attempts(self, policy: Policy, update: Batch) -> Iterator[Attempt]:
         """Tries at the gradient of an update, with ever smaller microbatches where memory runs out."""
         return attempts(policy, update, self._sums, self.progress.note)
+
+    def add_up(self) -> None:
+        """Add the statistics of the step over all processes, once its updates are done. All must call it."""
+        if self.processes.count > 1:
+            self._sums = self.processes.add_means(self._sums)
 
     def mean(self, key: str) -> float:
         """The mean of a statistic over the step so far; NaN if there is none."""

@@ -37,11 +37,12 @@ def library() -> ctypes.CDLL | None:
     try:
         built = _build(compiler)
         return ctypes.CDLL(str(built))
+    except subprocess.CalledProcessError as error:
+        reason = " ".join(error.stderr.decode(errors="replace").split()[:60])
     except (OSError, subprocess.SubprocessError) as error:
-        output = getattr(error, "stderr", b"") or b""
-        reason = output.decode(errors="replace").strip().splitlines()[:3] or [str(error)]
-        log.warning("the CPU kernels cannot be built, torch alone is used and is slower: %s", " ".join(reason))
-        return None
+        reason = str(error)
+    log.warning("the CPU kernels cannot be built, torch alone is used and is slower: %s", reason)
+    return None
 
 
 def _build(compiler: str) -> Path:

@@ -162,6 +162,5 @@ class Decoder:
         """Let the rows in these slots lie in slots 0, 1, ... in this order, so that attention without a kernel can read
         them in place."""
         for cache in self.caches:
-            for name in ("own_keys", "own_values"):
-                buffer = getattr(cache, name)
+            for buffer in (cache.own_keys, cache.own_values):
                 buffer[: len(slots)] = buffer.index_select(0, slots)

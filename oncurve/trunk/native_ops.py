@@ -39,10 +39,10 @@ class NativeOps:
         name = _NAMES[compute_type]
         for operation, signature in _SIGNATURES.items():
             single = operation in ("gather_backward", "softmax", "softmax_backward", "head", "head_backward", "draw")
-            function = getattr(library, f"{operation}_{'float32' if single else name}")
+            function = library[f"{operation}_{'float32' if single else name}"]
             function.argtypes, function.restype = signature, None
             setattr(self, f"_{operation}", function)
-        wide = getattr(library, "add_norm_wide_bfloat16" if name == "bfloat16" else "add_norm_float32")
+        wide = library["add_norm_wide_bfloat16" if name == "bfloat16" else "add_norm_float32"]
         wide.argtypes, wide.restype = _SIGNATURES["add_norm"], None
         self._add_norm_wide: Callable[..., None] = wide
 

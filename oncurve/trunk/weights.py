@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -76,10 +77,9 @@ class Trunk:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        body: Any = getattr(model, model.base_model_prefix)
         config = model.config.get_text_config()
-        self.body = body
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.body = body = body_of(model)
+        head_size = body.layers[0].self_attn.head_dim
         self.sizes = Sizes(config.num_attention_heads, config.num_key_value_heads, head_size, config.rms_norm_eps)
         self.layers = [layer_parameters(layer) for layer in body.layers]
         self.wide = torch.promote_types(body.norm.weight.dtype, torch.float32)
@@ -108,6 +108,11 @@ class Trunk:
         return tuple(part[0, :, :half].to(self.wide).contiguous() for part in (cosine, sine))  # type: ignore[return-value]
 
 
+def body_of(model: PreTrainedModel) -> Any:
+    """The part of a causal language model between its token ids and its head."""
+    return getattr(model, model.base_model_prefix)
+
+
 _TRUNKS: WeakKeyDictionary[PreTrainedModel, Trunk] = WeakKeyDictionary()
 
 
@@ -126,11 +131,13 @@ def supports(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     if type(model).__name__ not in FAMILIES or model.device.type != "cpu":
         return False
-    if config.hidden_act != "silu" or (getattr(config, "attention_dropout", 0) and model.training):
+    if isinstance(next(model.parameters()), DTensor):  # weights in parts are put together around the model's layers
+        return False
+    if config.hidden_act != "silu" or (config.attention_dropout and model.training):
         return False
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         return False
-    body: Any = getattr(model, model.base_model_prefix)
+    body = body_of(model)
     rotary = body.rotary_emb
     if rotary.rope_type not in STATIC_ROTARY or 2 * rotary.inv_freq.numel() != body.layers[0].self_attn.head_dim:
         return False
@@ -142,7 +149,7 @@ def supports(model: PreTrainedModel) -> bool:
         if name.endswith("_proj")
     )
     biases = any(
-        getattr(module, "bias", None) is not None
+        module.bias is not None
         for layer in body.layers
         for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
     )
@@ -154,7 +161,7 @@ def layer_parameters(layer: Any) -> LayerParameters:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     has_bias = all(projection.bias is not None for projection in projections)
-    has_norm = hasattr(attention, "q_norm")
+    has_norm = "q_norm" in dict(attention.named_children())
     return LayerParameters(
         first_norm=layer.input_layernorm.weight,
         qkv=tuple(projection.weight for projection in projections),  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ def check_algorithm(config: Config) -> list[Finding]:
         max_completion_tokens=config.rollouts.max_completion_tokens,
         masks_truncated=config.algorithm.mask_truncated,
         punishes_length=any(isinstance(reward, OverlongReward) and not reward.held_out for reward in config.rewards),
+        lora=config.policy.lora is not None,
         num_reward_parts=len(part_weights(config.rewards)),
         negative_rewards=any(can_be_negative(reward) for reward in config.rewards if not reward.held_out),
     )

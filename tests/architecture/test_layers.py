@@ -1,7 +1,7 @@
 """May a module import what it imports?
 
     0  records  batch  errors
-    1  algorithm   rewards   config
+    1  algorithm   rewards   config   trunk
     2  data   rollouts   observe   recipes   plan
     3  train   evaluate   doctor
     4  wiring   parts   session   resume   examine
@@ -20,7 +20,7 @@ from source import imports, known, modules
 
 LAYERS = (
     ("records", "batch", "errors"),
-    ("algorithm", "rewards", "config"),
+    ("algorithm", "rewards", "config", "trunk"),
     ("data", "rollouts", "observe", "recipes", "plan"),
     ("train", "evaluate", "doctor"),
     ("wiring", "parts", "session", "resume", "examine"),
@@ -28,7 +28,13 @@ LAYERS = (
 )
 LAYER = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
 TOGETHER = (0, 4)
-NEVER = {("rollouts", "rewards"), ("algorithm", "errors"), ("train", "config"), ("evaluate", "config")}
+NEVER = {
+    ("rollouts", "rewards"),
+    ("algorithm", "errors"),
+    ("train", "config"),
+    ("evaluate", "config"),
+    ("trunk", "errors"),
+}
 """Pairs that the layers would allow: sampling knows no rewards, formulas no files, and the config stops at wiring."""
 PLAIN = {("config", "algorithm.table")}
 """Plain data that a neighbour may read: a recipe is checked against the table of algorithms."""

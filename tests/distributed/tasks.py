@@ -70,7 +70,8 @@ def make_policy(
     return Policy(
         model,
         tokenizer,
-        optimizer=OptimizerSettings(learning_rate=1e-3, max_gradient_norm=0.5, weight_decay=0.1),
+        # An epsilon far above rounding: with 1e-8 Adam makes a whole step of a gradient that is only rounding.
+        optimizer=OptimizerSettings(learning_rate=1e-3, epsilon=1e-5, max_gradient_norm=0.5, weight_decay=0.1),
         compute_type="float64" if double else "float32",
         tokens_per_microbatch=50,
         reference=reference,

@@ -63,7 +63,7 @@ def test_two_processes_end_at_the_weights_of_one(variant: str, two: list[dict[st
     assert largest_gap(start, alone["weights"]) > 1e-3, "training moved nothing"
     found = [one[variant] for one in two]
     assert_same(found, alone, double=options["double"])
-    assert max(one["tokens"] for one in found) < 0.6 * alone["tokens"], "one process does most of the work"
+    assert max(one["tokens"] for one in found) < 0.65 * alone["tokens"], "one process does most of the work"
     held = [one["numbers_held"] for one in found]
     assert max(held) < 0.7 * alone["numbers_held"] if options["way"] == "fsdp" else held == [alone["numbers_held"]] * 2
 

@@ -148,10 +148,10 @@ def test_what_is_written_beside_the_training_never_mixes_two_steps(
     moved, order = threading.Event(), []
     original = saving.write
 
-    def slow(snapshot: Any, *args: Any) -> Any:
+    def slow(snapshot: Any, *args: Any, **named: Any) -> Any:
         moved.wait(20)
         order.append(snapshot.step)
-        return original(snapshot, *args)
+        return original(snapshot, *args, **named)
 
     monkeypatch.setattr(saving, "write", slow)
     saver = make_saver()

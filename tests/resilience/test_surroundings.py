@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from oncurve.train.sealed import verify
 
@@ -85,7 +86,8 @@ def test_a_folder_that_may_not_be_written_is_a_message(
     folder = tmp_path / "closed"
     path = recipe(tmp_path, run={"folder": str(folder)})
     folder.mkdir(mode=0o755)
-    for parent in (tmp_path, *tmp_path.parents[:3]):
+    data = Path(yaml.safe_load(path.read_text())["data"]["path"])
+    for parent in (tmp_path, *tmp_path.parents[:3], data.parent):
         os.chmod(parent, 0o755)
     status, said = nursery.run("train", path, user=65534, env={"HOME": "/tmp", "HF_HOME": "/tmp"})
     assert "Traceback" not in said

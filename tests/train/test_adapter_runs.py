@@ -12,8 +12,8 @@ from oncurve.cli import app
 from oncurve.observe.record import read_metrics
 
 SHORT = (
-    "run.steps=2",
-    "run.prompts_per_step=2",
+    "run.steps=3",
+    "run.prompts_per_step=8",
     "algorithm.group_size=4",
     "rollouts.max_completion_tokens=24",
     "evaluation.num_prompts=4",
