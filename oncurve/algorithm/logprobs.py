@@ -83,15 +83,13 @@ def from_hidden(
     *,
     temperature: float = 1.0,
     chunk_tokens: int = CHUNK_TOKENS,
-    gradient_type: torch.dtype | None = None,
     ops: HeadOps | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """The same as ``from_logits(hidden @ weight.T, ...)`` without holding all logits.
 
-    Logits are multiplied in the type of ``hidden``, their gradients in ``gradient_type`` (the same if None).
+    ``ops`` computes on a chunk of logits; torch does if None.
     """
-    options = (temperature, chunk_tokens, gradient_type or hidden.dtype, ops or TorchHeadOps())
-    return _ChunkedHead.apply(hidden, weight, targets, *options)  # type: ignore[return-value]
+    return _ChunkedHead.apply(hidden, weight, targets, temperature, chunk_tokens, ops or TorchHeadOps())  # type: ignore[return-value]
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -105,7 +103,6 @@ class _ChunkedHead(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         chunk_tokens: int,
-        gradient_type: torch.dtype,
         ops: HeadOps,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -116,22 +113,27 @@ class _ChunkedHead(torch.autograd.Function):
             logits = (hidden[rows] @ compute_weight).to(wide)
             logprobs[rows], entropy[rows], normalizer[rows] = ops.head(logits, targets[rows], temperature)
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
-        ctx.temperature, ctx.chunk_tokens, ctx.gradient_type, ctx.ops = temperature, chunk_tokens, gradient_type, ops
+        ctx.temperature, ctx.chunk_tokens, ctx.ops = temperature, chunk_tokens, ops
         return logprobs, entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+            return _ChunkedHead._backward(ctx, *gradients)
+
+    @staticmethod
+    def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
         grad_logprobs, grad_entropy = (gradient.contiguous() for gradient in gradients)
-        compute_weight, narrow_weight = weight.to(hidden.dtype).T, weight.to(ctx.gradient_type)
+        compute_weight = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            logits = (hidden[rows] @ compute_weight).to(normalizer.dtype)
+            logits = (hidden[rows] @ compute_weight.T).to(normalizer.dtype)
             saved, grads = (normalizer[rows], entropy[rows]), (grad_logprobs[rows], grad_entropy[rows])
-            grad = ctx.ops.head_backward(logits, targets[rows], ctx.temperature, saved, grads).to(ctx.gradient_type)
-            grad_hidden[rows] = (grad @ narrow_weight).to(hidden.dtype)
+            grad = ctx.ops.head_backward(logits, targets[rows], ctx.temperature, saved, grads).to(hidden.dtype)
+            grad_hidden[rows] = grad @ compute_weight
             if grad_weight is not None:
-                grad_weight += (grad.T @ hidden[rows].to(ctx.gradient_type)).to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+                grad_weight += (grad.T @ hidden[rows]).to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None

@@ -62,9 +62,7 @@ def _from_trunk(
     if is_plain_head(model):
         weight, ops = model.get_output_embeddings().weight, operations(trunk.wide)
         native = ops if isinstance(ops, NativeOps) else None
-        logprobs, entropy = from_hidden(
-            hidden, weight, targets, temperature=temperature, gradient_type=compute_type, ops=native
-        )
+        logprobs, entropy = from_hidden(hidden, weight, targets, temperature=temperature, ops=native)
     else:
         logprobs, entropy = head(model, hidden, targets, temperature)
     full = torch.zeros(batch.mask.shape, dtype=logprobs.dtype)

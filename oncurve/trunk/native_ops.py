@@ -37,6 +37,7 @@ class NativeOps:
 
     def __init__(self, library: ctypes.CDLL, compute_type: torch.dtype) -> None:
         name = _NAMES[compute_type]
+        self.compute_type = compute_type
         for operation, signature in _SIGNATURES.items():
             single = operation in ("gather_backward", "softmax", "softmax_backward", "head", "head_backward", "draw")
             function = library[f"{operation}_{'float32' if single else name}"]
@@ -61,6 +62,9 @@ class NativeOps:
     _attend: Callable[..., None]
     _draw: Callable[..., None]
 
+    def _narrow(self, *tensors: Tensor) -> list[int]:
+        return _addresses(self.compute_type, *tensors)
+
     def add_norm(
         self, x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out_type: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,13 +87,12 @@ class NativeOps:
         """The same into tensors that are there; ``total`` may be ``x``."""
         call = self._add_norm_wide if out.dtype == torch.float32 else self._add_norm
         call(
-            x.data_ptr(),
-            None if y is None else y.data_ptr(),
-            total.data_ptr(),
-            weight.data_ptr(),
+            *_wide(x),
+            None if y is None else self._narrow(y)[0],
+            *_wide(total, weight),
             epsilon,
-            out.data_ptr(),
-            None if scale is None else scale.data_ptr(),
+            *_addresses(out.dtype, out),
+            None if scale is None else _wide(scale)[0],
             *x.shape,
         )
 
@@ -97,19 +100,19 @@ class NativeOps:
         self, g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
         """See ``torch_ops.norm_backward``."""
-        self._norm_backward(*_pointers(g, x, weight, scale, grad_x, grad_weight), *x.shape)
+        self._norm_backward(*self._narrow(g), *_wide(x, weight, scale, grad_x, grad_weight), *x.shape)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See ``torch_ops.swiglu``."""
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        self._swiglu(*_pointers(gate_up, out), rows, width // 2)
+        self._swiglu(*self._narrow(gate_up, out), rows, width // 2)
         return out
 
     def swiglu_backward(self, g: Tensor, gate_up: Tensor) -> Tensor:
         """See ``torch_ops.swiglu_backward``."""
         out = torch.empty_like(g)
-        self._swiglu_backward(*_pointers(g, gate_up, out), *g.shape)
+        self._swiglu_backward(*self._narrow(g, gate_up, out), *g.shape)
         return out
 
     def gather(self, qkv: Tensor, rotary: Rotary, block: Block, sizes: Heads) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +120,13 @@ class NativeOps:
         keys = block.prompt + block.own
         q = torch.empty(block.rows, sizes.heads, block.own, sizes.head_size)
         k, v = torch.empty(2, block.rows, sizes.kv_heads, keys, sizes.head_size)
-        self._gather(*_pointers(qkv, rotary.cosine, rotary.sine, block.spans, q, k, v), _shape(block, sizes))
+        self._gather(
+            *self._narrow(qkv),
+            *_wide(rotary.cosine, rotary.sine),
+            *_integers(block.spans),
+            *_wide(q, k, v),
+            _shape(block, sizes),
+        )
         return q, k, v
 
     def gather_backward(
@@ -125,9 +134,10 @@ class NativeOps:
     ) -> None:
         """See ``torch_ops.gather_backward``."""
         self._gather_backward(
-            *_pointers(*grads, rotary.cosine, rotary.sine, block.spans, block.groups),
+            *_wide(*grads, rotary.cosine, rotary.sine),
+            *_integers(block.spans, block.groups),
             len(block.groups) - 1,
-            grad_qkv.data_ptr(),
+            *_wide(grad_qkv),
             _shape(block, sizes),
         )
 
@@ -135,31 +145,35 @@ class NativeOps:
         """See ``torch_ops.scatter``."""
         rows, heads, _, size = o.shape
         shape = (ctypes.c_int64 * 6)(rows, block.own, block.prompt, heads, heads, size)
-        self._scatter(*_pointers(o, block.spans, out), shape)
+        self._scatter(*_wide(o), *_integers(block.spans), *self._narrow(out), shape)
 
     def scatter_backward(self, g: Tensor, block: Block, sizes: Heads, wide: torch.dtype) -> Tensor:
         """See ``torch_ops.scatter_backward``."""
         out = torch.empty(block.rows, sizes.heads, block.own, sizes.head_size, dtype=wide)
-        self._scatter_backward(*_pointers(g, block.spans, out), _shape(block, sizes))
+        self._scatter_backward(*self._narrow(g), *_integers(block.spans), *_wide(out), _shape(block, sizes))
         return out
 
     def softmax(self, scores: Tensor, block: Block, scale: float) -> Tensor:
         """See ``torch_ops.softmax``."""
         rows, heads = scores.shape[:2]
         shape = (ctypes.c_int64 * 6)(rows, block.own, block.prompt, heads, heads, 0)
-        self._softmax(*_pointers(scores, block.spans), scale, shape)
+        self._softmax(*_wide(scores), *_integers(block.spans), scale, shape)
         return scores
 
     def softmax_backward(self, g: Tensor, p: Tensor, scale: float) -> Tensor:
         """See ``torch_ops.softmax_backward``."""
-        self._softmax_backward(*_pointers(g, p), scale, g.numel() // g.shape[-1], g.shape[-1])
+        self._softmax_backward(*_wide(g, p), scale, g.numel() // g.shape[-1], g.shape[-1])
         return g
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """See ``torch_ops.head``."""
         logprobs, entropy, normalizer = torch.empty(3, len(logits))
         self._head(
-            *_pointers(logits, targets), 1 / temperature, *_pointers(logprobs, entropy, normalizer), *logits.shape
+            *_wide(logits),
+            *_integers(targets),
+            1 / temperature,
+            *_wide(logprobs, entropy, normalizer),
+            *logits.shape,
         )
         return logprobs, entropy, normalizer
 
@@ -172,7 +186,7 @@ class NativeOps:
         grads: tuple[Tensor, Tensor],
     ) -> Tensor:
         """See ``torch_ops.head_backward``."""
-        self._head_backward(*_pointers(logits, targets), 1 / temperature, *_pointers(*saved, *grads), *logits.shape)
+        self._head_backward(*_wide(logits), *_integers(targets), 1 / temperature, *_wide(*saved, *grads), *logits.shape)
         return logits
 
     def attend(
@@ -189,7 +203,10 @@ class NativeOps:
             len(qkv), caches[0].shape[-1], caches[2].shape[-1], sizes.heads, sizes.kv_heads, sizes.head_size
         )
         self._attend(
-            *_pointers(qkv, rotary.cosine, rotary.sine, places, *caches),
+            *self._narrow(qkv),
+            *_wide(rotary.cosine, rotary.sine),
+            *_integers(places),
+            *self._narrow(*caches),
             sizes.head_size**-0.5,
             out.data_ptr(),
             shape,
@@ -199,21 +216,31 @@ class NativeOps:
     def draw(self, logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities of unrestricted sampling, as ``rollouts.engine.draw`` computes them."""
         tokens, logprobs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
-        self._draw(*_pointers(logits, uniform), temperature, *_pointers(tokens, logprobs), *logits.shape)
+        drawn = (*_integers(tokens), *_wide(logprobs))
+        self._draw(*_wide(logits), *_addresses(torch.float64, uniform), temperature, *drawn, *logits.shape)
         return tokens, logprobs
 
 
-def _pointers(*tensors: Tensor) -> list[int]:
-    """Addresses of tensors, which must be contiguous: a kernel knows no strides.
+def _addresses(dtype: torch.dtype, *tensors: Tensor) -> list[int]:
+    """Where tensors lie. A kernel knows neither strides nor types: one that differs would make it write elsewhere.
 
-    Raises ValueError for one that is not.
+    Raises ValueError for a tensor that is not contiguous or of another type.
     """
     for tensor in tensors:
-        if not tensor.is_contiguous():
+        if tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(
-                f"a kernel needs contiguous tensors, got strides {tensor.stride()} of {tuple(tensor.shape)}"
+                f"a kernel needs contiguous tensors of {dtype}, got {tensor.dtype} {tuple(tensor.shape)} with strides "
+                f"{tensor.stride()}"
             )
     return [tensor.data_ptr() for tensor in tensors]
+
+
+def _wide(*tensors: Tensor) -> list[int]:
+    return _addresses(torch.float32, *tensors)
+
+
+def _integers(*tensors: Tensor) -> list[int]:
+    return _addresses(torch.int64, *tensors)
 
 
 def _shape(block: Block, sizes: Heads) -> ctypes.Array[ctypes.c_int64]:

@@ -111,6 +111,11 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast("cpu", enabled=False):  # the types are chosen here, also where backward runs under autocast
+            return _Layers._backward(ctx, *grads)
+
+    @staticmethod
+    def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, grad_added = grads  # of the last residual, and of what is added to it
         grad = grad.contiguous().clone()
         reversed_gradients: list[list[Tensor]] = []
@@ -183,7 +188,7 @@ class Pass:
         acted = ops.swiglu_backward(g @ matrices.down, state.gate_up)
         grad_down = g.T @ acted
         _, x, _ = ops.add_norm(state.second, None, layer.second_norm, sizes.epsilon, self.compute_type)
-        g, grad_gate_up, _ = project_backward(state.gate_up, x, matrices.gate_up)
+        g, grad_gate_up = project_backward(state.gate_up, x, matrices.gate_up)
         grad_second = torch.zeros_like(layer.second_norm, dtype=grad.dtype)
         ops.norm_backward(g, state.second, layer.second_norm, state.second_scale, grad, grad_second)
 
@@ -192,16 +197,14 @@ class Pass:
         grad_qkv = self._attention_backward(state, g @ matrices.output)
         grad_head_norms = [] if layer.head_norms is None else self._norm_heads_backward(state, layer, grad_qkv)
         _, x, _ = ops.add_norm(state.first, None, layer.first_norm, sizes.epsilon, self.compute_type)
-        g, grad_weights, grad_biases = project_backward(
-            grad_qkv.to(self.compute_type), x, matrices.qkv, biases=layer.biases is not None
-        )
+        g, grad_weights = project_backward(grad_qkv.to(self.compute_type), x, matrices.qkv)
         grad_first = torch.zeros_like(layer.first_norm, dtype=grad.dtype)
         ops.norm_backward(g, state.first, layer.first_norm, state.first_scale, grad, grad_first)
         widths = [sizes.query_width, sizes.kv_width, sizes.kv_width]
         return [
             grad_first,
             *_separate(grad_weights, widths, layer.qkv),
-            *(_separate(grad_biases, widths, layer.biases) if layer.biases is not None else ()),
+            *(_separate([grad_qkv.sum(dim=0)], widths, layer.biases) if layer.biases is not None else ()),
             *grad_head_norms,
             grad_output.to(layer.output.dtype),
             grad_second,

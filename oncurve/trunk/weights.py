@@ -72,8 +72,8 @@ class LayerWeights:
 class Trunk:
     """The layers of a model between embedding and head, read from the module that holds their current weights.
 
-    In float32 the module's own matrices are used. In bfloat16 they are rounded once after each change, and matrices
-    with the same input are joined while they are; a change is seen by the version counters of the parameters.
+    In float32 the module's own matrices are used. For bfloat16 they are rounded at each call, so that no change is
+    missed (fused optimizers leave no trace on a parameter's version), and matrices with the same input are joined.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -83,22 +83,12 @@ class Trunk:
         self.sizes = Sizes(config.num_attention_heads, config.num_key_value_heads, head_size, config.rms_norm_eps)
         self.layers = [layer_parameters(layer) for layer in body.layers]
         self.wide = torch.promote_types(body.norm.weight.dtype, torch.float32)
-        self._rounded: dict[torch.dtype, tuple[int, list[LayerWeights]]] = {}
 
     def weights(self, compute_type: torch.dtype) -> list[LayerWeights]:
-        """The layers' matrices in a type, as they are now."""
+        """The layers' matrices in a type, as they are now; they do not follow later changes."""
         if compute_type == self.wide:
             return [_as_they_are(layer) for layer in self.layers]
-        version = sum(parameter._version for layer in self.layers for parameter in layer.all())
-        known = self._rounded.get(compute_type)
-        if known is None or known[0] != version:
-            known = (version, [_rounded(layer, compute_type) for layer in self.layers])
-            self._rounded[compute_type] = known
-        return known[1]
-
-    def forget(self) -> None:
-        """Give back the memory of rounded matrices."""
-        self._rounded.clear()
+        return [_rounded(layer, compute_type) for layer in self.layers]
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions [N], [N, D / 2] each, as the model's own rotary embedding makes them."""
@@ -148,12 +138,11 @@ def supports(model: PreTrainedModel) -> bool:
         for name, module in part.named_modules()
         if name.endswith("_proj")
     )
-    biases = any(
+    return plain and not any(
         module.bias is not None
         for layer in body.layers
         for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
     )
-    return plain and not biases
 
 
 def layer_parameters(layer: Any) -> LayerParameters:
@@ -208,13 +197,11 @@ def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] |
     return out
 
 
-def project_backward(
-    g: Tensor, x: Tensor, weights: tuple[Tensor, ...], biases: bool = False
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Gradients of x, of each matrix and of each bias."""
+def project_backward(g: Tensor, x: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+    """Gradients of x and of each matrix."""
     parts = g.split([len(weight) for weight in weights], dim=1)
     grad_x = parts[0] @ weights[0]
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         grad_x.addmm_(part, weight)
     grad_weights = [part.T @ x for part in parts]
-    return grad_x, grad_weights, [part.sum(dim=0) for part in parts] if biases else []
+    return grad_x, grad_weights

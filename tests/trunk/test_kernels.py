@@ -1,0 +1,219 @@
+"""Do the compiled kernels compute what the operations in torch compute?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from oncurve.algorithm.logprobs import TorchHeadOps
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine.draw import draw
+from oncurve.trunk import build, torch_ops
+from oncurve.trunk.build import library
+from oncurve.trunk.layout import Block
+from oncurve.trunk.native_ops import NativeOps
+from oncurve.trunk.training import Angles
+from oncurve.trunk.weights import Sizes
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or ONCURVE_KERNELS is 0")
+types = pytest.mark.parametrize("compute_type", [torch.float32, torch.bfloat16], ids=str)
+
+SIZES = Sizes(heads=4, kv_heads=2, head_size=20, epsilon=1e-6)
+SPANS = torch.tensor([[3, 5, 0, 3], [8, 1, 0, 3], [11, 4, 9, 2], [15, 6, 9, 2]])
+"""Two groups: a prompt of 3 with completions of 5 and 1 tokens, a prompt of 2 with completions of 4 and 6."""
+TOKENS = 21
+
+
+@dataclass
+class Case:
+    """A kernel, what it must agree with, and numbers to try."""
+
+    native: NativeOps
+    compute_type: torch.dtype
+
+    def __post_init__(self) -> None:
+        self._draw = torch.Generator().manual_seed(0)
+
+    def numbers(self, *shape: int, wide: bool = False) -> Tensor:
+        return torch.randn(*shape, generator=self._draw).to(torch.float32 if wide else self.compute_type)
+
+    def close(self, one: Tensor, other: Tensor) -> None:
+        loose = {"atol": 2e-2, "rtol": 2e-2} if self.compute_type == torch.bfloat16 else {"atol": 2e-6, "rtol": 2e-6}
+        torch.testing.assert_close(one.float(), other.float(), **loose)
+
+
+@pytest.fixture
+def case(compute_type: torch.dtype) -> Case:
+    built = library()
+    assert built is not None
+    return Case(NativeOps(built, compute_type), compute_type)
+
+
+@types
+@pytest.mark.parametrize("with_added", [False, True])
+@pytest.mark.parametrize("out", ["narrow", "wide"])
+def test_norm_and_residual(case: Case, with_added: bool, out: str) -> None:
+    x, weight = case.numbers(7, 33, wide=True), case.numbers(33, wide=True)
+    y = case.numbers(7, 33) if with_added else None
+    out_type = torch.float32 if out == "wide" else case.compute_type
+    before = x.clone()
+    for one, other in zip(
+        case.native.add_norm(x, y, weight, 1e-6, out_type),
+        torch_ops.add_norm(x, y, weight, 1e-6, out_type),
+        strict=True,
+    ):
+        case.close(one, other)
+    assert torch.equal(x, before)
+
+
+@types
+def test_gradient_of_the_norm_adds_to_what_is_there(case: Case) -> None:
+    g, x, weight = case.numbers(40, 33), case.numbers(40, 33, wide=True), case.numbers(33, wide=True)
+    scale = torch.rsqrt(x.square().mean(dim=-1) + 1e-6)
+    found, expected = (torch.ones(40, 33), torch.ones(33)), (torch.ones(40, 33), torch.ones(33))
+    case.native.norm_backward(g, x, weight, scale, *found)
+    torch_ops.norm_backward(g, x, weight, scale, *expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@types
+def test_swiglu_and_its_gradient(case: Case) -> None:
+    gate_up, g = case.numbers(9, 2 * 37), case.numbers(9, 37)
+    gate_up[0, 0], gate_up[0, 1] = 200.0, -200.0
+    case.close(case.native.swiglu(gate_up), torch_ops.swiglu(gate_up))
+    mine, theirs = gate_up.clone(), gate_up.clone()
+    case.close(case.native.swiglu_backward(g, mine), torch_ops.swiglu_backward(g, theirs))
+    case.close(mine, theirs)
+
+
+def angles() -> Angles:
+    places = torch.arange(TOKENS)[:, None] * torch.linspace(0.1, 1, SIZES.head_size // 2)
+    return Angles(places.cos(), places.sin())
+
+
+@types
+def test_attention_of_packed_rows_and_its_gradient(case: Case) -> None:
+    block, rotary = Block(SPANS), angles()
+    qkv = case.numbers(TOKENS, SIZES.query_width + 2 * SIZES.kv_width)
+    found = case.native.gather(qkv, rotary, block, SIZES)
+    expected = torch_ops.gather(qkv, rotary, block, SIZES)
+    real = block.real.view(block.rows, 1, -1, 1)
+    case.close(found[0] * real, expected[0] * real)
+    seen = torch.cat(
+        [torch.arange(block.prompt) < SPANS[:, 3, None], torch.arange(block.own) < SPANS[:, 1, None]], dim=1
+    )[:, None, :, None]
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        case.close(one * seen, other * seen)
+
+    scores = case.numbers(block.rows, SIZES.heads, block.own, block.prompt + block.own, wide=True)
+    p = case.native.softmax(scores.clone(), block, 0.5)
+    q = torch_ops.softmax(scores.clone(), block, 0.5)
+    torch.testing.assert_close(p * real, q * real, atol=1e-6, rtol=1e-5)
+    g = torch.randn_like(p)
+    torch.testing.assert_close(
+        case.native.softmax_backward(g.clone(), p, 0.5), torch_ops.softmax_backward(g.clone(), p, 0.5)
+    )
+
+    grads = tuple(torch.randn_like(part) for part in expected)
+    grads = (grads[0] * real, grads[1] * seen, grads[2] * seen)
+    one, other = torch.ones(2, TOKENS, qkv.shape[1])
+    case.native.gather_backward(grads, rotary, block, SIZES, one)
+    torch_ops.gather_backward(grads, rotary, block, SIZES, other)
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+    o = case.numbers(block.rows, SIZES.heads, block.own, SIZES.head_size, wide=True)
+    one, other = torch.zeros(2, TOKENS, SIZES.query_width, dtype=case.compute_type)
+    case.native.scatter(o, block, one)
+    torch_ops.scatter(o, block, other)
+    case.close(one, other)
+    mixed = case.numbers(TOKENS, SIZES.query_width)
+    assert torch.equal(
+        case.native.scatter_backward(mixed, block, SIZES, torch.float32),
+        torch_ops.scatter_backward(mixed, block, SIZES, torch.float32),
+    )
+
+
+@types
+def test_one_token_attends_to_its_prompt_and_its_past(case: Case) -> None:
+    rows, capacity, prompt = 5, 70, 41
+    places = torch.tensor([[3, 0, 1, 41], [0, 69, 1, 41], [4, 33, 0, 7], [1, 32, 0, 7], [2, 8, 2, 1]])
+    qkv = case.numbers(rows, SIZES.query_width + 2 * SIZES.kv_width)
+    rotary = Angles(*(part[:rows].contiguous() for part in (angles().cosine, angles().sine)))
+    size, kv = SIZES.head_size, SIZES.kv_heads
+    shapes = ((rows, kv, size, capacity), (rows, kv, capacity, size), (3, kv, size, prompt), (3, kv, prompt, size))
+    mine = tuple(case.numbers(*shape) for shape in shapes)
+    theirs = tuple(part.clone() for part in mine)
+    case.close(
+        case.native.attend(qkv, rotary, places, mine, SIZES), torch_ops.attend(qkv, rotary, places, theirs, SIZES)
+    )
+    for one, other in zip(mine, theirs, strict=True):
+        case.close(one, other)
+
+
+@pytest.mark.parametrize("compute_type", [torch.float32], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_drawing_takes_the_token_that_torch_takes(case: Case, temperature: float) -> None:
+    logits = case.numbers(500, 97) * 3
+    logits[0, 5] = -math.inf
+    uniform = torch.rand(500, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    tokens, logprobs = case.native.draw(logits, uniform, temperature)
+    expected, theirs = draw(logits, uniform.float(), SamplingParams(temperature=temperature), forbidden=[])
+    assert (tokens != expected).sum() <= 1, "only where the number meets an edge within rounding"
+    same = tokens == expected
+    torch.testing.assert_close(logprobs[same], theirs[same], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("compute_type", [torch.float32], ids=str)
+def test_drawing_never_takes_an_impossible_token(case: Case) -> None:
+    logits = torch.full((3, 50), -math.inf)
+    logits[:, 7], logits[:, 20] = 0.0, 1.0
+    tokens, _ = case.native.draw(logits, torch.tensor([1e-17, 0.5, 1 - 1e-16], dtype=torch.float64), 1.0)
+    assert set(tokens.tolist()) <= {7, 20}
+
+
+@pytest.mark.parametrize("compute_type", [torch.float32], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_head_and_its_gradient(case: Case, temperature: float) -> None:
+    logits, targets = case.numbers(11, 53) * 4, torch.arange(11)
+    reference = TorchHeadOps()
+    found = case.native.head(logits, targets, temperature)
+    expected = reference.head(logits, targets, temperature)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
+    grads = (torch.randn(11), torch.randn(11))
+    saved = (expected[2], expected[1])
+    torch.testing.assert_close(
+        case.native.head_backward(logits.clone(), targets, temperature, saved, grads),
+        reference.head_backward(logits.clone(), targets, temperature, saved, grads),
+        atol=2e-5,
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("compute_type", [torch.float32], ids=str)
+def test_a_strided_tensor_is_refused(case: Case) -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        case.native.swiglu(torch.zeros(8, 4).T)
+
+
+def test_numbers_that_are_not_finite_stay_so() -> None:
+    built = library()
+    assert built is not None
+    logits = torch.zeros(2, 40)
+    logits[0, 3] = math.nan
+    _, logprobs = NativeOps(built, torch.float32).draw(logits, torch.full((2,), 0.5, dtype=torch.float64), 1.0)
+    assert not math.isfinite(logprobs[0])
+    assert math.isfinite(logprobs[1])
+
+
+def test_without_a_compiler_everything_still_works(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "/bin/false")
+    assert build.library.__wrapped__() is None
+    monkeypatch.setenv(build.SWITCH, "0")
+    assert build.library.__wrapped__() is None
