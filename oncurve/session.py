@@ -16,6 +16,7 @@ from rich.console import Console
 
 from oncurve import wiring
 from oncurve.config.schema import Config
+from oncurve.doctor.live import Watch
 from oncurve.errors import RewardError, Stopped
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
@@ -23,6 +24,8 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.plots import plot_run
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_manifest, read_metrics
+from oncurve.observe.redact import redact_tree
+from oncurve.observe.sinks import open_tracker
 from oncurve.observe.summary import summarize
 from oncurve.parts import Parts, arithmetic, identity, make_parts, run_folder_path
 from oncurve.records import Prompt
@@ -176,6 +179,10 @@ class Session:
             progress=self.progress,
         )
         self.during = partial(measure_during, self.examiner, parts.prompts.during)
+        resolved = redact_tree(config.model_dump(mode="json"))
+        if parts.policy.processes.is_main:
+            folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, say=self.note)
+        self.watch = Watch(resolved, read_metrics(folder.path) if first_step else ())
         self.training = make_run(self)
         self.training.steps_done = first_step
 
@@ -284,6 +291,7 @@ def make_run(session: Session) -> Run:
         interruption=session.interruption,
         seed=config.run.seed,
         processes=session.parts.policy.processes,
+        watcher=session.watch,
     )
 
 

@@ -66,6 +66,25 @@ class Alarms:
             del self._rows[step]
 
 
+class Watch:
+    """The alarms of a run, fed by its loop."""
+
+    def __init__(self, config: Mapping[str, Any], rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        """``rows`` are the metrics of steps that were done before; what they say has been told."""
+        self._alarms = Alarms(config)
+        self._examples: list[dict[str, Any]] = []
+        for row in rows:
+            self._alarms.observe(int(row["step"]), row)
+
+    def see(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
+        """What was sampled and graded in this step."""
+        self._examples = examples_of(groups, graded)
+
+    def after_step(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        """What a person should be told now that the step is done."""
+        return [alarm_text(finding) for finding in self._alarms.observe(step, metrics, examples=self._examples)]
+
+
 def examples_of(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]) -> list[dict[str, Any]]:
     """The graded completions of a step as the doctor reads them."""
     return [

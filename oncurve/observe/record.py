@@ -19,6 +19,7 @@ import yaml
 from oncurve.errors import CheckpointError, ConfigError, DataError
 from oncurve.observe.lock import RunLock
 from oncurve.observe.redact import redact, redact_tree
+from oncurve.observe.sinks import Tracker
 from oncurve.records import Group, Reward
 
 METRICS = "metrics.jsonl"
@@ -33,6 +34,7 @@ _OWN_FILES = (
     "rollouts",
     "evaluations",
     "checkpoints",
+    "tracking",
 )
 
 
@@ -56,6 +58,7 @@ class RunFolder:
         self.path = Path(path)
         if resume_step is None:
             self._refuse_existing()
+        self.tracker = Tracker()
         self._lock = lock or lock_run(self.path, is_new=resume_step is None)
         try:
             if resume_step is not None:
@@ -90,6 +93,7 @@ class RunFolder:
         line = to_json({"step": int(step), **{key: float(value) for key, value in metrics.items()}}) + "\n"
         with self._telling():
             _write_all(self._metrics, line)
+        self.tracker.write(step, metrics)
 
     def forget_row(self, step: int) -> None:
         """Drop the row of a step that will be recorded again."""
@@ -143,6 +147,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Closes the files and gives the lock back; calling it twice is harmless."""
+        self.tracker.close()
         self._metrics.close()
         self._log.close()
         self._lock.close()

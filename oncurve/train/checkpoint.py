@@ -42,7 +42,7 @@ def load_model(
     """
     place = locate(name)
     looks_local = Path(place).is_absolute() or place.startswith(".") or place.count("/") != 1
-    if looks_local and not Path(place).is_dir():
+    if looks_local and not os.path.isdir(place):
         raise CheckpointError(
             f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as "
             f'Qwen/Qwen2.5-0.5B, or "embedded"'

@@ -207,12 +207,12 @@ class Policy:
     def _shard(self, sharding: Sharding) -> None:
         """Make the copy to sample from, then leave this process its part of everything."""
         self._replica = copy.deepcopy(self._model).requires_grad_(False)
+        self.is_packed = self.is_packed and not supports(self._model)  # our own layers need whole weights
         compute = getattr(torch, self.compute_type)
         if self.compute_type == "bfloat16":
             halve_linear_layers(self._replica)
         for scorer in self._scorers.values():
             shard(scorer, recomputable_layers(scorer.model), self.processes, sharding, compute_type=compute)
-        self.is_packed = self.is_packed and not supports(self._model)  # our own layers would read parts of weights
 
     def _fixed(self, model: PreTrainedModel, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         logprobs, entropies = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.sampler_logprobs)

@@ -34,6 +34,18 @@ class Due(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Somebody who looks at every step and may have something to say."""
+
+    def see(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
+        """What was sampled and graded."""
+        ...
+
+    def after_step(self, step: int, metrics: Mapping[str, float]) -> Sequence[str]:
+        """What to tell a person after the step."""
+        ...
+
+
 class Run:
     """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays."""
 
@@ -55,6 +67,7 @@ class Run:
         interruption: Interruption | None = None,
         seed: int = 0,
         processes: Processes = ALONE,
+        watcher: Watcher | None = None,
     ) -> None:
         """``every`` lists (n, what to do after every n steps; 0: never)."""
         self.folder, self.progress = folder, progress
@@ -66,7 +79,7 @@ class Run:
         self.max_error_fraction = max_error_fraction
         self.rollouts_every_steps = rollouts_every_steps
         self.every, self.saver, self.seed = every, saver, seed
-        self.processes = processes
+        self.processes, self.watcher = processes, watcher
         self.guards = guards or Guards(say=progress.note)
         self.interruption = interruption or Interruption(say=progress.note)
         self.steps_done = 0
@@ -138,6 +151,8 @@ class Run:
     def measure(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
         """Measure everything that was sampled, and refuse to go on when too much of it could not be graded."""
         self._metrics |= rollout_metrics(groups, graded)
+        if self.watcher is not None:
+            self.watcher.see(groups, graded)
         check_errors([reward for row in graded for reward in row], max_error_fraction=self.max_error_fraction)
 
     def keep(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], advantages: Tensor) -> None:
@@ -171,6 +186,9 @@ class Run:
         metrics["time/elapsed_seconds"] = time.perf_counter() - self._started
         self.folder.write_metrics(done, metrics)
         self.progress.step(done, metrics)
+        for text in self.watcher.after_step(done, metrics) if self.watcher is not None else ():
+            self.progress.note(text)
+            self.folder.log(text)
         self.steps_done = done
         self.guards.after_step(done, metrics)
         self._mark(done)

@@ -33,7 +33,7 @@ def test_a_run_that_cannot_save_ends_with_a_message_and_keeps_the_checkpoint_bef
     assert status == 6
     assert "step_000008: the checkpoint cannot be written" in said
     assert "Older ones are untouched" in said
-    assert "Traceback" not in said
+    assert "Traceback" not in said, said[-1500:]
     assert verify(stopped / "checkpoints" / "step_000006")["step"] == 6
     assert [path.name for path in (stopped / "checkpoints").glob(".*")] == []
     status, said = nursery.run("resume", stopped)
@@ -73,7 +73,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_message(
     status, said = nursery.run("train", path)
     assert status == 6, said
     assert "No space left on device" in said
-    assert "Traceback" not in said
+    assert "Traceback" not in said, said[-1500:]
     good = [verify(place)["step"] for place in (small_disk / "run" / "checkpoints").glob("step_*")]
     assert good
 
@@ -90,7 +90,7 @@ def test_a_folder_that_may_not_be_written_is_a_message(
     for parent in (tmp_path, *tmp_path.parents[:3], data.parent):
         os.chmod(parent, 0o755)
     status, said = nursery.run("train", path, user=65534, env={"HOME": "/tmp", "HF_HOME": "/tmp"})
-    assert "Traceback" not in said
+    assert "Traceback" not in said, said[-1500:]
     assert status in (2, 6), said
     assert list(folder.iterdir()) == []
 
