@@ -119,6 +119,8 @@ class RolloutSection(Section):
     """Strings that end a completion; they stay in it."""
     max_rows: PositiveInt = 256
     """Completions sampled at the same time."""
+    kv_tokens: PositiveInt | None = None
+    """engine: positions of prompts and completions whose keys and values are held at the same time; None: no limit."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> RolloutSection:

@@ -23,7 +23,7 @@ def make_sampling(config: Config) -> SamplingParams:
     """How completions are drawn in training."""
     from oncurve.rollouts.base import SamplingParams
 
-    return SamplingParams(seed=config.run.seed, **config.rollouts.model_dump(exclude={"type", "max_rows"}))
+    return SamplingParams(seed=config.run.seed, **config.rollouts.model_dump(exclude={"type", "max_rows", "kv_tokens"}))
 
 
 def evaluation_sampling(config: Config) -> SamplingParams:
@@ -47,7 +47,7 @@ def make_sampler(config: Config) -> Sampler:
         case "engine":
             from oncurve.rollouts.engine.engine import Engine
 
-            return Engine(params, max_rows=config.rollouts.max_rows)
+            return Engine(params, max_rows=config.rollouts.max_rows, kv_tokens=config.rollouts.kv_tokens)
         case "transformers":
             from oncurve.rollouts.hf import HfSampler
 
