@@ -231,10 +231,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="programs per call")
     parser.add_argument("--cpu-seconds", type=int, default=1)
     parser.add_argument("--wall-seconds", type=float, default=3.0)
+    parser.add_argument(
+        "--memory-mib",
+        type=int,
+        default=256,
+        help="small enough to be eaten within the processor time, also where fresh memory is slow",
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     num_answers = options.count // 4
-    limits = {"cpu_seconds": options.cpu_seconds, "wall_seconds": options.wall_seconds}
+    limits = {
+        "cpu_seconds": options.cpu_seconds,
+        "wall_seconds": options.wall_seconds,
+        "memory_mib": options.memory_mib,
+    }
     runs = []
     for fraction in (0.0, options.hostile_fraction):
         work = programs(options.count - num_answers, hostile_fraction=fraction, seed=options.seed)
