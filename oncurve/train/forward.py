@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.logprobs import from_hidden, from_logits
+from oncurve.algorithm.logprobs import HeadOps, from_hidden, from_logits
 from oncurve.batch import Batch, Size
 from oncurve.errors import TrainingError
 from oncurve.train.packed import ordinary_attention, packed_hidden, use_packed_attention
@@ -15,7 +17,7 @@ from oncurve.trunk import training
 from oncurve.trunk.layout import make_layout
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
-from oncurve.trunk.weights import Trunk, body_of, trunk_of
+from oncurve.trunk.weights import body_of, trunk_of
 
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, packed against padded, that counts as rounding."""
@@ -33,40 +35,22 @@ def completion_logprobs(
     """
     device = model.device
     trunk = trunk_of(model) if packed else None
-    if trunk is not None:
-        compute_type = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else trunk.wide
-        with torch.autocast("cpu", enabled=False):
-            return _from_trunk(model, trunk, batch, compute_type, temperature=temperature, recompute=recompute)
-    if packed:
-        selected = packed_hidden(body_of(model), make_layout(batch, device))
-    else:
-        ids, predicts = join_rows(batch)
-        selected = hidden_states(model, ids.to(device))[predicts.to(device)]
-    logprobs, entropy = head(model, selected, batch.completion_ids[batch.mask].to(device), temperature)
+    ops = None
+    with ExitStack() as stack:
+        if trunk is not None:
+            compute_type, native = trunk.compute_type(), operations(trunk.wide)
+            stack.enter_context(torch.autocast("cpu", enabled=False))  # our own layers choose their types themselves
+            selected = training.packed_hidden(trunk, make_layout(batch, device), compute_type, recompute=recompute)
+            ops = native if isinstance(native, NativeOps) else None
+        elif packed:
+            selected = packed_hidden(body_of(model), make_layout(batch, device))
+        else:
+            ids, predicts = join_rows(batch)
+            selected = hidden_states(model, ids.to(device))[predicts.to(device)]
+        logprobs, entropy = head(model, selected, batch.completion_ids[batch.mask].to(device), temperature, ops=ops)
     mask = batch.mask.to(device)
     full = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
     return full.masked_scatter(mask, logprobs), full.masked_scatter(mask, entropy)
-
-
-def _from_trunk(
-    model: PreTrainedModel,
-    trunk: Trunk,
-    batch: Batch,
-    compute_type: torch.dtype,
-    *,
-    temperature: float,
-    recompute: bool,
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    hidden = training.packed_hidden(trunk, make_layout(batch, model.device), compute_type, recompute=recompute)
-    targets = batch.completion_ids[batch.mask]
-    if is_plain_head(model):
-        weight, ops = model.get_output_embeddings().weight, operations(trunk.wide)
-        native = ops if isinstance(ops, NativeOps) else None
-        logprobs, entropy = from_hidden(hidden, weight, targets, temperature=temperature, ops=native)
-    else:
-        logprobs, entropy = head(model, hidden, targets, temperature)
-    full = torch.zeros(batch.mask.shape, dtype=logprobs.dtype)
-    return full.masked_scatter(batch.mask, logprobs), full.masked_scatter(batch.mask, entropy)
 
 
 def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -88,13 +72,18 @@ def hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return body(input_ids=ids, use_cache=False).last_hidden_state
 
 
-def head(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of tokens from hidden states, in chunks where the head is a plain matrix."""
+def head(
+    model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, *, ops: HeadOps | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of tokens from hidden states, in chunks where the head is a plain matrix.
+
+    ``ops`` computes on the chunks of logits; torch does if None.
+    """
     layer = model.get_output_embeddings()
     if layer is None:
         raise TrainingError(f"{type(model).__name__} has no language-model head; oncurve trains causal language models")
     if is_plain_head(model):
-        return from_hidden(hidden, layer.weight, targets, temperature=temperature)
+        return from_hidden(hidden, layer.weight, targets, temperature=temperature, ops=ops)
     logits: Tensor = layer(hidden)
     known = vars(model.config.get_text_config())
     if cap := known.get("final_logit_softcapping"):

@@ -16,7 +16,7 @@ from oncurve.trunk.layout import Block, prompt_layout
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
 from oncurve.trunk.training import Angles, Pass
-from oncurve.trunk.weights import LayerParameters, Trunk, project
+from oncurve.trunk.weights import Trunk, norm_heads, project
 
 GROWTH = 64
 """Positions by which the buffers of completions grow at least; they double as long as that is more."""
@@ -115,7 +115,7 @@ class Decoder:
             residual, x = self._add_norm(residual, added, layer.first_norm)
             qkv = project(x, matrices.qkv, matrices.qkv_bias)
             if layer.head_norms is not None:
-                self._norm_heads(qkv, layer)
+                norm_heads(qkv, layer.head_norms, sizes)
             mixed = ops.attend(qkv, angles, places, cache.all(), sizes)
             residual, x = self._add_norm(residual, mixed @ matrices.output.T, layer.second_norm)
             added = ops.swiglu(project(x, matrices.gate_up)) @ matrices.down.T
@@ -129,15 +129,6 @@ class Decoder:
             return residual, out
         total, out, _ = self.ops.add_norm(residual, added, weight, self.trunk.sizes.epsilon, self.compute_type)
         return total, out
-
-    def _norm_heads(self, qkv: Tensor, layer: LayerParameters) -> None:
-        assert layer.head_norms is not None
-        sizes, start = self.trunk.sizes, 0
-        for heads, weight in zip((sizes.heads, sizes.kv_heads), layer.head_norms, strict=True):
-            part = qkv[:, start : start + heads * sizes.head_size].unflatten(1, (heads, sizes.head_size))
-            x = part.to(weight.dtype)
-            part.copy_(x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + sizes.epsilon) * weight)
-            start += heads * sizes.head_size
 
     def _logits(self, residual: Tensor, added: Tensor) -> Tensor:
         """In the wide type, as in training."""

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from oncurve.trunk.layout import Block, Layout
 from oncurve.trunk.ops import Ops, operations
-from oncurve.trunk.weights import LayerParameters, LayerWeights, Sizes, Trunk, project, project_backward
+from oncurve.trunk.weights import (
+    LayerParameters,
+    LayerWeights,
+    Sizes,
+    Trunk,
+    heads_of,
+    norm_heads,
+    project,
+    project_backward,
+)
 
 
 @dataclass(frozen=True)
@@ -232,13 +241,8 @@ class Pass:
 
     def _norm_heads(self, qkv: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
         """Norm queries and keys head by head in place (Qwen3); what they were before."""
-        width = self.sizes.query_width + self.sizes.kv_width
-        before = qkv[:, :width].clone()
-        for part, weight in zip(self._heads(before), weights, strict=True):
-            normed = part.to(weight.dtype)
-            normed = normed * torch.rsqrt(normed.square().mean(dim=-1, keepdim=True) + self.sizes.epsilon) * weight
-            start = 0 if weight is weights[0] else self.sizes.query_width
-            qkv[:, start : start + normed[0].numel()] = normed.flatten(1).to(qkv.dtype)
+        before = qkv[:, : self.sizes.query_width + self.sizes.kv_width].clone()
+        norm_heads(qkv, weights, self.sizes)
         return before
 
     def _norm_heads_backward(self, state: Kept, layer: LayerParameters, grad_qkv: Tensor) -> list[Tensor]:
@@ -246,22 +250,14 @@ class Pass:
         assert layer.head_norms is not None
         assert state.heads_before is not None
         grad_weights = []
-        grads = self._heads(grad_qkv[:, : self.sizes.query_width + self.sizes.kv_width])
-        for part, g, weight in zip(self._heads(state.heads_before), grads, layer.head_norms, strict=True):
+        grads = heads_of(grad_qkv, self.sizes)
+        for part, g, weight in zip(heads_of(state.heads_before, self.sizes), grads, layer.head_norms, strict=True):
             x = part.to(g.dtype)
             scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.sizes.epsilon)
             normed, weighted = x * scale, g * weight
             grad_weights.append((g * normed).sum(dim=(0, 1)).to(weight.dtype))
             g.copy_(scale * (weighted - normed * (weighted * normed).mean(dim=-1, keepdim=True)))
         return grad_weights
-
-    def _heads(self, queries_and_keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of queries [N, heads, D] and keys [N, kv_heads, D]."""
-        size = self.sizes.head_size
-        q, k = queries_and_keys[:, : (self.sizes.heads + self.sizes.kv_heads) * size].split(
-            [self.sizes.query_width, self.sizes.kv_width], dim=1
-        )
-        return q.unflatten(1, (-1, size)), k.unflatten(1, (-1, size))
 
 
 def _by_key(x: Tensor, sizes: Sizes) -> Tensor:

@@ -84,6 +84,10 @@ class Trunk:
         self.layers = [layer_parameters(layer) for layer in body.layers]
         self.wide = torch.promote_types(body.norm.weight.dtype, torch.float32)
 
+    def compute_type(self) -> torch.dtype:
+        """The type of matrix products here and now: that of autocast where it is on, otherwise the wide one."""
+        return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.wide
+
     def weights(self, compute_type: torch.dtype) -> list[LayerWeights]:
         """The layers' matrices in a type, as they are now; they do not follow later changes."""
         if compute_type == self.wide:
@@ -179,6 +183,19 @@ def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
         gate_up=join(layer.gate_up),
         down=layer.down.to(compute_type),
     )
+
+
+def norm_heads(qkv: Tensor, weights: tuple[Tensor, Tensor], sizes: Sizes) -> None:
+    """Norm queries and keys head by head, in place in the columns of qkv [N, C] (Qwen3)."""
+    for part, weight in zip(heads_of(qkv, sizes), weights, strict=True):
+        x = part.to(weight.dtype)
+        part.copy_(x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + sizes.epsilon) * weight)
+
+
+def heads_of(queries_and_keys: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Views of queries [N, heads, D] and keys [N, kv_heads, D], which are the first columns."""
+    q, k = queries_and_keys[:, : sizes.query_width + sizes.kv_width].split([sizes.query_width, sizes.kv_width], dim=1)
+    return q.unflatten(1, (-1, sizes.head_size)), k.unflatten(1, (-1, sizes.head_size))
 
 
 def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] | None = None) -> Tensor:

@@ -36,9 +36,7 @@ def check_algorithm(config: Config) -> list[Finding]:
     from oncurve.algorithm.table import resolve
 
     try:
-        row = resolve(
-            "grpo" if config.algorithm.type == "custom" else config.algorithm.type, **algorithm_choices(config)
-        )
+        row = resolve(algorithm_name(config), **algorithm_choices(config))
     except ValueError as error:
         raise ConfigError(f"algorithm: {error}") from None
     choices = Choices(

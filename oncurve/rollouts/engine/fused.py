@@ -53,7 +53,7 @@ class FusedSampling:
             max_rows=self.max_rows,
             kv_tokens=self.kv_tokens,
         )
-        compute_type = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.trunk.wide
+        compute_type = self.trunk.compute_type()
         rows = Rows(len(prompts), group_size, room, params)
         lengths = np.array([len(prompt) for prompt in prompts])
         with torch.autocast("cpu", enabled=False):
