@@ -21,7 +21,7 @@ from typing import Any
 
 from machine import add_common_arguments, prepare, write_result
 from models import SHAPES
-from ours import Ours, Work, our_config
+from ours import Ours, Work, our_config, work_of
 
 from oncurve.errors import OncurveError
 
@@ -145,19 +145,6 @@ def in_a_fresh_process(arguments: argparse.Namespace, folder: Path, system: str,
     print(f"{system:8s} {setting:30s} {measured['step_above_baseline'] / MIB:8.0f} MiB above its imports of "
           f"{measured['baseline'] / MIB:.0f} MiB, {seconds:.2f} s per step")  # fmt: skip
     return measured
-
-
-def work_of(arguments: argparse.Namespace) -> Work:
-    """The work that the arguments name."""
-    return Work(
-        model=arguments.model,
-        case=arguments.case,
-        prompt_tokens=arguments.prompt_tokens,
-        new_tokens=arguments.new_tokens,
-        training=arguments.training,
-        kl_coef=arguments.kl,
-        updates=arguments.updates,
-    )
 
 
 def parse() -> argparse.Namespace:

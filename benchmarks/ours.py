@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,3 +145,16 @@ class Ours:
                 loss, _ = self.algorithm.loss(logprobs, entropy, microbatch)
                 self.policy.backward(loss)
             self.policy.update()
+
+
+def work_of(arguments: argparse.Namespace) -> Work:
+    """The work that the arguments name."""
+    return Work(
+        model=arguments.model,
+        case=arguments.case,
+        prompt_tokens=arguments.prompt_tokens,
+        new_tokens=arguments.new_tokens,
+        training=arguments.training,
+        kl_coef=arguments.kl,
+        updates=arguments.updates,
+    )

@@ -20,7 +20,7 @@ from typing import Any
 
 from machine import add_common_arguments, median_of, prepare, write_result
 from models import SHAPES
-from ours import Ours, Work, our_config
+from ours import Ours, Work, our_config, work_of
 from trl_side import PHASES, Clock, TrlSetting, make_trainer
 
 from oncurve.records import Prompt
@@ -130,19 +130,6 @@ def parse() -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     return arguments
-
-
-def work_of(arguments: argparse.Namespace) -> Work:
-    """The work that the arguments name."""
-    return Work(
-        model=arguments.model,
-        case=arguments.case,
-        prompt_tokens=arguments.prompt_tokens,
-        new_tokens=arguments.new_tokens,
-        training=arguments.training,
-        kl_coef=arguments.kl,
-        updates=arguments.updates,
-    )
 
 
 def main() -> None:

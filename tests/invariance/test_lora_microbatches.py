@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from doubles import in_double
 from torch import Tensor
 
 from oncurve.algorithm.logprobs import from_hidden
@@ -29,17 +30,6 @@ PROMPTS, GROUP_SIZE, LONGEST = 4, 4, 12
 
 architectures = pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 recomputed = pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
-
-
-def in_double(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in float64 throughout, its norms included."""
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child).__name__.endswith("RMSNorm"):
-                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon)
-                norm.weight = child.weight
-                setattr(parent, name, norm)
-    return model.double()
 
 
 def stirred(adapter: Adapter) -> Adapter:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from doubles import in_double
 from torch import Tensor
 
 from oncurve.algorithm.algorithm import Algorithm
@@ -28,17 +29,6 @@ RandomGroups = Callable[..., list[Group]]
 both_presets = pytest.mark.parametrize("preset", ["grpo", "dr_grpo"])
 with_and_without_kl = pytest.mark.parametrize("kl_coef", [0.0, 0.1], ids=["no_kl", "kl"])
 packed_and_padded = pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
-
-
-def in_double(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in float64 throughout; its own norms would round to float32 in between, whatever the weights are."""
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child).__name__.endswith("RMSNorm"):
-                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon)
-                norm.weight = child.weight
-                setattr(parent, name, norm)
-    return model.double()
 
 
 def make_algorithm(preset: str, kl_coef: float) -> Algorithm:
