@@ -105,8 +105,10 @@ def attention_backward(
         g = _by_key(g.view(block.rows, -1, sizes.heads, d).transpose(1, 2), sizes)
         by_key = _by_key(p, sizes)
         grad_v = torch.bmm(by_key.transpose(1, 2), g).view_as(v)
-        grad_p = torch.bmm(g, _flat(v).transpose(1, 2))
-        grad_scores = by_key * (grad_p - (grad_p * by_key).sum(dim=-1, keepdim=True)) * d**-0.5
+        grad_scores = torch.bmm(g, _flat(v).transpose(1, 2))  # of the probabilities, then in place of the scores
+        grad_scores -= (grad_scores * by_key).sum(dim=-1, keepdim=True)
+        grad_scores *= by_key
+        grad_scores *= d**-0.5
         grad_q = torch.bmm(grad_scores, _flat(k)).view_as(q)
         grad_k = torch.bmm(grad_scores.transpose(1, 2), _by_key(q, sizes)).view_as(k)
         for to, places, grad in (

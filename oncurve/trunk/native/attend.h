@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "heads.h"
@@ -51,16 +52,22 @@ inline void score_few(const float* q, const T* keys, float* score, int64_t strid
     score_block<QUERIES, 1>(q, keys + first * size, score + first, stride, size);
 }
 
+// Gives `work` as many of `count` queries at a time as fit into registers: how many, as a constant, and the first.
+template <typename Work>
+inline void by_few(int64_t count, Work work) {
+  int64_t j = 0;
+  for (; j + 4 <= count; j += 4) work(std::integral_constant<int, 4>{}, j);
+  for (; j + 2 <= count; j += 2) work(std::integral_constant<int, 2>{}, j);
+  if (j < count) work(std::integral_constant<int, 1>{}, j);
+}
+
 // The scores of `count` queries for `length` positions, and of no meaning up to the end of the last block of 16.
 template <typename T>
 void score_keys(const float* q, int64_t count, const T* keys, float* score, int64_t stride, int64_t length,
                 int64_t size) {
-  int64_t j = 0;
-  for (; j + 4 <= count; j += 4)
-    score_few<4>(q + j * size, keys, score + j * stride, stride, length, size);
-  for (; j + 2 <= count; j += 2)
-    score_few<2>(q + j * size, keys, score + j * stride, stride, length, size);
-  if (j < count) score_few<1>(q + j * size, keys, score + j * stride, stride, length, size);
+  by_few(count, [&](auto few, int64_t j) {
+    score_few<few>(q + j * size, keys, score + j * stride, stride, length, size);
+  });
 }
 
 // out[j, d] += sum over i of weight[j, i] values[i, d], for QUERIES queries and VECTORS * 16 numbers.
@@ -104,12 +111,9 @@ inline void mix_few(const float* weight, int64_t stride, const T* values, float*
 template <typename T>
 void mix_values(const float* weight, int64_t stride, int64_t count, const T* values, float* out, int64_t length,
                 int64_t size, int64_t out_stride) {
-  int64_t j = 0;
-  for (; j + 4 <= count; j += 4)
-    mix_few<4>(weight + j * stride, stride, values, out + j * out_stride, out_stride, length, size);
-  for (; j + 2 <= count; j += 2)
-    mix_few<2>(weight + j * stride, stride, values, out + j * out_stride, out_stride, length, size);
-  if (j < count) mix_few<1>(weight + j * stride, stride, values, out + j * out_stride, out_stride, length, size);
+  by_few(count, [&](auto few, int64_t j) {
+    mix_few<few>(weight + j * stride, stride, values, out + j * out_stride, out_stride, length, size);
+  });
 }
 
 // What a row of the batch is: its slot, its own tokens before this one, its prompt's slot, the prompt's tokens.

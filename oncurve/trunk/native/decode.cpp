@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attend.h"
+#include "token.h"
 
 namespace {
 
@@ -36,18 +37,7 @@ void add_norm(float* residual, const T* added, int64_t added_stride, const float
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
     float* own = residual + row * width;
-    float squares = 0;
-    if (added) {
-      const T* more = added + row * added_stride;
-#pragma omp simd
-      for (int64_t i = 0; i < width; i++) own[i] += widen(more[i]);
-    }
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < width; i++) squares += own[i] * own[i];
-    const float inverse = 1.0f / std::sqrt(squares / float(width) + epsilon);
-    Out* to = out + row * out_stride;
-#pragma omp simd
-    for (int64_t i = 0; i < width; i++) narrow(own[i] * inverse * weight[i], to[i]);
+    add_norm_token(own, added ? added + row * added_stride : added, own, weight, epsilon, out + row * out_stride, width);
   }
 }
 
@@ -55,15 +45,8 @@ void add_norm(float* residual, const T* added, int64_t added_stride, const float
 template <typename T>
 void swiglu(const T* gate_up, int64_t stride, T* out, int64_t out_stride, int64_t rows, int64_t width) {
 #pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; row++) {
-    const T *gate = gate_up + row * stride, *up = gate + width;
-    T* to = out + row * out_stride;
-#pragma omp simd
-    for (int64_t i = 0; i < width; i++) {
-      const float x = widen(gate[i]);
-      narrow(x / (1.0f + exp_of(-std::max(x, -80.0f))) * widen(up[i]), to[i]);
-    }
-  }
+  for (int64_t row = 0; row < rows; row++)
+    swiglu_token(gate_up + row * stride, gate_up + row * stride + width, out + row * out_stride, width);
 }
 
 // Runs of neighbouring rows with one prompt: [first, last) of each.

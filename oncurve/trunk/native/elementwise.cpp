@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "softmax.h"
+#include "token.h"
 
 namespace {
 
@@ -14,27 +15,9 @@ void add_norm(const float* x, const T* y, float* sum, const float* w, float epsi
               int64_t rows, int64_t width) {
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
-    const float* own = x + row * width;
-    float squares = 0;
-    if (y) {
-      const float* before = own;
-      const T* added = y + row * width;
-      float* both = sum + row * width;
-#pragma omp simd reduction(+ : squares)
-      for (int64_t i = 0; i < width; i++) {
-        both[i] = before[i] + widen(added[i]);
-        squares += both[i] * both[i];
-      }
-      own = both;
-    } else {
-#pragma omp simd reduction(+ : squares)
-      for (int64_t i = 0; i < width; i++) squares += own[i] * own[i];
-    }
-    float inverse = 1.0f / std::sqrt(squares / float(width) + epsilon);
+    const int64_t at = row * width;
+    const float inverse = add_norm_token(x + at, y ? y + at : y, y ? sum + at : sum, w, epsilon, out + at, width);
     if (scale) scale[row] = inverse;
-    Out* to = out + row * width;
-#pragma omp simd
-    for (int64_t i = 0; i < width; i++) narrow(own[i] * inverse * w[i], to[i]);
   }
 }
 
@@ -72,16 +55,8 @@ void norm_backward(const T* g, const float* x, const float* w, const float* scal
 template <typename T>
 void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width) {
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; row++) {
-    const T* gate = gate_up + 2 * row * width;
-    const T* up = gate + width;
-    T* to = out + row * width;
-#pragma omp simd
-    for (int64_t i = 0; i < width; i++) {
-      float x = widen(gate[i]);
-      narrow(x / (1.0f + exp_of(-std::max(x, -80.0f))) * widen(up[i]), to[i]);
-    }
-  }
+  for (int64_t row = 0; row < rows; row++)
+    swiglu_token(gate_up + 2 * row * width, gate_up + (2 * row + 1) * width, out + row * width, width);
 }
 
 // Overwrites gate and up with their gradients, and writes out = silu(gate) * up once more for the weight's gradient.
