@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from oncurve import cli_models
+from oncurve import __version__, cli_models
 from oncurve.errors import OncurveError
 from oncurve.launch.command import launch, supervise
 from oncurve.observe.terminal import console, quiet_libraries
@@ -25,6 +25,23 @@ app = typer.Typer(
 )
 recipes = typer.Typer(name="recipe", help="The recipes in this package, and the keys that a recipe may have.")
 app.add_typer(recipes)
+
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"oncurve {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """What stands before the name of a command."""
+
 
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")]
