@@ -68,7 +68,7 @@ class Step:
     iterations: int
     """How often TRL goes over it."""
     is_exact: bool
-    """Every update sees the completions that it sees in TRL; otherwise two batches would meet in one update."""
+    """Every update sees the completions that it sees in TRL; otherwise it mixes two batches, or two passes over one."""
 
     def count(self, trl_updates: int) -> int:
         """Steps with as many batches of completions as so many updates of TRL take, rounded up."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from oncurve.convert.algorithms import SEQUENCE_LEVEL, TOKEN_LEVEL
 from oncurve.convert.options import Fate, Option, older, table
@@ -63,3 +65,16 @@ def _losses() -> Iterator[str]:
     for level, rows in (("token", TOKEN_LEVEL), ("sequence", SEQUENCE_LEVEL)):
         for kind, (row, chosen) in rows.items():
             yield f"| `{kind}` | {level} | `{row}` | `{chosen['loss']}` | `{chosen['normalize']}` |"
+
+
+def main() -> None:
+    """Write the tables into the page that is named, between its markers."""
+    page = Path(sys.argv[1])
+    before, rest = page.read_text(encoding="utf-8").split("<!-- options:begin -->\n")
+    _, after = rest.split("<!-- options:end -->")
+    filled = f"{before}<!-- options:begin -->\n{options_markdown()}\n<!-- options:end -->{after}"
+    page.write_text(filled, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -157,8 +157,8 @@ def _length(draft: Draft, batch: TrlBatch, step: Step, rows: int | None) -> int 
         )
     if not step.is_exact:
         why = (
-            "an update of TRL would mix completions of two policies here; the recipe makes one update of every batch "
-            "of completions. Set steps_per_generation to a multiple of gradient_accumulation_steps to be sure"
+            "an update of TRL mixes two batches of completions here, or two passes over one; the recipe makes one "
+            "update of every batch. Set steps_per_generation to a multiple of gradient_accumulation_steps to be sure"
         )
         draft.note("unsupported", "gradient_accumulation_steps", why)
     if step.iterations > 1:

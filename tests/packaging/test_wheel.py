@@ -76,7 +76,9 @@ def test_the_wheel_holds_what_the_package_reads(wheel: Path) -> None:
         names = set(packed.namelist())
     assert {f"oncurve/{name}" for name in NEEDED} <= names
     suffixes = (".yaml", ".md", ".jsonl", ".json", ".py", ".js", ".css", ".html", ".cpp", ".h", ".safetensors")
-    ours = [path for path in (ROOT / "oncurve").rglob("*") if path.suffix in suffixes and "__pycache__" not in path.parts]
+    ours = [
+        path for path in (ROOT / "oncurve").rglob("*") if path.suffix in suffixes and "__pycache__" not in path.parts
+    ]
     assert {str(path.relative_to(ROOT)) for path in ours} <= names
     strange = {name.split("/")[0] for name in names} - {"oncurve", f"oncurve-{oncurve.__version__}.dist-info"}
     assert not strange, "tests and benchmarks do not belong into a wheel"
@@ -114,10 +116,9 @@ def test_what_needs_no_tensors_starts_without_torch(command, words: tuple[str, .
 
 
 def test_the_wheel_checks_and_trains(command, tmp_path: Path) -> None:
-    small = ("run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "run.name=short")
-    held_out = ("evaluation.data.limit=4", "evaluation.num_prompts=4", "evaluation.every_steps=0", "data.limit=40")
-    command("check", "word_problems", "data.limit=40")
-    command("demo", *small, *held_out)
+    rows = ("data.limit=40", "evaluation.num_prompts=4", "evaluation.every_steps=0")
+    command("check", "word_problems", *rows)
+    command("demo", *rows, "run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "run.name=short")
     assert (tmp_path / "runs" / "short" / "model" / "model.safetensors").is_file()
 
 
