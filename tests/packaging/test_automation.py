@@ -53,6 +53,13 @@ def test_workflows_may_only_read_and_use_actions_of_one_commit(workflow: Path) -
     assert [name for name in used if not PINNED.fullmatch(name)] == []
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "containers/README.md"])
+def test_links_of_pages_outside_the_documents_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), f"{page} links to {target}"
+
+
 def test_workflows_fit_their_schema() -> None:
     command = tool("check-jsonschema")
     accepts(command, "--builtin-schema", "vendor.github-workflows", *map(str, WORKFLOWS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -29,6 +30,28 @@ NEEDED = (
     "trunk/native/decode.cpp",
     "trunk/native/token.h",
 )
+ONE_AFTER_THE_OTHER = """
+import json, sys
+from oncurve.cli import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["oncurve", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
+"""
+WITHOUT_ONCURVE = """
+import sys
+sys.modules["oncurve"] = None  # importing it would fail
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("runs/short/model")
+tokenizer = AutoTokenizer.from_pretrained("runs/short/model")
+prompt = tokenizer(sys.argv[1], return_tensors="pt")
+ids = model.generate(**prompt, max_new_tokens=12, do_sample=False)[0][prompt["input_ids"].shape[1]:]
+print("completion:", tokenizer.decode(ids, skip_special_tokens=True))
+"""
+QUESTION = "Tom has 12 apples and buys 7 more. How many apples does Tom have?"
+PROMPT = f"User: {QUESTION}\nAssistant: <think>"
 pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77: pip install setuptools")
 
 
@@ -115,11 +138,16 @@ def test_what_needs_no_tensors_starts_without_torch(command, words: tuple[str, .
     assert printed.endswith("heavy: []\n")
 
 
-def test_the_wheel_checks_and_trains(command, tmp_path: Path) -> None:
-    rows = ("data.limit=40", "evaluation.num_prompts=4", "evaluation.every_steps=0")
-    command("check", "word_problems", *rows)
-    command("demo", *rows, "run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "run.name=short")
+def test_the_wheel_checks_and_trains_a_model_that_needs_nothing_of_it(command, tmp_path: Path) -> None:
+    rows = ["data.limit=40", "evaluation.num_prompts=4", "evaluation.every_steps=0"]
+    short = ["run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "run.name=short"]
+    asked = ["sample", "runs/short/model", QUESTION, "--max-tokens", "12"]
+    commands = [["check", "word_problems", *rows], ["demo", *rows, *short], asked]
+    ours = command(json.dumps(commands), code=ONE_AFTER_THE_OTHER)
     assert (tmp_path / "runs" / "short" / "model" / "model.safetensors").is_file()
+    said = command(PROMPT, code=WITHOUT_ONCURVE).split("completion:")[1].strip()
+    assert said
+    assert said in ours
 
 
 def test_extras_have_the_names_that_messages_and_pages_use() -> None:
