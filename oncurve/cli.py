@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from oncurve import cli_models
+from oncurve import __version__, cli_models
 from oncurve.errors import OncurveError
 from oncurve.launch.command import launch, supervise
 from oncurve.observe.terminal import console, quiet_libraries
@@ -25,6 +25,22 @@ app = typer.Typer(
 )
 recipes = typer.Typer(name="recipe", help="The recipes in this package, and the keys that a recipe may have.")
 app.add_typer(recipes)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"oncurve {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """What stands before the name of a command."""
+
 
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")]
@@ -229,6 +245,31 @@ def plan(
         as_json=as_json,
     )
     sys.stdout.write(text + "\n")
+
+
+@app.command()
+def convert(
+    script: Annotated[Path, typer.Argument(help="A script with GRPOConfig(...), or a YAML or JSON of its options.")],
+    output: Annotated[Path, typer.Option(help="The recipe; - prints it.")] = Path("recipe.yaml"),
+    processes: Annotated[int, typer.Option(min=1, help="Processes that TRL would run, as for --num_processes.")] = 1,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of the training data, to turn epochs into steps.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+) -> None:
+    """Turn a training script for TRL's GRPOTrainer into a recipe; it is read and never run.
+
+    Every option is taken over, or named with its line; exit code 1 if something is lost or has to be filled in.
+
+    Example: `oncurve convert train_grpo.py --processes 8 --rows 7473 --output recipe.yaml`
+    """
+    from oncurve.convert.command import convert_file
+
+    place = None if str(output) == "-" else output
+    text, is_whole = convert_file(script, place, processes=processes, rows=rows, overwrite=overwrite)
+    sys.stdout.write(text if place is None else text + "\n")
+    if not is_whole:
+        raise typer.Exit(1)
 
 
 @app.command()
