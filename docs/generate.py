@@ -31,7 +31,7 @@ def readme() -> str:
     text = _fill(text, "loop", f"```python\n{body}\n```")
     if DEMO.is_file():
         demo = json.loads(DEMO.read_text(encoding="utf-8"))
-        text = _fill(text, "demo", f"```\n{demo['seeds'][0]['table'].strip()}\n```")
+        text = _fill(text, "demo", f"```text\n{demo['seeds'][0]['table'].strip()}\n```")
         text = _fill(text, "results", _results(demo))
     return text
 
