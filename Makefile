@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo test test-gpu check format docs clean
+.PHONY: setup demo test test-gpu check format docs site clean
 
 setup: $(VENV)/.ready  ## a virtual environment with oncurve in it
 
@@ -39,6 +39,9 @@ format: $(VENV)/.ready-test  ## rewrite files in the house format
 
 docs: $(VENV)/.ready-test  ## regenerate the pages that are made from code
 	$(RUN)/python docs/generate.py
+
+site: $(VENV)/.ready-test  ## the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --quiet --site-dir build/site
 
 clean:  ## remove what these commands made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

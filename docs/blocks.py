@@ -2,13 +2,14 @@
 
 The blocks of a page are run in order, in one scratch folder; the Python ones share their names. The convention:
 
-- Every block has a language. `python` and `bash` blocks are run, `yaml` and `json` blocks are read, and a `yaml` block
-  with a section of a recipe must load: a part of one stands in for that part of the recipe `word_problems`.
+- `python` and `bash` blocks are run, `yaml` and `json` blocks are read, and a `yaml` block with a section of a recipe
+  must load: a part of one stands in for that part of the recipe `word_problems`. Blocks in other languages, or without
+  one, are only shown; they hold no command of ours.
 - ```` ```yaml title="mine.yaml" ```` also writes the block to a file of the scratch folder, for the blocks after it.
 - `<!-- not run: REASON -->` on the line before leaves a block out. Its `oncurve` commands, their options and the keys
   of recipes in them must exist all the same.
-- `<!-- output -->` on the line before a `text` block: it holds what the block before it printed. Words must be equal,
-  numbers within two units of the last digit shown or two per cent: another processor rounds differently.
+- A `text` block that begins on the line right below a block is what that block prints. Words must be equal, numbers
+  within two units of the last digit shown or two per cent: another processor rounds differently.
 
     python docs/blocks.py PAGE FOLDER            run a page
     python docs/blocks.py PAGE FOLDER --write    and put what its blocks print where the page shows it
@@ -32,10 +33,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LANGUAGES = ("bash", "python", "yaml", "json", "text", "toml", "diff", "ini", "bibtex", "dockerfile", "html")
 SECONDS = 120
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+COMMAND = re.compile(r"^ *(?:oncurve|python|pip|make) [a-z-]", re.MULTILINE)
 OPERATORS = re.compile(r"[;&|<>()]+")
 INSTALLERS = ("pip", "pipx", "uv", "git", "cd")
 
@@ -57,6 +58,7 @@ class Block:
     reason: str | None
     """Why it is not run."""
     is_output: bool
+    """It is what the block above it prints."""
     span: tuple[int, int]
     """Where its code stands in the page."""
 
@@ -74,7 +76,7 @@ def blocks_of(text: str) -> Iterator[Block]:
             code=textwrap.dedent(found["code"]),
             title=title and title[1],
             reason=reason and reason[1],
-            is_output=is_next and before == "<!-- output -->",
+            is_output=is_next and before == "```" and found["info"] == "text",
             span=found.span("code"),
         )
 
@@ -110,8 +112,8 @@ class Page:
             self.path.write_text(fresh + self.text[last:], encoding="utf-8")
 
     def _do(self, block: Block) -> None:
-        if block.language not in LANGUAGES:
-            raise BlockError(f"the language is {block.language!r}; write one of {', '.join(LANGUAGES)}")
+        if not block.language and COMMAND.search(block.code):
+            raise BlockError("this block holds commands and has no language; write ```bash, or ```text")
         if block.title:
             (self.folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / block.title).write_text(block.code, encoding="utf-8")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from oncurve.algorithm.document import algorithms_markdown
@@ -147,11 +150,23 @@ def stale() -> list[str]:
     return found
 
 
+def renew_outputs() -> None:
+    """Run the pages that show what their blocks print, and write it where it has changed."""
+    from blocks import blocks_of  # the neighbour of this script
+
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if any(block.is_output for block in blocks_of(page.read_text(encoding="utf-8"))):
+            with TemporaryDirectory() as folder:
+                command = [sys.executable, str(ROOT / "docs" / "blocks.py"), str(page), folder, "--write"]
+                subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+
+
 def main() -> None:
     """Write the pages that are out of date."""
     for name in stale():
         (ROOT / name).write_text(PAGES[name](), encoding="utf-8")
         sys.stdout.write(f"{name} written\n")
+    renew_outputs()
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_every_block_of_a_page_does_what_it_says(page: Path, run_page: Run, tmp_
     [
         ("```bash\nfalse\n```", "line 1: the block ends with 1"),
         ("```python\na = 1\n```\n\n```python\nassert a == 2\n```", "line 5: the block fails"),
-        ("```\nx\n```", "the language is ''"),
+        ("```\noncurve demo\n```", "has no language"),
         ("<!-- not run: slow -->\n```bash\noncurve trian x\n```", "there is no such command"),
         ("<!-- not run: slow -->\n```bash\noncurve train word_problems --processs 2\n```", "--processs"),
         ("<!-- not run: slow -->\n```bash\ntorchrun -m oncurve train mine.yaml run.step=2\n```", "no recipe has a key"),
@@ -74,8 +74,8 @@ def test_every_block_of_a_page_does_what_it_says(page: Path, run_page: Run, tmp_
         ("<!-- not run: slow -->\n```bash\nmake demos\n```", "no target 'demos'"),
         ("```yaml\nrun: {step: 2}\n```", "Did you mean 'run.steps'?"),
         ('```yaml title="mine.yaml"\na: 1\n```\n```bash\ncat mine.yaml >&2; false\n```', "a: 1"),
-        ("```python\nprint('2 of 3')\n```\n<!-- output -->\n```text\n2 of 4\n```", "the block prints\n2 of 3"),
-        ("```python\nprint(0.531)\n```\n<!-- output -->\n```text\n0.566\n```", "the block prints\n0.531"),
+        ("```python\nprint('2 of 3')\n```\n```text\n2 of 4\n```", "the block prints\n2 of 3"),
+        ("```python\nprint(0.531)\n```\n```text\n0.566\n```", "the block prints\n0.531"),
     ],
 )
 def test_a_block_that_is_wrong_is_found(text: str, said: str, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_blocks_share_files_and_names_and_outputs_are_written(tmp_path: Path) ->
     page = tmp_path / "page.md"
     page.write_text(
         "```python\nopen('made', 'w').write('5')\na = 2\n```\n```bash\ncat made\n```\n"
-        "```python\nprint(a, 1.251)\n```\n<!-- output -->\n```text\n3 1.250\n```\nend\n"
+        "```python\nprint(a, 1.251)\n```\n```text\n3 1.250\n```\nend\n"
     )
     done = [sys.executable, str(ROOT / "docs" / "blocks.py"), str(page), str(tmp_path)]
     subprocess.run([*done, "--write"], check=True, cwd=tmp_path)
