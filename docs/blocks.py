@@ -165,7 +165,7 @@ def is_same_output(shown: str, printed: str) -> bool:
     >>> is_same_output("loss -0.0312, norm 0.51", "loss -0.0313, norm 0.52")
     True
     """
-    words, others = (re.sub(r"\s+", " ", NUMBER.sub("0", text)).strip() for text in (shown, printed))
+    words, others = (re.sub(r"[ \t]+", " ", NUMBER.sub("0", text)).strip() for text in (shown, printed))
     numbers = zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=False)
     return words == others and all(is_near(one, other) for one, other in numbers)
 
