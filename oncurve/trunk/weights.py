@@ -127,6 +127,8 @@ def supports(model: PreTrainedModel) -> bool:
         return False
     if isinstance(next(model.parameters()), DTensor):  # weights in parts are put together around the model's layers
         return False
+    if any(parameter.dtype not in (torch.float32, torch.float64) for parameter in model.parameters()):
+        return False
     if config.hidden_act != "silu" or (config.attention_dropout and model.training):
         return False
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):

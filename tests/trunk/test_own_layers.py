@@ -141,6 +141,7 @@ def test_models_with_something_unknown_are_left_to_transformers() -> None:
     assert not supports(make("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=0))
     assert not supports(make("llama", mlp_bias=True))
     assert not supports(make("llama", hidden_act="gelu"))
+    assert not supports(make("llama").to(torch.bfloat16))
     assert not supports(make("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}))
     model = make("qwen2")
     assert trunk_of(model) is trunk_of(model)
