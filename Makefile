@@ -64,7 +64,7 @@ docs: $(VENV)/.ready-test  ## regenerate the pages that are made from code
 	$(RUN)/python docs/generate.py
 
 site: $(VENV)/.ready-test  ## the documentation as a site in build/site
-	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir build/site
 
 clean:  ## remove what these commands made
 	rm -rf $(VENV) $(DEEPSPEED) $(VLLM) build dist *.egg-info .pytest_cache .ruff_cache

@@ -42,11 +42,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Links]:
     """Every page of the site by its path."""
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'oncurve[docs]'")
     place = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout + done.stderr == ""
+    assert "WARNING" not in done.stdout + done.stderr
     assert (place / "search" / "search_index.json").is_file()
     return {str(page.relative_to(place)): Links(page.read_text(encoding="utf-8")) for page in place.rglob("*.html")}
 
