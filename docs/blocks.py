@@ -194,8 +194,8 @@ def is_near(one: str, other: str) -> bool:
 def commands_of(code: str) -> Iterator[list[str]]:
     """The words of every simple command of a shell script.
 
-    >>> list(commands_of("A=1 torchrun -m oncurve \\\\\\n  train x.yaml | tee log  # all of it"))
-    [['A=1', 'torchrun', '-m', 'oncurve', 'train', 'x.yaml'], ['tee', 'log']]
+    >>> list(commands_of("A=1 torchrun -m oncurve \\\\\\n  train x.yaml 2>&1 | tee log"))
+    [['A=1', 'torchrun', '-m', 'oncurve', 'train', 'x.yaml'], ['1'], ['tee', 'log']]
     """
     for line in re.sub(r"\\\n\s*", " ", code).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -203,7 +203,7 @@ def commands_of(code: str) -> Iterator[list[str]]:
         words: list[str] = []
         for word in lexer:
             if OPERATORS.fullmatch(word):
-                yield words
+                yield words[:-1] if word[0] in "<>" and words and words[-1].isdigit() else words  # the 2 of 2>&1
                 words = []
             else:
                 words.append(word)

@@ -154,11 +154,14 @@ def renew_outputs() -> None:
     """Run the pages that show what their blocks print, and write it where it has changed."""
     from blocks import blocks_of  # the neighbour of this script
 
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs}
     for page in sorted((ROOT / "docs").glob("*.md")):
         if any(block.is_output for block in blocks_of(page.read_text(encoding="utf-8"))):
             with TemporaryDirectory() as folder:
                 command = [sys.executable, str(ROOT / "docs" / "blocks.py"), str(page), folder, "--write"]
-                subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+                if subprocess.run(command, cwd=folder, env=environment).returncode:
+                    raise SystemExit(1)  # it has said which block of the page fails
 
 
 def main() -> None:

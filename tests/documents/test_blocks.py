@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import os
 import subprocess
@@ -83,6 +84,10 @@ def test_a_block_that_is_wrong_is_found(text: str, said: str, tmp_path: Path) ->
     with pytest.raises(blocks.BlockError) as found:
         blocks.Page(tmp_path / "page.md", tmp_path).run()
     assert said in str(found.value)
+
+
+def test_examples_in_the_machinery_are_right() -> None:
+    assert doctest.testmod(blocks).failed == 0
 
 
 def test_blocks_share_files_and_names_and_outputs_are_written(tmp_path: Path) -> None:
