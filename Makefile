@@ -8,7 +8,7 @@ VLLM := .venv-vllm
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo engines test test-gpu check format docs clean
+.PHONY: setup demo engines test test-gpu check format docs site clean
 
 setup: $(VENV)/.ready  ## a virtual environment with oncurve in it
 
@@ -62,6 +62,9 @@ format: $(VENV)/.ready-test  ## rewrite files in the house format
 
 docs: $(VENV)/.ready-test  ## regenerate the pages that are made from code
 	$(RUN)/python docs/generate.py
+
+site: $(VENV)/.ready-test  ## the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir build/site
 
 clean:  ## remove what these commands made
 	rm -rf $(VENV) $(DEEPSPEED) $(VLLM) build dist *.egg-info .pytest_cache .ruff_cache

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from oncurve.algorithm.document import algorithms_markdown
@@ -31,7 +34,7 @@ def readme() -> str:
     text = _fill(text, "loop", f"```python\n{body}\n```")
     if DEMO.is_file():
         demo = json.loads(DEMO.read_text(encoding="utf-8"))
-        text = _fill(text, "demo", f"```\n{demo['seeds'][0]['table'].strip()}\n```")
+        text = _fill(text, "demo", f"```text\n{demo['seeds'][0]['table'].strip()}\n```")
         text = _fill(text, "results", _results(demo))
     return text
 
@@ -147,11 +150,26 @@ def stale() -> list[str]:
     return found
 
 
+def renew_outputs() -> None:
+    """Run the pages that show what their blocks print, and write it where it has changed."""
+    from blocks import blocks_of  # the neighbour of this script
+
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs}
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if any(block.is_output for block in blocks_of(page.read_text(encoding="utf-8"))):
+            with TemporaryDirectory() as folder:
+                command = [sys.executable, str(ROOT / "docs" / "blocks.py"), str(page), folder, "--write"]
+                if subprocess.run(command, cwd=folder, env=environment).returncode:
+                    raise SystemExit(1)  # it has said which block of the page fails
+
+
 def main() -> None:
     """Write the pages that are out of date."""
     for name in stale():
         (ROOT / name).write_text(PAGES[name](), encoding="utf-8")
         sys.stdout.write(f"{name} written\n")
+    renew_outputs()
 
 
 if __name__ == "__main__":
