@@ -18,6 +18,7 @@ from oncurve.config.place import run_folder_path
 from oncurve.config.schema import Config
 from oncurve.doctor.live import Watch
 from oncurve.errors import OncurveError, RewardError, SamplerError, Stopped
+from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.card import run_card
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
@@ -125,6 +126,8 @@ def _run(
     """All of a new run up to the measurement of its model."""
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
+    for line in wiring.describe_gpus(config):
+        console.print(line, markup=False, highlight=False)
     interruption = Interruption(grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1)
     try:
         with interruption.listen():
@@ -339,8 +342,9 @@ def measure_during(examiner: Examiner, prompts: list[Prompt], step: int) -> dict
 
 
 def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:
-    """Write an evaluation's examples and counts."""
-    folder.write_evaluation(evaluation.name, evaluation.rows(), evaluation.summary())
+    """Write an evaluation's examples and counts, and a page that shows some of every category."""
+    analysis = analysis_markdown(evaluation)
+    folder.write_evaluation(evaluation.name, evaluation.rows(), evaluation.summary(), analysis=analysis)
 
 
 def report(result: Result, *, console: Console) -> None:

@@ -206,9 +206,10 @@ class PolicySection(Section):
     """Keep the frozen weights under an adapter in 4 or 8 bits, through bitsandbytes; None keeps them whole."""
     train_only: tuple[str, ...] = ()
     """Regular expressions; only weights whose names match one are trained. None at all: everything is."""
-    parallel: Literal["auto", "none", "ddp", "fsdp", "deepspeed"] = "auto"
-    """What several processes do with the model. ddp: each has all of it. fsdp: each trains a part of every weight and
-    keeps a copy to sample from. deepspeed: as its file says. auto: none for one process, ddp otherwise."""
+    parallel: Literal["auto", "none", "ddp", "data_parallel", "fsdp", "deepspeed"] = "auto"
+    """What several processes do with the model. ddp: each has all of it; data_parallel is an older name for that. fsdp:
+    each trains a part of every weight and keeps a copy to sample from. deepspeed: as its file says. auto: none for one
+    process, ddp otherwise."""
     deepspeed: str | None = None
     """deepspeed: its JSON file, where "auto" takes the recipe's number; None is ZeRO-2."""
     reshard_after_forward: bool = True
@@ -222,8 +223,9 @@ class PolicySection(Section):
     offload_activations: bool = False
     """Keep what the backward pass needs in the CPU's memory: less on the GPU, and slower."""
 
-    compute_type: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU."""
+    compute_type: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU. float16
+    is for measuring and sampling on GPUs without bfloat16; training refuses it."""
     device: str = "auto"
     """auto takes a GPU if there is one."""
     gradient_checkpointing: bool = False

@@ -51,6 +51,7 @@ def make_work(config: Config, wishes: Wishes) -> Work:
         extra_passes=int(needs_reference(config)) + int(recomputes_old(config)),
         max_rows=config.rollouts.max_rows,
         steps=config.run.steps,
+        save_every_steps=config.run.save_every_steps,
     )
 
 

@@ -9,7 +9,7 @@ Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Placement = Literal["colocated", "split", "disaggregated"]
 Quantization = Literal["nf4", "int8"]
-Compute = Literal["float32", "bfloat16"]
+Compute = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,8 @@ class Work:
     max_rows: int = 256
     """Completions sampled at the same time."""
     steps: int = 100
+    save_every_steps: int = 10
+    """Steps between two checkpoints; 0 saves none before the end."""
 
     @property
     def completions(self) -> int:
