@@ -126,8 +126,6 @@ def _run(
     """All of a new run up to the measurement of its model."""
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
-    for line in wiring.describe_gpus(config):
-        console.print(line, markup=False, highlight=False)
     interruption = Interruption(grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1)
     try:
         with interruption.listen():

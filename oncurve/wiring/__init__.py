@@ -28,7 +28,7 @@ from oncurve.wiring.rewards import (
     make_structured_reward,
     reward_options,
 )
-from oncurve.wiring.servers import describe_gpus, make_server_sampler
+from oncurve.wiring.servers import make_server_sampler
 
 __all__ = [
     "Rendered",
@@ -37,7 +37,6 @@ __all__ = [
     "algorithm_name",
     "check_algorithm",
     "context_of",
-    "describe_gpus",
     "evaluation_sampling",
     "evaluation_section",
     "make_algorithm",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -16,20 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from oncurve.errors import ConfigError
-from oncurve.rollouts.servers.gpus import visible_devices
+from oncurve.rollouts.servers.vllm_version import check_version
 
 PYTHON_VARIABLE = "ONCURVE_VLLM_PYTHON"
 KV_CACHE_BYTES = 2**28
 """On a CPU vLLM would reserve a large share of all memory, and a second server another."""
 ENDING_SECONDS = 10.0
 RESTART_SECONDS = 2.0
-OLDEST_VLLM = (0, 32)
-VERSION_SECONDS = 60.0
-_TELL_VERSION = """
-from importlib import metadata
-print(metadata.version(metadata.packages_distributions()["vllm"][0]))
-"""
-"""Without importing vLLM, which takes long. The CPU build has another name than the package."""
 
 _SUPERVISOR = """
 import os, signal, subprocess, sys, threading
@@ -56,20 +48,16 @@ class VllmServers:
         on_cpu: bool,
         logs: Path,
         options: Sequence[str] = (),
-        gpus: Sequence[Sequence[int]] = (),
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON. ``gpus`` are those of each
-        server, as this process numbers them; without them each sees all.
+        """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON.
 
-        Raises ConfigError if there is none, or if its vLLM is too old.
+        Raises ConfigError if there is none.
         """
         self.python = find_python(python)
-        check_version(self.python)
         self.model, self.dtype, self.on_cpu, self.options, self.logs = model, dtype, on_cpu, tuple(options), logs
         self.ports = free_ports(count)
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
-        self.gpus = dict(zip(self.ports, gpus, strict=True)) if gpus else {}
         self._say = say
         self._ended = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -114,8 +102,8 @@ class VllmServers:
             own += ["--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
         return [self.python, "-m", "vllm.entrypoints.openai.api_server", *own, *self.options]
 
-    def environment(self, port: int) -> dict[str, str]:
-        """Of one server: without what belongs to the trainer's own environment, and with its GPUs alone."""
+    def environment(self) -> dict[str, str]:
+        """Without what belongs to the trainer's own environment."""
         kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "VIRTUAL_ENV")}
         kept |= {"PYTHONPATH": str(self._folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         kept |= {"DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -123,8 +111,6 @@ class VllmServers:
             kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
             kept |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
             kept.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // max(len(self.ports), 1))))
-        if port in self.gpus:
-            kept["CUDA_VISIBLE_DEVICES"] = visible_devices(self.gpus[port], os.environ)
         return kept
 
     def _start(self, port: int) -> None:
@@ -135,7 +121,7 @@ class VllmServers:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=self.environment(port),
+                env=self.environment(),
                 start_new_session=True,
             )
 
@@ -159,7 +145,7 @@ def _close_pipe(process: subprocess.Popen[bytes]) -> None:
 
 
 def find_python(python: str | None) -> str:
-    """The python with vLLM. Raises ConfigError if none is named, or if it is not there."""
+    """The python with vLLM. Raises ConfigError if none is named, if it is not there, or if its vLLM is too old."""
     named = python or os.environ.get(PYTHON_VARIABLE)
     if not named:
         raise ConfigError(
@@ -169,26 +155,8 @@ def find_python(python: str | None) -> str:
     found = shutil.which(named)
     if found is None:
         raise ConfigError(f"rollouts.vllm_python: {named!r} is no program. Give the path of a python with vLLM")
+    check_version(found)
     return found
-
-
-def check_version(python: str) -> None:
-    """Raises ConfigError unless an environment has vLLM, and one that reports the weights of every token."""
-    done = subprocess.run(
-        [python, "-c", _TELL_VERSION], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
-    )
-    said = done.stdout.strip()
-    numbers = re.match(r"(\d+)\.(\d+)", said)
-    if numbers is None:
-        raise ConfigError(
-            f"rollouts.vllm_python: {python} has no vLLM ({done.stderr.strip()[-200:] or 'it names no version'}). "
-            f"docs/servers.md says how to make an environment with it"
-        )
-    if (int(numbers[1]), int(numbers[2])) < OLDEST_VLLM:
-        raise ConfigError(
-            f"rollouts.vllm_python: {python} has vLLM {said}, which cannot say from which weights a completion comes. "
-            f"Install vLLM {'.'.join(map(str, OLDEST_VLLM))} or newer there; it is the one that was tried"
-        )
 
 
 def free_ports(count: int) -> list[int]:
