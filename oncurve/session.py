@@ -313,6 +313,7 @@ def make_run(session: Session) -> Run:
         total_steps=config.run.steps,
         completions_per_step=config.completions_per_step,
         completions_per_update=config.run.completions_per_update or config.completions_per_step,
+        passes_per_step=config.run.passes_per_step,
         mask_truncated=config.algorithm.mask_truncated,
         refill_rounds=config.run.refill_rounds,
         max_staleness_steps=config.rollouts.staleness,

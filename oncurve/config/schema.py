@@ -266,6 +266,8 @@ class RunSection(Section):
     """Replace groups without a signal by groups of other prompts, at most so many times a step (dynamic sampling)."""
     completions_per_update: PositiveInt | None = None
     """Completions in one optimizer update; None makes one update of all of them. Must divide them."""
+    passes_per_step: PositiveInt = 1
+    """How often the completions of a step are trained on before new ones are sampled, mu in the paper of GRPO."""
     seed: NonNegative = 0
     folder: str = "runs"
     """The run gets a folder of its own inside this one."""
@@ -317,7 +319,8 @@ class Config(Section):
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates on one batch of rollouts."""
-        return self.completions_per_step // (self.run.completions_per_update or self.completions_per_step)
+        per_pass = self.completions_per_step // (self.run.completions_per_update or self.completions_per_step)
+        return per_pass * self.run.passes_per_step
 
     @model_validator(mode="after")
     def _check_batch(self) -> Config:

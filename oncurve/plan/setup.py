@@ -28,6 +28,8 @@ class Work:
     """Tokens of the average completion: time is planned for the average."""
     updates: int = 1
     """Optimizer updates on the completions of a step."""
+    passes: int = 1
+    """How often the completions of a step are trained on; the updates of all passes are in ``updates``."""
     extra_passes: int = 0
     """Forward passes over all tokens without a gradient: for the reference, for recomputed old log-probabilities."""
     max_rows: int = 256
@@ -40,6 +42,11 @@ class Work:
     def completions(self) -> int:
         """Completions of a step, P x G."""
         return self.prompts * self.group_size
+
+    @property
+    def completions_per_update(self) -> int:
+        """Completions that one optimizer update sees."""
+        return self.completions * self.passes // self.updates
 
     @property
     def rows_at_once(self) -> int:

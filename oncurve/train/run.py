@@ -60,6 +60,7 @@ class Run:
         total_steps: int,
         completions_per_step: int,
         completions_per_update: int,
+        passes_per_step: int = 1,
         mask_truncated: bool = False,
         refill_rounds: int = 0,
         max_staleness_steps: int = 0,
@@ -77,8 +78,8 @@ class Run:
         """``every`` lists (n, what to do after every n steps; 0: never)."""
         self.folder, self.progress = folder, progress
         self.total_steps = total_steps
-        self.completions_per_update = completions_per_update
-        self.updates_per_step = completions_per_step // completions_per_update
+        self.completions_per_update, self.passes_per_step = completions_per_update, passes_per_step
+        self.updates_per_step = completions_per_step // completions_per_update * passes_per_step
         self.mask_truncated = mask_truncated
         self.refill_rounds, self.max_staleness_steps = refill_rounds, max_staleness_steps
         self.max_error_fraction = max_error_fraction
@@ -143,6 +144,11 @@ class Run:
             self.guards.after_update(statistics)
         if not self._has_moved:
             self.interruption.check_alone()
+
+    def updates(self, batch: Batch) -> Iterator[Batch]:
+        """The rows of every optimizer update on a batch of rollouts: all rows in parts, as often as passes are made."""
+        for _ in range(self.passes_per_step):
+            yield from batch.split(self.completions_per_update)
 
     def attempts(self, policy: Policy, update: Batch) -> Iterator[Attempt]:
         """Tries at the gradient of an update, with ever smaller microbatches where memory runs out."""
