@@ -71,3 +71,14 @@ def test_a_run_leaves_an_analysis_of_both_measurements_and_the_speed_of_every_st
         assert row["speed/sampled_tokens_per_second"] == pytest.approx(sampled)
         if row["policy/skipped_updates"] == 0:
             assert row["speed/trained_tokens_per_second"] > 0
+
+
+def test_a_run_prints_how_its_numbers_follow_from_each_other(tmp_path: Path) -> None:
+    said = run("train", "word_problems", *SMALL, "run.steps=1", "data.limit=70", f"run.folder={tmp_path}")
+    assert "batch arithmetic" in said
+    rows = {
+        line.split("│")[1].strip(): line.split("│")[2].strip() for line in said.splitlines() if line.count("│") == 3
+    }
+    assert rows["= completions per step"] == "8"
+    assert rows["training prompts"] == "70"
+    assert rows["passes over them"] == "0.03"
