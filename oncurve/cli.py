@@ -290,6 +290,7 @@ def coldstart(
     build_base(output, task=task, seed=seed, updates=updates, model=model, console=console())
 
 
+app.command()(cli_models.download)
 app.command()(cli_models.merge)
 app.command()(cli_models.push)
 

@@ -15,6 +15,7 @@ from oncurve import wiring
 from oncurve.config.rewards import JudgeReward, ProgramsReward
 from oncurve.config.schema import Config
 from oncurve.data.check import check_data
+from oncurve.data.datasets import statistics
 from oncurve.data.prompts import find_template, render_prompts, write_gold
 from oncurve.errors import ConfigError
 from oncurve.evaluate.compare import compare
@@ -163,6 +164,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(describe_isolation().text, markup=False, highlight=False)
     policy = wiring.make_policy(config)
     rows, few_shot, during, test = wiring.split_rows(config)
+    console.print(statistics(rows).describe(), markup=False, highlight=False)
     reward_function = wiring.make_reward_function(config.rewards)
 
     def pays(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:

@@ -18,6 +18,7 @@ from oncurve.config.place import run_folder_path
 from oncurve.config.schema import Config
 from oncurve.doctor.live import Watch
 from oncurve.errors import OncurveError, RewardError, SamplerError, Stopped
+from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.card import run_card
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
@@ -312,6 +313,7 @@ def make_run(session: Session) -> Run:
         total_steps=config.run.steps,
         completions_per_step=config.completions_per_step,
         completions_per_update=config.run.completions_per_update or config.completions_per_step,
+        passes_per_step=config.run.passes_per_step,
         mask_truncated=config.algorithm.mask_truncated,
         refill_rounds=config.run.refill_rounds,
         max_staleness_steps=config.rollouts.staleness,
@@ -339,8 +341,9 @@ def measure_during(examiner: Examiner, prompts: list[Prompt], step: int) -> dict
 
 
 def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:
-    """Write an evaluation's examples and counts."""
-    folder.write_evaluation(evaluation.name, evaluation.rows(), evaluation.summary())
+    """Write an evaluation's examples and counts, and a page that shows some of every category."""
+    analysis = analysis_markdown(evaluation)
+    folder.write_evaluation(evaluation.name, evaluation.rows(), evaluation.summary(), analysis=analysis)
 
 
 def report(result: Result, *, console: Console) -> None:

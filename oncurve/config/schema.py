@@ -206,9 +206,10 @@ class PolicySection(Section):
     """Keep the frozen weights under an adapter in 4 or 8 bits, through bitsandbytes; None keeps them whole."""
     train_only: tuple[str, ...] = ()
     """Regular expressions; only weights whose names match one are trained. None at all: everything is."""
-    parallel: Literal["auto", "none", "ddp", "fsdp", "deepspeed"] = "auto"
-    """What several processes do with the model. ddp: each has all of it. fsdp: each trains a part of every weight and
-    keeps a copy to sample from. deepspeed: as its file says. auto: none for one process, ddp otherwise."""
+    parallel: Literal["auto", "none", "ddp", "data_parallel", "fsdp", "deepspeed"] = "auto"
+    """What several processes do with the model. ddp: each has all of it; data_parallel is an older name for that. fsdp:
+    each trains a part of every weight and keeps a copy to sample from. deepspeed: as its file says. auto: none for one
+    process, ddp otherwise."""
     deepspeed: str | None = None
     """deepspeed: its JSON file, where "auto" takes the recipe's number; None is ZeRO-2."""
     reshard_after_forward: bool = True
@@ -222,8 +223,9 @@ class PolicySection(Section):
     offload_activations: bool = False
     """Keep what the backward pass needs in the CPU's memory: less on the GPU, and slower."""
 
-    compute_type: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU."""
+    compute_type: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU. float16
+    is for measuring and sampling on GPUs without bfloat16; training refuses it."""
     device: str = "auto"
     """auto takes a GPU if there is one."""
     gradient_checkpointing: bool = False
@@ -264,6 +266,8 @@ class RunSection(Section):
     """Replace groups without a signal by groups of other prompts, at most so many times a step (dynamic sampling)."""
     completions_per_update: PositiveInt | None = None
     """Completions in one optimizer update; None makes one update of all of them. Must divide them."""
+    passes_per_step: PositiveInt = 1
+    """How often the completions of a step are trained on before new ones are sampled, mu in the paper of GRPO."""
     seed: NonNegative = 0
     folder: str = "runs"
     """The run gets a folder of its own inside this one."""
@@ -315,7 +319,8 @@ class Config(Section):
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates on one batch of rollouts."""
-        return self.completions_per_step // (self.run.completions_per_update or self.completions_per_step)
+        per_pass = self.completions_per_step // (self.run.completions_per_update or self.completions_per_step)
+        return per_pass * self.run.passes_per_step
 
     @model_validator(mode="after")
     def _check_batch(self) -> Config:

@@ -46,7 +46,7 @@ def train(
             )
             batch = algorithm.prepare(batch, rewards)  # a KL in the reward, a choice of tokens
 
-            for update in batch.split(run.completions_per_update):  # optimizer updates on this batch of rollouts
+            for update in run.updates(batch):  # one or more optimizer updates on this batch of rollouts
                 trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
                 for attempt in run.attempts(policy, trained):  # again in smaller parts if memory runs out
                     with attempt:

@@ -28,7 +28,7 @@ from oncurve.train.recompute import recomputable_layers, recomputing
 from oncurve.train.zero import Zero, ZeroSettings
 from oncurve.trunk.weights import supports
 
-ComputeType = Literal["float32", "bfloat16", "float64"]
+ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 class Scorer(nn.Module):

@@ -180,7 +180,7 @@ def make_form_reward(
 
     match reward:
         case FormatReward():
-            return TagFormat(tags=reward.tags, per_tag=reward.per_tag)
+            return TagFormat(tags=reward.tags, per_tag=reward.per_tag, is_signed=reward.scale == "signed")
         case BoxedFormatReward():
             return BoxedFormat(name=reward.type)
         case HashFormatReward():

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from oncurve.errors import ConfigError
+from oncurve.rollouts.servers.vllm_version import check_version
 
 PYTHON_VARIABLE = "ONCURVE_VLLM_PYTHON"
 KV_CACHE_BYTES = 2**28
@@ -144,7 +145,7 @@ def _close_pipe(process: subprocess.Popen[bytes]) -> None:
 
 
 def find_python(python: str | None) -> str:
-    """The python with vLLM. Raises ConfigError if none is named, or if it is not there."""
+    """The python with vLLM. Raises ConfigError if none is named, if it is not there, or if its vLLM is too old."""
     named = python or os.environ.get(PYTHON_VARIABLE)
     if not named:
         raise ConfigError(
@@ -154,6 +155,7 @@ def find_python(python: str | None) -> str:
     found = shutil.which(named)
     if found is None:
         raise ConfigError(f"rollouts.vllm_python: {named!r} is no program. Give the path of a python with vLLM")
+    check_version(found)
     return found
 
 
