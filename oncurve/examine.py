@@ -161,8 +161,8 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(line, markup=False, highlight=False)
     if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
+    rows, few_shot, during, test = wiring.split_rows(config)  # before the model, which takes longer to fetch
     policy = wiring.make_policy(config)
-    rows, few_shot, during, test = wiring.split_rows(config)
     reward_function = wiring.make_reward_function(config.rewards)
 
     def pays(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:

@@ -21,8 +21,8 @@ INPUTS = (
 def find_beside(tree: dict[str, Any], folder: Path) -> None:
     """Replace relative paths in the tree of a recipe by whole ones, where such a file lies in the recipe's folder.
 
-    Other paths are left as they are: they are seen from the folder in which the command is run. So are those of a recipe
-    that lies there itself.
+    Other paths are left as they are: they are seen from the folder in which the command is run. So are all paths of a
+    recipe that lies there itself.
     """
     if folder.resolve() == Path.cwd():
         return

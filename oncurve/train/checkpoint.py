@@ -60,7 +60,9 @@ def load_model(
         load: Any = AutoModelForCausalLM.from_pretrained
         model, report = load(place, dtype=dtype, output_loading_info=True, **options, **few_bits)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}") from None
+        reason = " ".join(str(error).split())[:600]
+        remedy = "" if looks_local else " Without a network, give a folder that holds the model: model=FOLDER"
+        raise CheckpointError(f"model {name!r} cannot be loaded: {reason}{remedy}") from None
     if absent := sorted(report["missing_keys"]):
         raise CheckpointError(
             f"model {name!r} is no whole causal language model: {len(absent)} of its weights are missing and would be "

@@ -156,13 +156,16 @@ def make_sharding(config: Config, processes: Processes) -> Sharding | ZeroSettin
     chosen = config.policy
     if chosen.parallel != "deepspeed" and (chosen.parallel != "fsdp" or processes.count == 1):
         return None
-    if chosen.quantization or config.optimizer.type != "adamw":
+    zero = read_settings(chosen.deepspeed, offload=chosen.offload) if chosen.parallel == "deepspeed" else None
+    keeps_weights = zero is not None and zero.stage < 3  # it cuts what belongs to the adapter alone
+    if (chosen.quantization and not keeps_weights) or config.optimizer.type != "adamw":
         raise ConfigError(
             f"policy.parallel is {chosen.parallel}, which cannot cut weights or moments of few bits into parts. "
-            "Set it to ddp, or leave out policy.quantization and optimizer.type"
+            "Set it to ddp, or leave out policy.quantization and optimizer.type; DeepSpeed takes quantized weights "
+            "in its stages 1 and 2"
         )
-    if chosen.parallel == "deepspeed":
-        return read_settings(chosen.deepspeed, offload=chosen.offload)
+    if zero is not None:
+        return zero
     return Sharding(reshard_after_forward=chosen.reshard_after_forward, offload=chosen.offload)
 
 
