@@ -72,7 +72,8 @@ def make_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"policy.device is {name!r}, which this machine does not have: {error}") from None
+        reason = str(error).split(". ")[0].splitlines()[0][:200]
+        raise ConfigError(f"policy.device is {name!r}, which this machine does not have: {reason}") from None
     return device
 
 
