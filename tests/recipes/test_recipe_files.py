@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from oncurve.cli import app
 from oncurve.config.load import load_config
 from oncurve.errors import ConfigError, DataError
 from oncurve.examine import check_recipe
@@ -34,7 +38,7 @@ def on_own_rows(name: str) -> list[str]:
     """What makes a recipe whose model and data are on the hub one that needs no network."""
     config = load_config(find_recipe(name))
     if name == "programs":  # every program runs in a sandbox
-        return ["model=embedded", "data.limit=60", "evaluation.data.limit=20", "evaluation.num_prompts_during=20"]
+        return ["model=embedded", "data.limit=40", "evaluation.data.limit=10", "evaluation.num_prompts_during=10"]
     if config.model == "embedded":
         return ["data.limit=200"] if name == "word_problems" else []
     changes = [*ON_CPU, "data.chat=false", "evaluation.data.chat=false"]
@@ -129,7 +133,9 @@ def test_a_copy_is_found_before_the_package_and_may_be_edited(tmp_path: Path, mo
         "test.jsonl",
         "train.jsonl",
     ]
-    (made / "reward.py").write_text("def right(completion, answer):\n    return 1.0\nbrief = right\n")
+    (made / "reward.py").write_text(
+        "def right(completion, answer):\n    return 1.0\n\ndef brief(completion, answer):\n    return 0.0\n"
+    )
     config = load_config(find_recipe("custom_reward"))
     assert [reward.function for reward in config.rewards] == [  # type: ignore[union-attr]
         f"{tmp_path / 'custom_reward' / 'reward.py'}:{name}" for name in ("right", "brief")
@@ -179,3 +185,22 @@ def test_the_orders_are_what_their_script_writes() -> None:
         for split in ("train", "test")
     }
     assert written == {"train": script.orders("train", 240), "test": script.orders("test", 80)}
+
+
+PLANNED = re.compile(
+    r"^\| `oncurve (plan [^`]+)` \| ([\d.]+) GiB \| ([\d.]+) s \| ([\d.]+) h \| (?:\$([\d.]+)|-) \|$", re.M
+)
+
+
+@pytest.mark.parametrize("name", [*FOUR, "structured_output"])
+def test_the_figures_of_a_readme_are_those_of_the_planner(name: str) -> None:
+    found = PLANNED.findall((SHIPPED / name / "README.md").read_text(encoding="utf-8"))
+    assert found
+    for command, *figures in found:
+        done = CliRunner().invoke(app, [*shlex.split(command), "--json"])
+        assert done.exit_code == 0, done.output
+        plan = json.loads(done.output)
+        peak = next(one["peak_bytes"] for one in plan["memory"] if one["role"] == "trainer") / 2**30
+        planned = (peak, plan["seconds"]["step"], plan["hours"], plan["usd"]["on_demand"])
+        for shown, now in zip(figures, planned, strict=True):
+            assert shown == "" if now is None else float(shown) == pytest.approx(now, rel=0.15), command
