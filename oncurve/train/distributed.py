@@ -177,7 +177,8 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
 def join_alone(device: torch.device) -> None:
     """Make a group of this process alone, if it is in none: there are libraries that insist on one."""
     if not dist.is_initialized():
-        dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)
         atexit.register(dist.destroy_process_group)
 
 
