@@ -329,14 +329,16 @@ def doctor(
 
 @recipes.command("list")
 def list_recipes() -> None:
-    """Names and purposes of the recipes in the package.
+    """Names and purposes of the recipes in the package; behind a slash stands a variant.
 
     Example: `oncurve recipe list`
     """
     from oncurve.recipes.find import described_recipes
 
-    for name, purpose in described_recipes():
-        console().print(f"{name:24} {purpose}", markup=False, highlight=False)
+    described = described_recipes()
+    width = max(len(name) for name, _ in described) + 2
+    for name, purpose in described:
+        console().print(f"{name:{width}}{purpose}", markup=False, highlight=False, soft_wrap=True)
 
 
 @recipes.command("show")
@@ -349,6 +351,21 @@ def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     from oncurve.recipes.find import find_recipe
 
     sys.stdout.write(config_yaml(load_config(find_recipe(recipe), overrides or ())))
+
+
+@recipes.command("copy")
+def copy(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe of the package.")],
+    folder: Annotated[Path | None, typer.Argument(help="New folder; one of the recipe's name if omitted.")] = None,
+) -> None:
+    """Put a recipe of the package with all of its files here, to be edited.
+
+    Example: `oncurve recipe copy custom_reward mine`
+    """
+    from oncurve.recipes.find import copy_recipe
+
+    made = copy_recipe(recipe, folder)
+    console().print(f"{made}: edit it, then `oncurve train {made}`", markup=False, highlight=False, soft_wrap=True)
 
 
 @recipes.command("schema")

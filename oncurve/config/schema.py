@@ -23,7 +23,7 @@ class DataSection(Section):
     columns: dict[str, str] = Field(default_factory=dict)
     """Names used here to names in the data, such as {question: problem, answer: label}."""
     template: str = "think_answer"
-    """think_answer, r1_zero, boxed, gsm8k, reasoning_answer or question_only."""
+    """think_answer, r1_zero, boxed, gsm8k, reasoning_answer, question_only, plain, or a file with {question}."""
     chat: bool = False
     """Write the template's messages through the model's chat template: for instruct models."""
     few_shot: NonNegative = 0

@@ -114,6 +114,8 @@ class Adapter:
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The weights that a model with an adapter would have after ``merge``; the model stays as it is.
 
+    Those that differ from the model's are in the CPU's memory: beside a base that fills a GPU there is room for one.
+
     Raises ConfigError for a base in few bits, which has no such weights.
     """
     from peft.tuners.lora import LoraLayer
@@ -130,7 +132,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
                 "policy.quantization keeps the base in few bits, of which rollout servers cannot be given whole "
                 "weights. Leave it out, or sample with rollouts.type engine"
             )
-        weights[f"{name}.weight"] = weights[f"{name}.weight"] + part.get_delta_weight("default")
+        weights[f"{name}.weight"] = (weights[f"{name}.weight"] + part.get_delta_weight("default")).cpu()
     return weights
 
 
