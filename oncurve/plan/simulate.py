@@ -230,7 +230,9 @@ class _Server:
         done = self.clock.work - self._since
         read = min(done, self._reading)
         self._reading -= read
-        self._turns += (done - read) / self.speeds.turn(len(self._rows))
+        turn = self.speeds.turn(len(self._rows))
+        if turn:
+            self._turns += (done - read) / turn
 
     def _go_on(self) -> None:
         if self._rows:
