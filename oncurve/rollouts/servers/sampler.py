@@ -14,10 +14,10 @@ from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys
+from oncurve.rollouts.servers.children import ChildServers
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.host import WeightHost
 from oncurve.rollouts.servers.job import Job
-from oncurve.rollouts.servers.local_vllm import VllmServers
 from oncurve.rollouts.servers.loop import LoopThread
 from oncurve.rollouts.servers.manifest import Manifest
 from oncurve.rollouts.servers.pool import Pool
@@ -43,7 +43,7 @@ class ServerSampler:
         token: str | None = None,
         max_rows: int = 256,
         deadlines: Deadlines | None = None,
-        local: VllmServers | None = None,
+        local: ChildServers | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``weights_address`` is host:port where servers fetch weights that do not see the folder; ``local`` are
