@@ -136,19 +136,17 @@ def start_own(config: Config) -> ChildServers:
     """As many ``oncurve serve`` on this machine as the recipe asks for; on GPUs of their own where there are enough."""
     import torch
 
+    from oncurve.launch.serving import serve_settings
     from oncurve.rollouts.servers.children import ChildServers, gpu_shares, own_environment, serve_command, visible_gpus
 
     policy, count = config.policy, config.rollouts.own_servers
     visible = visible_gpus(torch.cuda.device_count()) if torch.cuda.is_available() and policy.device != "cpu" else []
     has_room = len(visible) >= trainers_here(len(visible)) + count
-    settings = [f"policy.compute_type={policy.compute_type}", f"policy.device={policy.device.split(':')[0]}"]
-    settings += [f"policy.revision={policy.revision}"] if policy.revision else []
-    settings += ["policy.trust_remote_code=true"] if policy.trust_remote_code else []
     return ChildServers(
         count,
         name="oncurve",
         logs=Path(config.run.folder) / "server_logs",
-        command=serve_command(base_model(config), settings=settings),
+        command=serve_command(base_model(config), settings=serve_settings(config)),
         environment=own_environment(count),
         devices=gpu_shares(visible, trainers=trainers_here(len(visible)), servers=count, each=1) if has_room else (),
     )
