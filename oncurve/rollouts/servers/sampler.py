@@ -75,11 +75,18 @@ class ServerSampler:
         if self._loop is None:
             self._loop = LoopThread("rollout-servers")
             self._loop.call(self._open())
-        weights = policy.ordinary_weights()
-        manifest = self._store.publish(version, lambda folder: policy.model.save_pretrained(folder, state_dict=weights))
+        manifest = self._write(policy, version)
         if manifest is not self._manifest or not self.pool.ready:
             self._loop.call(self.pool.publish(manifest))
         self._policy, self._manifest = policy, manifest
+
+    def _write(self, policy: PolicyView, version: int) -> Manifest:
+        """An adapter alone where one is trained, whole weights otherwise."""
+        thin = policy.thin_weights()
+        if thin is not None:
+            return self._store.publish(version, thin.save, adapter=thin.facts())
+        weights = policy.ordinary_weights()
+        return self._store.publish(version, lambda folder: policy.model.save_pretrained(folder, state_dict=weights))
 
     async def _open(self) -> None:
         if self._host is not None:
