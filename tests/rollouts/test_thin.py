@@ -120,7 +120,7 @@ def test_an_adapter_over_another_base_is_refused_and_changes_nothing(
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
-def test_an_adapter_after_whole_weights_asks_for_a_new_start(
+def test_an_adapter_after_whole_weights_takes_them_for_its_base_or_refuses(
     make_policy: Callable[..., Policy],
     with_adapter: Callable[..., Policy],
     tiny_model: Callable[..., Any],
@@ -130,9 +130,13 @@ def test_an_adapter_after_whole_weights_asks_for_a_new_start(
     adapter = announced(with_adapter(), tmp_path)
     update.stage(adapter)
     update.apply()
-    update.stage(announced(make_policy("qwen2"), tmp_path))
-    update.apply()
-    with pytest.raises(ValueError, match="start the server again"):
+    for seed, fits in ((0, True), (1, False)):  # the base itself, and another model in its place
+        update.stage(announced(make_policy(tiny_model("qwen2", seed=seed)), tmp_path))
+        update.apply()
+        if fits:
+            update.stage(adapter)
+            update.apply()
+    with pytest.raises(ValueError, match="start it again"):
         update.stage(adapter)
 
 

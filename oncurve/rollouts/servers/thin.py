@@ -66,7 +66,7 @@ def read_thin(path: Path, facts: Mapping[str, Any]) -> ThinWeights:
 def check_base(thin: ThinWeights, base: Callable[[str], Tensor]) -> None:
     """Raises ValueError if the adapter was made for another base than the one whose matrices ``base`` gives."""
     if fingerprint(thin.pairs, base) != thin.base:
-        raise ValueError("the adapter was trained over another base than this server was started with")
+        raise ValueError("the adapter was trained over another base than this server has; start it again with that one")
 
 
 @torch.no_grad()

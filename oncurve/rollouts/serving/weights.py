@@ -22,9 +22,7 @@ class WeightUpdate:
         self.model = model
         self._staged: dict[str, torch.Tensor] | None = None
         self._base: dict[str, torch.Tensor] = {}
-        """The matrices that adapters are added to, as they were at the start."""
-        self._has_base = True
-        """No whole weights have come, so that what is not kept above is still what it was."""
+        """The matrices that adapters are added to, as they were before the first of them."""
         self._is_whole = False
 
     def stage(self, message: Mapping[str, Any]) -> None:
@@ -48,9 +46,7 @@ class WeightUpdate:
         return staged
 
     def _merge(self, paths: Sequence[Path], facts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The matrices that an adapter changes, with it."""
-        if not self._has_base:
-            raise ValueError("an adapter came after whole weights, which took the base's place; start the server again")
+        """The matrices that an adapter changes, with it. Whole weights that came before it must be its base."""
         thin, own = read_thin(paths[0], facts), self.model.state_dict()
         check_base(thin, lambda name: self._base[name] if name in self._base else own[name])
         for name in thin.pairs.keys() - self._base.keys():
@@ -81,7 +77,7 @@ class WeightUpdate:
             own[name].copy_(tensor)
         self._staged = None
         if self._is_whole:
-            self._has_base, self._base = False, {}
+            self._base = {}
 
     @property
     def is_staged(self) -> bool:
