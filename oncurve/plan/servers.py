@@ -56,7 +56,7 @@ def planned_speeds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
         prompt_seconds=2.0 * shape.matrix_parameters * work.prompt_tokens / rate,
         train_seconds=train_seconds(shape, work, setup, device),
         write_seconds=moved,
-        load_seconds=moved,
+        load_seconds=2.0 * shape.num_parameters / (device.link * GB),  # an adapter is added to all of the base
     )
 
 
