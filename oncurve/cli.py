@@ -220,6 +220,9 @@ def plan(
     bandwidth: Annotated[float, typer.Option(min=0.001, help="Gbit/s between machines.")] = 100.0,
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a long prompt.")] = None,
     mean_tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of the average completion.")] = None,
+    servers: Annotated[str | None, typer.Option(help="Rollout servers to simulate: 4, 1,2,8 or 1..64.")] = None,
+    spread: Annotated[float, typer.Option(min=0, help="Deviation of their lengths, as a share of the mean.")] = 0.6,
+    losses: Annotated[float, typer.Option(min=0, help="How often a server is lost, per hour.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Before a run: its memory by phase, which GPUs hold it, what to change, how long it takes, what it costs.
@@ -227,6 +230,7 @@ def plan(
     Example: `oncurve plan gsm8k policy.gradient_checkpointing=true --gpu H100`
     """
     from oncurve.plan.command import plan_recipe
+    from oncurve.plan.servers import Fleet, read_counts
     from oncurve.recipes.find import find_recipe
 
     text = plan_recipe(
@@ -242,6 +246,7 @@ def plan(
         network_gbit=bandwidth,
         prompt_tokens=prompt_tokens,
         mean_tokens=mean_tokens,
+        fleet=Fleet(counts=read_counts(servers), spread=spread, losses_per_hour=losses) if servers else None,
         as_json=as_json,
     )
     sys.stdout.write(text + "\n")

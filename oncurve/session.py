@@ -124,6 +124,9 @@ def _run(
     config: Config, recipe: str, path: Path, processes: Processes, console: Console, *, quiet: bool = False
 ) -> Result:
     """All of a new run up to the measurement of its model."""
+    config, placement = processes.first(lambda: wiring.settle(config))
+    if placement is not None:
+        console.print(placement, markup=False, highlight=False, soft_wrap=True)
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
     interruption = Interruption(grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1)

@@ -118,6 +118,10 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _sections(part)
 
 
+_SAME_KEYS = ("rollouts.type", "optimizer.type")
+"""Types that take the keys of each other: lengths and temperatures stay what they are wherever samples come from."""
+
+
 def _apply(tree: dict[str, Any], override: str) -> None:
     """Set one ``section.key=value``; a new ``type`` empties its section, whose other keys belonged to the old one."""
     path, separator, text = override.partition("=")
@@ -142,7 +146,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         node[_place(cast("list[Any]", node), last, override)] = value
     elif isinstance(node, dict):
         section = cast("dict[str, Any]", node)
-        if last == "type" and section.get("type") not in (None, value):
+        if last == "type" and section.get("type") not in (None, value) and path not in _SAME_KEYS:
             section.clear()
         section[last] = value
     else:

@@ -122,9 +122,9 @@ class DeadlineSection(Section):
 class RolloutSection(Section):
     """How completions are sampled."""
 
-    type: Literal["engine", "transformers", "servers"] = "engine"
+    type: Literal["auto", "engine", "transformers", "servers"] = "auto"
     """engine: in this process, fast. transformers: its generate, the slow reference. servers: other processes, here or
-    elsewhere, any of which may die."""
+    elsewhere, any of which may die. auto: vLLM servers on the GPUs that nothing trains on, otherwise engine."""
     temperature: PositiveFloat = 1.0
     max_completion_tokens: PositiveInt = 256
     min_completion_tokens: NonNegative = 0
@@ -141,8 +141,12 @@ class RolloutSection(Section):
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: str | None = None
     """servers: a folder where servers leave their addresses, also while the run goes on."""
+    own_servers: NonNegative = 0
+    """servers: how many `oncurve serve` to start on this machine for the time of the run."""
     vllm_servers: NonNegative = 0
     """servers: how many vLLM servers to start on this machine for the time of the run."""
+    tensor_parallel: PositiveInt = 1
+    """servers: GPUs over which each of these vLLM servers spreads the model."""
     vllm_python: str | None = None
     """servers: the python of the environment with vLLM; None reads ONCURVE_VLLM_PYTHON."""
     vllm_options: tuple[str, ...] = ()
@@ -157,16 +161,20 @@ class RolloutSection(Section):
 
     @model_validator(mode="after")
     def _check_servers(self) -> RolloutSection:
-        has_servers = bool(self.servers or self.registry or self.vllm_servers)
+        has_servers = bool(self.servers or self.registry or self.vllm_servers or self.own_servers)
         if self.type == "servers" and not has_servers:
             raise ValueError(
                 "rollouts.type is servers, and none is named. Give rollouts.servers their addresses, rollouts.registry "
-                "a folder where they leave them, or rollouts.vllm_servers how many to start"
+                "a folder where they leave them, or rollouts.vllm_servers or rollouts.own_servers how many to start"
+            )
+        if self.own_servers and self.vllm_servers:
+            raise ValueError(
+                "rollouts.own_servers and rollouts.vllm_servers are both set; a run starts one kind. Leave one out"
             )
         if self.type != "servers" and (has_servers or self.staleness):
             raise ValueError(
-                f"rollouts.type is {self.type}, which samples in this process and from the weights in training, so "
-                f"that it takes neither servers nor staleness. Set rollouts.type to servers, or leave them out"
+                f"rollouts.type is {self.type}, and servers and staleness are for rollouts.type servers: this process "
+                f"samples from the weights in training. Set rollouts.type to servers, or leave them out"
             )
         for url in self.servers:
             if not url.startswith(("http://", "https://")):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from oncurve.rollouts.servers.thin import ThinWeights
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -55,6 +57,10 @@ class PolicyView(Protocol):
 
     def ordinary_weights(self) -> dict[str, Tensor]:
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
+        ...
+
+    def thin_weights(self) -> ThinWeights | None:
+        """The adapter alone, where nothing else is trained."""
         ...
 
 

@@ -28,7 +28,7 @@ from oncurve.wiring.rewards import (
     make_structured_reward,
     reward_options,
 )
-from oncurve.wiring.servers import make_server_sampler
+from oncurve.wiring.servers import make_server_sampler, settle
 
 __all__ = [
     "Rendered",
@@ -56,5 +56,6 @@ __all__ = [
     "make_structured_reward",
     "prompt_limit",
     "reward_options",
+    "settle",
     "split_rows",
 ]

@@ -48,7 +48,7 @@ def make_sampler(config: Config) -> Sampler:
     """What samples completions."""
     params = make_sampling(config)
     match config.rollouts.type:
-        case "engine":
+        case "engine" | "auto":  # what is only measured samples in this process
             from oncurve.rollouts.engine.engine import Engine
 
             return Engine(params, max_rows=config.rollouts.max_rows, kv_tokens=config.rollouts.kv_tokens)
