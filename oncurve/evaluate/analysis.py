@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from oncurve.evaluate.evaluate import CATEGORIES, Evaluation, Example
+from oncurve.rewards.base import Category
 
 TITLES = {
     "correct": "Right answer in the right form",
@@ -26,7 +27,9 @@ def analysis_markdown(evaluation: Evaluation, *, limit: int = 3, max_characters:
         "| category | completions [95 %] | mean tokens | cut off |",
         "|---|---:|---:|---:|",
     ]
-    groups = {name: [one for one in evaluation.examples if one.category == name] for name in CATEGORIES}
+    groups: dict[Category, list[Example]] = {
+        name: [one for one in evaluation.examples if one.category == name] for name in CATEGORIES
+    }
     for name, examples in groups.items():
         length = f"{fmean(one.num_tokens for one in examples):.0f}" if examples else "-"
         cut = sum(one.finish_reason != "stop" for one in examples)

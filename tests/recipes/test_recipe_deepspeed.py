@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +52,37 @@ class Run:
         return self.log.read_text()
 
 
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def make(*words: object) -> Run:
+        started.append(Run(tmp_path, *words))
+        return started[-1]
+
+    yield make
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
 @needs_deepspeed
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # DeepSpeed may have to compile first
 def test_one_process_is_killed_and_two_are_resumed(
-    tmp_path: Path, wait_for: Callable[..., None], reaches: Callable[..., bool], rows_of: Callable[..., Any]
+    tmp_path: Path,
+    start: Callable[..., Run],
+    wait_for: Callable[..., None],
+    reaches: Callable[..., bool],
+    rows_of: Callable[..., Any],
 ) -> None:
     run = tmp_path / "run"
     train = ["train", "gsm8k_lora_8gb/tiny", f"run.folder={tmp_path}", "run.name=run"]
-    first = Run(tmp_path, *train)
-    wait_for(lambda: reaches(run, 3), first)
+    first = start(*train)
+    wait_for(lambda: reaches(run, 3), first, 400.0)
     first.process.send_signal(signal.SIGKILL)
     first.process.wait()
-    second = Run(tmp_path, "resume", run, "--processes", 2, "--allow-change")
+    second = start("resume", run, "--processes", 2, "--allow-change")
     assert second.process.wait() == 0, second.output
     assert len(rows_of(run)) == 7
     adapter = json.loads((run / "model" / "adapter_config.json").read_text())

@@ -45,7 +45,7 @@ def test_r1_zero_beside_a_server_is_killed_and_resumed(
 ) -> None:
     serve()
     run = tmp_path / "run"
-    trainer = nursery.start(*on_registry("math_r1_zero/tiny_serve", tmp_path))
+    trainer = nursery.start(*on_registry("math_r1_zero/tiny_serve", tmp_path, "evaluation.num_prompts=24"))
     wait_for(lambda: reaches(run, 3), trainer)
     trainer.kill(signal.SIGKILL)
     trainer.wait()
@@ -57,7 +57,7 @@ def test_r1_zero_beside_a_server_is_killed_and_resumed(
     trained, base = (read_evaluation(run / "evaluations", name) for name in ("trained", "base"))
     assert trained is not None
     assert base is not None
-    assert len(trained.examples) == len(base.examples) == 80
+    assert len(trained.examples) == len(base.examples) == 24
     status, said = nursery.run(
         "evaluate", "math_r1_zero/tiny_serve", "rollouts.type=engine", "evaluation.num_prompts=20",
         "--model", "embedded", "--against", run / "model", "--output", tmp_path / "compared",
@@ -71,7 +71,7 @@ def test_a_spot_machine_goes_and_another_comes_while_an_adapter_trains(
 ) -> None:
     first, _ = serve(), serve()
     run = tmp_path / "run"
-    trainer = nursery.start(*on_registry("spot_32b/tiny_serve", tmp_path))
+    trainer = nursery.start(*on_registry("spot_32b/tiny_serve", tmp_path, "evaluation.num_prompts=16"))
     wait_for(lambda: reaches(run, 2), trainer)
     first.kill(signal.SIGKILL)
     serve()
@@ -91,7 +91,9 @@ def test_all_weights_in_two_processes_beside_servers(
     nursery: Nursery, serve: Serve, rows_of: RowsOf, tmp_path: Path
 ) -> None:
     serve()
-    status, said = nursery.run(*on_registry("spot_32b/tiny_full", tmp_path, "run.steps=3"), "--processes", 2)
+    status, said = nursery.run(
+        *on_registry("spot_32b/tiny_full", tmp_path, "run.steps=3", "evaluation.num_prompts=16"), "--processes", 2
+    )
     assert status == 0, said
     assert len(rows_of(tmp_path / "run")) == 4
     assert versions_of(tmp_path / "run") == [{0}, {1}, {2}]
