@@ -64,9 +64,9 @@ class Step:
     prompts: int
     completions_per_update: int
     updates: int
-    """On one batch of completions, gone over once."""
+    """In one pass over a batch of completions."""
     iterations: int
-    """How often TRL goes over it."""
+    """Passes over it."""
     is_exact: bool
     """Every update sees the completions that it sees in TRL; otherwise it mixes two batches, or two passes over one."""
 

@@ -162,8 +162,7 @@ def _length(draft: Draft, batch: TrlBatch, step: Step, rows: int | None) -> int 
         )
         draft.note("unsupported", "gradient_accumulation_steps", why)
     if step.iterations > 1:
-        why = f"a batch of completions is gone over once, not {step.iterations} times"
-        draft.note("unsupported", "num_iterations", why)
+        draft.put("run.passes_per_step", step.iterations, "num_iterations")
     rows = rows if rows is not None else draft.found.train.limit if draft.found.train else None
     asked, epochs = draft.ask("max_steps"), draft.ask("num_train_epochs")
     if asked > 0:
@@ -174,10 +173,11 @@ def _length(draft: Draft, batch: TrlBatch, step: Step, rows: int | None) -> int 
         why = f"that is {epochs:g} x rows / {step.prompts} steps. Say --rows, or set run.steps; its default is 100"
         draft.note("unread", "num_train_epochs", why)
         return None
-    comment = f"{draft.said(*names)}; {step.updates} update{'s'[: step.updates > 1]} each"
+    updates = step.updates * step.iterations
+    comment = f"{draft.said(*names)}; {updates} update{'s'[: updates > 1]} each"
     draft.put("run.steps", steps, comment=comment)
-    if asked > 0 and steps * step.updates * step.iterations != asked:
-        draft.note("differs", "max_steps", f"a step makes {step.updates} updates: {steps * step.updates} in all")
+    if asked > 0 and steps * updates != asked:
+        draft.note("differs", "max_steps", f"a step makes {updates} updates: {steps * updates} in all")
     return steps
 
 
@@ -194,7 +194,7 @@ def _optimizer(draft: Draft, step: Step, steps: int | None) -> None:
     if 0 < warmup < 1 and steps is None:
         draft.note("unread", "warmup_steps", "it is a share of a number of updates that is not known. Say --rows")
     elif warmup:
-        updates = math.ceil(warmup * (steps or 0) * step.updates) if warmup < 1 else int(warmup)
+        updates = math.ceil(warmup * (steps or 0) * step.updates * step.iterations) if warmup < 1 else int(warmup)
         draft.put("optimizer.warmup_updates", updates, "warmup_steps")
 
 
