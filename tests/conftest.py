@@ -221,6 +221,7 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
         prompts_per_step: int,
         updates_per_step: int = 1,
         folder: str = "run",
+        rewarded: Callable[[RewardBy], Any] = lambda function: function,
         **options: Any,
     ) -> Run:
         rows = prompts_per_step * algorithm.group_size
@@ -235,7 +236,7 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
                 **options,
             )
             data = Curriculum(prompts, prompts_per_step, seed=0)
-            train(policy, Engine(sampling), data, RewardBy(is_right), algorithm, run)
+            train(policy, Engine(sampling), data, rewarded(RewardBy(is_right)), algorithm, run)
         return run
 
     return start

@@ -27,6 +27,7 @@ from oncurve.wiring.rewards import (
     make_reward_function,
     make_structured_reward,
     reward_options,
+    with_early_grading,
 )
 from oncurve.wiring.servers import make_server_sampler
 
@@ -57,4 +58,5 @@ __all__ = [
     "prompt_limit",
     "reward_options",
     "split_rows",
+    "with_early_grading",
 ]

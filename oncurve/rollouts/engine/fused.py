@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -43,8 +43,17 @@ class FusedSampling:
         self._first_logits: dict[int, Tensor] = {}
         """Of prompts that were read and some of whose rows still wait."""
 
-    def run(self, prompts: Sequence[tuple[int, ...]], group_size: int, keys: np.ndarray) -> list[Sampled]:
-        """All completions, group after group; ``keys`` name the random stream of each."""
+    def run(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        group_size: int,
+        keys: np.ndarray,
+        finish: Callable[[int, list[Sampled]], None],
+    ) -> None:
+        """Sample; ``finish`` gets the place of each prompt and its completions as soon as the last of them has ended.
+
+        ``keys`` name the random stream of each completion, group after group.
+        """
         longest, params = max(len(prompt) for prompt in prompts), self.params
         room = Room.of(
             num_prompts=len(prompts),
@@ -70,7 +79,8 @@ class FusedSampling:
             while not rows.is_done:
                 self._admit(decoder, rows, prompts, keys)
                 self._step(decoder, rows, lengths, keys)
-        return [rows.result(row) for row in range(len(keys))]
+                for prompt in rows.take_whole():
+                    finish(prompt, rows.group(prompt))
 
     def _admit(self, decoder: Decoder, rows: Rows, prompts: Sequence[tuple[int, ...]], keys: np.ndarray) -> None:
         """Read the prompts of rows that may start, and draw the first token of each row."""
