@@ -285,6 +285,10 @@ class RunSection(Section):
     """Write the completions of every so many steps to the run folder."""
     logprobs_of_prompts: NonNegative = 8
     """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
+    profile: bool = False
+    """Measure time, tokens and least work by phase of every step, and the share of what this machine can do."""
+    profile_trace_step: PositiveInt | None = None
+    """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
     max_error_fraction: Fraction = 0.2
     """Stop when grading fails for more than this share of a step's completions."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None = None

@@ -158,13 +158,12 @@ def supports(model: PreTrainedModel) -> bool:
 
 def projections(body: Any) -> list[nn.Module]:
     """The linear layers of a model's body, each with the adapter around it."""
-    names = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
-    return [
-        getattr(part, name)
-        for layer in body.layers
-        for part, wanted in zip((layer.self_attn, layer.mlp), names, strict=True)
-        for name in wanted
-    ]
+    found: list[nn.Module] = []
+    for layer in body.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        found += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return found
 
 
 def layer_parameters(layer: Any) -> LayerParameters:

@@ -15,7 +15,7 @@ import torch
 from oncurve.errors import SamplerError
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
-from oncurve.rollouts.engine.fused import FusedSampling, Sampled
+from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.streams import stream_keys
 from oncurve.trunk.weights import trunk_of
@@ -29,6 +29,8 @@ class Engine:
         self.params = params
         self.max_rows, self.kv_tokens = max_rows, kv_tokens
         self.on_group: Callable[[Group], None] | None = None
+        self.around: Around | None = None
+        """What is put around the parts of sampling, to time them."""
         self._policy: PolicyView | None = None
         self._version = 0
 
@@ -88,6 +90,7 @@ class Engine:
             fused = FusedSampling(
                 self._policy, trunk, params, end_ids=end_ids, max_rows=self.max_rows, kv_tokens=self.kv_tokens
             )
+            fused.around = self.around
             fused.run(prompts, group_size, keys, finish)
             return
         at_once, share = max(1, self.max_rows // group_size), min(group_size, self.max_rows)
@@ -99,7 +102,8 @@ class Engine:
                 chosen = [
                     (first + place) * group_size + start + index for place in range(len(part)) for index in range(count)
                 ]
-                rows = ModuleSampling(self._policy, params, keys[chosen], end_ids).run(part, count)
+                module = ModuleSampling(self._policy, params, keys[chosen], end_ids, around=self.around)
+                rows = module.run(part, count)
                 for number, row in enumerate(rows):
                     sampled[number // count].append((row.token_ids, row.logprobs, row.finish_reason or "abort"))
             for place, completions in enumerate(sampled):

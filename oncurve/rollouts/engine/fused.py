@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from oncurve.trunk.decoding import Decoder
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.weights import Trunk
 
+Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Takes the name of a part of sampling ("load", "prefill", "decode") and its function; gives what is called instead."""
 Sampled = tuple[list[int], list[float], FinishReason]
 MOVE_BELOW = 0.75
 """Without kernels the running rows are moved together when they fill no more than this share of the slots they span."""
@@ -40,6 +43,7 @@ class FusedSampling:
         self.policy, self.trunk, self.params = policy, trunk, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
+        self.around: Around | None = None
         self._first_logits: dict[int, Tensor] = {}
         """Of prompts that were read and some of whose rows still wait."""
 
@@ -67,7 +71,8 @@ class FusedSampling:
         rows = Rows(len(prompts), group_size, room, params)
         lengths = np.array([len(prompt) for prompt in prompts])
         with torch.autocast("cpu", enabled=False):
-            decoder = Decoder(
+            make = Decoder if self.around is None else self.around("load", Decoder)
+            decoder: Decoder = make(
                 self.trunk,
                 self.policy.model.get_output_embeddings().weight,
                 compute_type,
@@ -76,6 +81,9 @@ class FusedSampling:
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
             )
+            if self.around is not None:
+                decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
+                decoder.step = self.around("decode", decoder.step)  # type: ignore[method-assign]
             while not rows.is_done:
                 self._admit(decoder, rows, prompts, keys)
                 self._step(decoder, rows, lengths, keys)
