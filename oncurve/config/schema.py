@@ -137,6 +137,9 @@ class RolloutSection(Section):
     """Completions sampled at the same time."""
     kv_tokens: PositiveInt | None = None
     """engine: positions of prompts and completions whose keys and values are held at the same time; None: no limit."""
+    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """engine: type of keys and values. auto: that of the arithmetic. Another one is decoded without the CPU kernels,
+    which is slower, and is refused where a model is sampled through its own module."""
     servers: tuple[str, ...] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: str | None = None
@@ -171,6 +174,15 @@ class RolloutSection(Section):
         for url in self.servers:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"rollouts.servers names {url!r}. Write an address such as http://10.0.0.5:8100")
+        return self
+
+    @model_validator(mode="after")
+    def _check_kv_dtype(self) -> RolloutSection:
+        if self.kv_dtype != "auto" and self.type != "engine":
+            raise ValueError(
+                f"rollouts.kv_dtype is {self.kv_dtype}, which the engine alone can keep; rollouts.type is {self.type}. "
+                f"Set kv_dtype to auto, or give vLLM its own option in rollouts.vllm_options"
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
 from oncurve.records import Group, Prompt
@@ -24,10 +25,20 @@ from oncurve.trunk.weights import trunk_of
 class Engine:
     """Samples in process from the policy's own weights."""
 
-    def __init__(self, params: SamplingParams, *, max_rows: int = 256, kv_tokens: int | None = None) -> None:
-        """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions."""
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        max_rows: int = 256,
+        kv_tokens: int | None = None,
+        kv_type: torch.dtype | None = None,
+    ) -> None:
+        """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions.
+
+        Keys and values are kept in ``kv_type``; None: in the type of the arithmetic.
+        """
         self.params = params
-        self.max_rows, self.kv_tokens = max_rows, kv_tokens
+        self.max_rows, self.kv_tokens, self.kv_type = max_rows, kv_tokens, kv_type
         self.on_group: Callable[[Group], None] | None = None
         self.around: Around | None = None
         """What is put around the parts of sampling, to time them."""
@@ -88,11 +99,18 @@ class Engine:
         trunk = trunk_of(self._policy.model)
         if trunk is not None:
             fused = FusedSampling(
-                self._policy, trunk, params, end_ids=end_ids, max_rows=self.max_rows, kv_tokens=self.kv_tokens
+                self._policy,
+                trunk,
+                params,
+                end_ids=end_ids,
+                max_rows=self.max_rows,
+                kv_tokens=self.kv_tokens,
+                kv_type=self.kv_type,
             )
             fused.around = self.around
             fused.run(prompts, group_size, keys, finish)
             return
+        self._check_kv_type(self._policy.model)
         at_once, share = max(1, self.max_rows // group_size), min(group_size, self.max_rows)
         for first in range(0, len(prompts), at_once):
             part = prompts[first : first + at_once]
@@ -108,6 +126,18 @@ class Engine:
                     sampled[number // count].append((row.token_ids, row.logprobs, row.finish_reason or "abort"))
             for place, completions in enumerate(sampled):
                 finish(first + place, completions)
+
+    def _check_kv_type(self, model: PreTrainedModel) -> None:
+        """Raises SamplerError for keys and values in another type than that of the module's arithmetic."""
+        device = model.device.type
+        is_narrow = torch.is_autocast_enabled(device)
+        computed = torch.get_autocast_dtype(device) if is_narrow else next(model.parameters()).dtype
+        if self.kv_type not in (None, computed):
+            raise SamplerError(
+                f"rollouts.kv_dtype is {str(self.kv_type).removeprefix('torch.')}, but {type(model).__name__} on "
+                f"{device} is sampled through its own module, which keeps keys and values in the type of the "
+                f"arithmetic ({str(computed).removeprefix('torch.')}). Set it to auto"
+            )
 
 
 def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:

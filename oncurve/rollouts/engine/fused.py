@@ -39,7 +39,9 @@ class FusedSampling:
         end_ids: tuple[int, ...],
         max_rows: int,
         kv_tokens: int | None,
+        kv_type: torch.dtype | None = None,
     ) -> None:
+        self.kv_type = kv_type
         self.policy, self.trunk, self.params = policy, trunk, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
@@ -80,6 +82,7 @@ class FusedSampling:
                 prompt_slots=room.prompt_slots,
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
+                kv_type=self.kv_type,
             )
             if self.around is not None:
                 decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
@@ -111,7 +114,7 @@ class FusedSampling:
         running = rows.running
         if not len(running):
             return
-        if not isinstance(decoder.ops, NativeOps) and len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
+        if not isinstance(decoder.cache_ops, NativeOps) and len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
             moved = rows.gather()
             if moved is not None:
                 decoder.move(torch.from_numpy(moved))
