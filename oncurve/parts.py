@@ -66,6 +66,8 @@ def make_parts(config: Config, processes: Processes = ALONE, interruption: Inter
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes)
     if processes.count > 1:
         reward_function = DividedRewards(reward_function, processes, interruption)
+    else:
+        reward_function = wiring.with_early_grading(reward_function, config.rewards)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=wiring.context_of(policy.model.config))
     data = Curriculum(
         prompts.train,

@@ -137,6 +137,9 @@ class RolloutSection(Section):
     """Completions sampled at the same time."""
     kv_tokens: PositiveInt | None = None
     """engine: positions of prompts and completions whose keys and values are held at the same time; None: no limit."""
+    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """engine: type of keys and values. auto: that of the arithmetic. Another one is decoded without the CPU kernels,
+    which is slower, and is refused where a model is sampled through its own module."""
     servers: tuple[str, ...] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: str | None = None
@@ -179,6 +182,15 @@ class RolloutSection(Section):
         for url in self.servers:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"rollouts.servers names {url!r}. Write an address such as http://10.0.0.5:8100")
+        return self
+
+    @model_validator(mode="after")
+    def _check_kv_dtype(self) -> RolloutSection:
+        if self.kv_dtype != "auto" and self.type != "engine":
+            raise ValueError(
+                f"rollouts.kv_dtype is {self.kv_dtype}, which the engine alone can keep; rollouts.type is {self.type}. "
+                f"Set kv_dtype to auto, or give vLLM its own option in rollouts.vllm_options"
+            )
         return self
 
     @model_validator(mode="after")
@@ -297,6 +309,10 @@ class RunSection(Section):
     """Write the completions of every so many steps to the run folder."""
     logprobs_of_prompts: NonNegative = 8
     """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
+    profile: bool = False
+    """Measure time, tokens and least work by phase of every step, and the share of what this machine can do."""
+    profile_trace_step: PositiveInt | None = None
+    """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
     max_error_fraction: Fraction = 0.2
     """Stop when grading fails for more than this share of a step's completions."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None = None

@@ -247,7 +247,7 @@ _EVALUATION = (
 _TIME = (
     Metric("time/step_seconds", "seconds", "one step, evaluation and saving left out", "steady"),
     Metric("time/sample_seconds", "seconds", "sampling completions", "usually the largest part"),
-    Metric("time/grade_seconds", "seconds", "computing rewards", "a small part"),
+    Metric("time/grade_seconds", "seconds", "waiting for rewards after the last group is sampled", "a small part"),
     Metric("time/refill_seconds", "seconds", "sampling and grading in place of groups without a signal", "-"),
     Metric("time/train_seconds", "seconds", "forward, backward and optimizer", "-"),
     Metric("time/evaluate_seconds", "seconds", "evaluation after the step", "-"),

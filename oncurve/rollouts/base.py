@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from oncurve.errors import SamplerError
 from oncurve.records import Completion, FinishReason, Group, Prompt
@@ -80,6 +80,14 @@ class Sampler(Protocol):
     def close(self) -> None:
         """Give back what was taken."""
         ...
+
+
+@runtime_checkable
+class TellsGroups(Protocol):
+    """A sampler that tells of each group when it is whole, while it samples others."""
+
+    on_group: Callable[[Group], None] | None
+    """Called in whichever thread samples, with the very group that ``sample`` will give back; None: nobody listens."""
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.train.policy import Policy
 from oncurve.train.run import Run
-from oncurve.train.steps import refill, score
+from oncurve.train.steps import grading, refill, score
 
 
 def train(
@@ -20,10 +20,10 @@ def train(
         sampler.load_weights(policy, version=step)  # pi_old <- pi_theta
 
         prompts = data.at(step)  # q ~ P(Q), a function of (seed, step)
-        with run.timed("sample"):
+        with run.timed("sample"), grading(sampler, reward_function) as early:  # what is whole is graded meanwhile
             groups = sampler.sample(prompts, algorithm.group_size, step=step)  # o_1 ... o_G ~ pi_old(. | q)
         with run.timed("grade"):
-            graded = score(groups, reward_function)  # a reward, or an error, for every completion
+            graded = score(groups, reward_function, early)  # a reward, or an error, for every completion
         run.measure(groups, graded)  # before any filter
         data.observe(groups, graded)
         if run.refill_rounds:

@@ -26,6 +26,7 @@ from oncurve.train.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.train.guards import Attempt, Guards, attempts
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.policy import Policy
+from oncurve.train.profiling import Profiler
 from oncurve.train.saving import Saver
 
 
@@ -74,6 +75,7 @@ class Run:
         seed: int = 0,
         processes: Processes = ALONE,
         watcher: Watcher | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         """``every`` lists (n, what to do after every n steps; 0: never)."""
         self.folder, self.progress = folder, progress
@@ -85,7 +87,7 @@ class Run:
         self.max_error_fraction = max_error_fraction
         self.rollouts_every_steps, self.tokens = rollouts_every_steps, tokens
         self.every, self.saver, self.seed = every, saver, seed
-        self.processes, self.watcher = processes, watcher
+        self.processes, self.watcher, self.profiler = processes, watcher, profiler
         self.guards = guards or Guards(say=progress.note)
         self.interruption = interruption or Interruption(say=progress.note)
         self.steps_done = 0
@@ -110,6 +112,8 @@ class Run:
             self._gpu_memory = {}
             self._has_moved = False
             start_peak()
+            if self.profiler is not None:
+                self.profiler.begin(step)
             torch.manual_seed((self.seed * 1_000_003 + step) % 2**63)
             yield step
             self.steps_done = step + 1
@@ -204,6 +208,8 @@ class Run:
         metrics = self._metrics | {key: mean.value for key, mean in self._sums.items()}
         metrics["tokens/trained"] = self._sums["policy/entropy"].count if "policy/entropy" in self._sums else 0.0
         metrics |= self._speeds(metrics)
+        if self.profiler is not None:
+            self.profiler.end(step + 1, metrics)
         self._finish_step(step + 1, metrics)
 
     def _finish_step(self, done: int, metrics: dict[str, float]) -> None:

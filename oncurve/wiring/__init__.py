@@ -27,6 +27,7 @@ from oncurve.wiring.rewards import (
     make_reward_function,
     make_structured_reward,
     reward_options,
+    with_early_grading,
 )
 from oncurve.wiring.servers import make_server_sampler, settle
 
@@ -58,4 +59,5 @@ __all__ = [
     "reward_options",
     "settle",
     "split_rows",
+    "with_early_grading",
 ]

@@ -49,9 +49,13 @@ def make_sampler(config: Config) -> Sampler:
     params = make_sampling(config)
     match config.rollouts.type:
         case "engine" | "auto":  # what is only measured samples in this process
+            import torch
+
             from oncurve.rollouts.engine.engine import Engine
 
-            return Engine(params, max_rows=config.rollouts.max_rows, kv_tokens=config.rollouts.kv_tokens)
+            chosen = config.rollouts
+            kv_type = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[chosen.kv_dtype]
+            return Engine(params, max_rows=chosen.max_rows, kv_tokens=chosen.kv_tokens, kv_type=kv_type)
         case "transformers":
             from oncurve.rollouts.hf import HfSampler
 

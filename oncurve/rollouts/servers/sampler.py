@@ -49,6 +49,7 @@ class ServerSampler:
         """``weights_address`` is host:port where servers fetch weights that do not see the folder; ``local`` are
         servers that were started for this sampler, and end with it."""
         self.params, self.say, self._local = params, say, local
+        self.on_group: Callable[[Group], None] | None = None
         self._store = WeightStore(weights_folder, run=secrets.token_hex(4))
         self._host: WeightHost | None = None
         if weights_address is not None:
@@ -122,17 +123,21 @@ class ServerSampler:
             )
             for prompt, places in zip(prompts, indices, strict=True)
         ]
-        self._loop.call(self.pool.sample(jobs))
-        return [
-            make_group(
-                prompt,
-                [(one.token_ids, one.logprobs, one.finish_reason) for one in job.completions],
+        groups: dict[int, Group] = {}
+
+        def finish(place: int) -> None:
+            groups[place] = make_group(
+                prompts[place],
+                [(one.token_ids, one.logprobs, one.finish_reason) for one in jobs[place].completions],
                 tokenizer=policy.tokenizer,
                 end_ids=end_ids,
                 version=manifest.version,
             )
-            for prompt, job in zip(prompts, jobs, strict=True)
-        ]
+            if self.on_group is not None:
+                self.on_group(groups[place])
+
+        self._loop.call(self.pool.sample(jobs, finish))
+        return [groups[place] for place in range(len(prompts))]
 
     def close(self) -> None:
         """Let go of the servers, and remove the published weights."""
