@@ -89,8 +89,8 @@ class Page:
         self.path, self.folder = path, folder
         self.text = path.read_text(encoding="utf-8")
         self.names: dict[str, Any] = {"__name__": "page"}
-        self.printed = ""
-        """What the last block that was run printed."""
+        self.printed: str | None = None
+        """What the last block printed; None if it was not run."""
 
     def run(self, *, write: bool = False) -> None:
         """Every block in order. With ``write`` the page gets the outputs as they are now, where they differ.
@@ -101,7 +101,7 @@ class Page:
         for block in blocks_of(self.text):
             try:
                 self._do(block)
-                if block.is_output:
+                if block.is_output and self.printed is not None:
                     if not write:
                         compare_outputs(block.code, self.printed)
                     elif not is_same_output(block.code, self.printed):
@@ -119,6 +119,7 @@ class Page:
             (self.folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / block.title).write_text(block.code, encoding="utf-8")
         if block.reason:
+            self.printed = None
             if block.language == "bash":
                 check_commands(block.code, self.folder)
         elif block.language == "python":
