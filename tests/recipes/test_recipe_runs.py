@@ -60,7 +60,8 @@ def test_r1_zero_beside_a_server_is_killed_and_resumed(
     assert len(trained.examples) == len(base.examples) == 24
     status, said = nursery.run(
         "evaluate", "math_r1_zero/tiny_serve", "rollouts.type=engine", "rollouts.registry=null",
-        "evaluation.num_prompts=20", "--model", "embedded", "--against", run / "model", "--output", tmp_path / "compared",
+        "evaluation.num_prompts=20", "--model", "embedded", "--against", run / "model",
+        "--output", tmp_path / "compared",
     )  # fmt: skip
     assert status == 0, said
     assert "on 20 held-out problems" in said
