@@ -188,7 +188,8 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(finding.describe(), markup=False, highlight=False)
     console.print(probe(config, rows, few_shot, tokenizer, pays), markup=False, highlight=False)
     reward_function.close()
-    if any(finding.severity == "error" for finding in findings):
+    if errors := sum(finding.severity == "error" for finding in findings):
+        console.print(f"not fit for this recipe: {errors} of the findings above must be mended first")
         return False
     console.print(f"{len(rows)} training and {len(during) + len(test)} other rows are fit for this recipe")
     return True

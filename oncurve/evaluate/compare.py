@@ -184,7 +184,8 @@ class Comparison:
         lines: list[str] = []
         for heading, changes in (("Improved", self.improved), ("Got worse", self.worsened)):
             lines += [
-                f"{heading}: {len(changes)} examples" + (f", the first {limit}:" if len(changes) > limit else ""),
+                f"{heading}: {len(changes)} example{'s'[: len(changes) != 1]}"
+                + (f", the first {limit}:" if len(changes) > limit else ""),
                 "",
             ]
             for change in changes[:limit]:

@@ -148,8 +148,11 @@ def _trouble(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     if errors := [value for value in _values(metrics, "reward/error_fraction") if value > 0]:
         lines.append(f"  completions that could not be graded in {len(errors)} steps, at most {max(errors):.1%} of one")
-    if skipped := sum(_values(metrics, "policy/skipped_updates")):
-        lines.append(f"  {skipped:.0f} updates left out because the gradient was not finite")
+    lost = [(row.get("policy/skipped_updates", 0.0), row.get("policy/nonfinite_updates", 0.0)) for row in metrics]
+    if count := sum(not_finite > 0 for _, not_finite in lost):
+        lines.append(f"  updates left out because the gradient was not finite, in {count} steps")
+    if count := sum(skipped > not_finite for skipped, not_finite in lost):
+        lines.append(f"  updates left out because none of their groups had a signal, in {count} steps")
     if broken := sorted({key for row in metrics for key, value in row.items() if not math.isfinite(value)}):
         lines.append(f"  not finite at some step: {', '.join(broken)}")
     silent = _values(metrics, "group/zero_signal_fraction")
