@@ -12,40 +12,14 @@ from oncurve.trunk.layout import prompt_layout
 from oncurve.trunk.native_decoding import NativeLayers
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
-from oncurve.trunk.torch_ops import attend
+from oncurve.trunk.torch_decoding import TorchLayers
 from oncurve.trunk.training import Angles, Pass
-from oncurve.trunk.weights import LayerWeights, Trunk, norm_heads, project
+from oncurve.trunk.weights import Trunk
 
 GROWTH = 64
 """Positions by which the buffers of completions grow at least; they double as long as that is more."""
 PREFILL_TOKENS = 4096
 """Prompt tokens computed at one time."""
-
-
-class TorchLayers:
-    """All layers for one token per row, in torch alone: the definition that the kernels must meet."""
-
-    def __init__(self, trunk: Trunk, weights: Sequence[LayerWeights], compute_type: torch.dtype) -> None:
-        self.trunk, self.weights, self.compute_type = trunk, weights, compute_type
-        self.ops = operations(compute_type)
-
-    def __call__(self, residual: Tensor, rotary: Angles, places: Tensor, caches: Sequence[LayerCache]) -> Tensor:
-        """One more token per row: residual [R, H] to the normed output of the last layer [R, H] in the wide type."""
-        sizes, added = self.trunk.sizes, None
-        for layer, matrices, cache in zip(self.trunk.layers, self.weights, caches, strict=True):
-            residual, x = self._add_norm(residual, added, layer.first_norm, self.compute_type)
-            qkv = project(x, matrices.qkv, matrices.qkv_bias)
-            if layer.head_norms is not None:
-                norm_heads(qkv, layer.head_norms, sizes)
-            mixed = attend(qkv, rotary, places, cache.all(), sizes)
-            residual, x = self._add_norm(residual, mixed @ matrices.output.T, layer.second_norm, self.compute_type)
-            added = self.ops.swiglu(project(x, matrices.gate_up)) @ matrices.down.T
-        return self._add_norm(residual, added, self.trunk.body.norm.weight, self.trunk.wide)[1]
-
-    def _add_norm(
-        self, residual: Tensor, added: Tensor | None, weight: Tensor, out_type: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        return self.ops.add_norm(residual, added, weight, self.trunk.sizes.epsilon, out_type)[:2]
 
 
 class Decoder:
@@ -69,17 +43,15 @@ class Decoder:
         self.layers = (
             NativeLayers(trunk, self.ops, slots)
             if isinstance(self.ops, NativeOps)
-            else TorchLayers(trunk, self.weights, compute_type)
+            else TorchLayers(trunk, self.weights, compute_type, slots=slots)
         )
         self.completion_tokens = completion_tokens
         self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens)))
         self.capacity = whole_blocks(min(GROWTH, completion_tokens))
-        own = (slots, self.capacity, trunk.sizes, compute_type)
-        prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, compute_type)
-        self.caches = [
-            LayerCache(*self.ops.own_cache(*own), *self.ops.prompt_cache(*prompts), self.ops.KEYS_AXIS)
-            for _ in trunk.layers
-        ]
+        kept = compute_type if isinstance(self.ops, NativeOps) else trunk.wide  # torch attends in the wide type
+        own = (slots, self.capacity, trunk.sizes, kept)
+        prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, kept)
+        self.caches = [LayerCache(*self.ops.own_cache(*own), *self.ops.prompt_cache(*prompts)) for _ in trunk.layers]
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""

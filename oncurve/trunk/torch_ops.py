@@ -12,9 +12,6 @@ from torch import Tensor
 
 from oncurve.trunk.layout import Block, Layout
 
-KEYS_AXIS = 3
-"""Where the positions of a completion's keys lie in its cache."""
-
 
 class Rotary(Protocol):
     """Cosines and sines of the positions of all tokens, [N, D / 2] each, in the wide type."""
@@ -156,10 +153,27 @@ def rotate(x: Tensor, rotary: Rotary, places: Tensor, *, back: bool = False) -> 
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
 
 
+def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Heads [N, heads, D] turned by angles [N, heads, D] whose first half of sines is negated: ``whole_angles``."""
+    return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, dims=-1), sine)
+
+
+def whole_angles(rotary: Rotary, sizes: Heads) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for ``turn`` of queries and keys side by side [N, heads + kv_heads, D].
+
+    Those of queries also hold the factor D ** -0.5 of the scores.
+    """
+    scale = rotary.cosine.new_ones(sizes.heads + sizes.kv_heads, 1)
+    scale[: sizes.heads] = sizes.head_size**-0.5
+    cosine = torch.cat([rotary.cosine, rotary.cosine], dim=-1)
+    sine = torch.cat([-rotary.sine, rotary.sine], dim=-1)
+    return cosine[:, None] * scale, sine[:, None] * scale
+
+
 def own_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Room for the keys [slots, kv_heads, D, positions] and values [slots, kv_heads, positions, D] of completions."""
-    keys = torch.zeros(slots, sizes.kv_heads, sizes.head_size, positions, dtype=dtype)
-    return keys, torch.zeros(slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
+    """Room for the keys and the values of completions [slots, kv_heads, positions, D] each."""
+    keys, values = torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
+    return keys, values
 
 
 def prompt_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -176,49 +190,5 @@ def store_prompts(
         places = torch.arange(start, start + length)
         k, v = qkv[start : start + length, sizes.heads * d :].view(length, 2, sizes.kv_heads, d).unbind(1)
         turned = rotate(k.to(rotary.cosine.dtype).transpose(0, 1)[None], rotary, places)[0]
-        caches[0][slot, :, :, :length] = turned.transpose(1, 2).to(caches[0].dtype)
-        caches[1][slot, :, :length] = v.transpose(0, 1).to(caches[1].dtype)
-
-
-def attend(
-    qkv: Tensor, rotary: Rotary, places: Tensor, caches: tuple[Tensor, Tensor, Tensor, Tensor], sizes: Heads
-) -> Tensor:
-    """Attention of one new token per row to its prompt and its own past, which then holds it too: [R, heads D].
-
-    ``places`` holds for each row its slot, its own tokens so far, its prompt's slot and the prompt's tokens. Keys lie
-    as [slots, kv_heads, D, capacity], values as [slots, kv_heads, capacity, D].
-    """
-    own_keys, own_values, prompt_keys, prompt_values = caches
-    d, rows = sizes.head_size, len(qkv)
-    slots, past, prompts, lengths = places.unbind(1)
-    q, k, v = qkv.to(rotary.cosine.dtype).split([sizes.heads * d, sizes.kv_heads * d, sizes.kv_heads * d], dim=1)
-    everyone = torch.arange(rows)
-    q = rotate(q.view(rows, 1, sizes.heads, d).transpose(1, 2), rotary, everyone).squeeze(2)
-    k = rotate(k.view(rows, 1, sizes.kv_heads, d).transpose(1, 2), rotary, everyone).squeeze(2)
-    own_keys[slots, :, :, past] = k.to(own_keys.dtype)
-    own_values[slots, :, past] = v.view(rows, sizes.kv_heads, d).to(own_values.dtype)
-    seen, width = int(past.max()) + 1, int(lengths.max())
-    q = q.view(rows, sizes.kv_heads, -1, d).to(own_keys.dtype) * d**-0.5
-    in_place = bool((slots == everyone).all())
-
-    def mine(buffer: Tensor) -> Tensor:
-        return buffer[:rows] if in_place else buffer.index_select(0, slots)
-
-    scores = torch.cat(
-        [_by_prompt(q, prompt_keys[..., :width], prompts), torch.matmul(q, mine(own_keys[..., :seen]))], dim=-1
-    ).to(rotary.cosine.dtype)
-    hidden = torch.cat([torch.arange(width) >= lengths[:, None], torch.arange(seen) > past[:, None]], dim=1)
-    p = torch.softmax(scores.masked_fill_(hidden[:, None, None], -torch.inf), dim=-1).to(own_keys.dtype)
-    mixed = _by_prompt(p[..., :width], prompt_values[:, :, :width], prompts)
-    mixed = mixed + torch.matmul(p[..., width:], mine(own_values[:, :, :seen]))
-    return mixed.reshape(rows, -1).to(qkv.dtype)
-
-
-def _by_prompt(x: Tensor, shared: Tensor, prompts: Tensor) -> Tensor:
-    """x [R, kv_heads, Q, A] @ shared[prompt] [kv_heads, A, B]: neighbours of one prompt share a product."""
-    slots, counts = torch.unique_consecutive(prompts, return_counts=True)
-    pieces = []
-    for part, slot in zip(x.split(counts.tolist()), slots.tolist(), strict=True):
-        together = part.transpose(0, 1).flatten(1, 2)  # [kv_heads, rows * Q, A]
-        pieces.append(torch.matmul(together, shared[slot]).unflatten(1, part.shape[0:3:2]).transpose(0, 1))
-    return torch.cat(pieces)
+        caches[0][slot, :, :length] = turned
+        caches[1][slot, :, :length] = v.transpose(0, 1)

@@ -6,26 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from oncurve.batch import Batch, Size
 from oncurve.train.forward import completion_logprobs
 from oncurve.trunk.weights import Trunk, supports, trunk_of
 
-FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-}
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
