@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -120,6 +120,14 @@ class Layout:
         return torch.cat([torch.tensor([0]), (~is_same).nonzero().flatten() + 1, torch.tensor([len(starts)])])
 
     @cached_property
+    def readers(self) -> list[tuple[slice, slice | Tensor]]:
+        """For each prompt with completions: its places, and those of all tokens that read it."""
+        runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for own, length, prompt, prompt_length in self.spans[self.num_prompts :].tolist():
+            runs.setdefault((prompt, prompt + prompt_length), []).append((own, own + length))
+        return [(slice(*prompt), _together(own)) for prompt, own in runs.items()]
+
+    @cached_property
     def outputs(self) -> Tensor:
         """For each place of the sequence, its place among the padded outputs of all blocks laid end to end [N]."""
         outputs = torch.zeros(self.ids.shape[1], dtype=torch.long, device=self.ids.device)
@@ -209,3 +217,10 @@ def _table(starts: Tensor, lengths: Tensor, width: int) -> Tensor:
     """Places of runs as a table padded on the right with place 0."""
     steps = torch.arange(width)
     return torch.where(steps < lengths[:, None], starts[:, None] + steps, 0)
+
+
+def _together(runs: Sequence[tuple[int, int]]) -> slice | Tensor:
+    """The places of runs in ascending order, as a slice where nothing lies between them."""
+    if all(end == start for (_, end), (start, _) in pairwise(runs)):
+        return slice(runs[0][0], runs[-1][1])
+    return torch.cat([torch.arange(*run) for run in runs])

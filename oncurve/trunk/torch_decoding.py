@@ -127,9 +127,16 @@ class TorchLayers:
             hidden[slots, : groups.width] = torch.arange(groups.width) >= lengths[:, None]
             hidden[slots, groups.width :] = torch.arange(seen) > past[:, None]
             hidden = hidden[:, None, None]
-        angles = torch_ops.whole_angles(rotary, self.trunk.sizes)
-        rows, cosine, sine = (None, *angles) if is_plain else (slots, *(_spread(part, slots, span) for part in angles))
+        angles = [part * self._scale() for part in torch_ops.whole_angles(rotary)]
+        rows, (cosine, sine) = (None, angles) if is_plain else (slots, [_spread(part, slots, span) for part in angles])
         return Turn(span, rows, seen - 1 if is_even else (slots, past), seen, groups, hidden, cosine, sine)
+
+    def _scale(self) -> Tensor:
+        """What scales queries and keys [heads + kv_heads, 1]."""
+        sizes = self.trunk.sizes
+        scale = torch.ones(sizes.heads + sizes.kv_heads, 1, dtype=self.trunk.wide)
+        scale[: sizes.heads] = sizes.head_size**-0.5
+        return scale
 
     def _span(self, used: int) -> int:
         """Slots to compute so that the first ``used`` are among them."""
