@@ -142,7 +142,8 @@ class Layout:
 def make_layout(batch: Batch, device: torch.device) -> Layout:
     """The sequence of a batch: rows of one group behind their prompt, the last token of a completion left out.
 
-    Nothing is predicted from the last token, so it is never read.
+    Nothing is predicted from the last token, so it is never read. A row that nobody reads fills up the sequence to
+    ``whole_tokens``.
     """
     ids: list[Tensor] = []
     positions: list[Tensor] = []
@@ -167,7 +168,10 @@ def make_layout(batch: Batch, device: torch.device) -> Layout:
         before = torch.arange(own.start - 1, own.stop)
         before[0] = prompts[group][-1]
         predicts.append(before[batch.mask[row, : counts[row]]])
-    blocks = [*_blocks([Row(prompt) for prompt in prompts.values()], device)]
+    alone = [*prompts.values()]
+    if padding := whole_tokens(end) - end:
+        alone.append(write(torch.zeros(padding, dtype=torch.long), 0))
+    blocks = [*_blocks([Row(prompt) for prompt in alone], device)]
     blocks += _blocks([row for row in rows if len(row.own)], device)
     return Layout(
         torch.cat(ids)[None].to(device),
@@ -178,15 +182,28 @@ def make_layout(batch: Batch, device: torch.device) -> Layout:
 
 
 def prompt_layout(prompts: Sequence[Sequence[int]], device: torch.device) -> Layout:
-    """The sequence of prompts alone; what is predicted is the token after each of them."""
-    starts = [0, *accumulate(len(prompt) for prompt in prompts)]
-    rows = [Row(range(start, start + len(prompt))) for start, prompt in zip(starts, prompts, strict=False)]
+    """The sequence of prompts alone, filled up likewise; what is predicted is the token after each of them."""
+    tokens = sum(len(prompt) for prompt in prompts)
+    padding = whole_tokens(tokens) - tokens
+    read = [*prompts, [0] * padding] if padding else prompts
+    starts = [0, *accumulate(len(prompt) for prompt in read)]
+    rows = [Row(range(start, start + len(prompt))) for start, prompt in zip(starts, read, strict=False)]
     return Layout(
-        torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long, device=device)[None],
-        torch.cat([torch.arange(len(prompt)) for prompt in prompts])[None].to(device),
+        torch.tensor([token for prompt in read for token in prompt], dtype=torch.long, device=device)[None],
+        torch.cat([torch.arange(len(prompt)) for prompt in read])[None].to(device),
         tuple(_blocks(rows, device)),
-        torch.tensor([row.own[-1] for row in rows], device=device),
+        torch.tensor([row.own[-1] for row in rows[: len(prompts)]], device=device),
     )
+
+
+def whole_tokens(tokens: int) -> int:
+    """Tokens, rounded up so that few different numbers occur: by at most a sixteenth, from 256 tokens on.
+
+    For every size of a matrix product in bfloat16 torch prepares code, which takes milliseconds once and half a
+    mebibyte for good.
+    """
+    step = max(16, 1 << max(tokens.bit_length() - 5, 0))
+    return -(-tokens // step) * step
 
 
 def _blocks(rows: Sequence[Row], device: torch.device) -> list[Block]:

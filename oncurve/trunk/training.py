@@ -135,6 +135,7 @@ class _Layers(torch.autograd.Function):
                 state = ctx.pass_.forward(layer, matrices, *state)
             reversed_gradients.append(ctx.pass_.backward(state, layer, matrices, grad, added))
             added = None
+        ctx.weights = ctx.pass_ = None  # whoever keeps the loss for its value keeps no matrices
         gradients = [gradient for layer in reversed(reversed_gradients) for gradient in layer]
         return grad, None, None, None, None, *gradients
 

@@ -174,7 +174,10 @@ def _as_they_are(layer: LayerParameters) -> LayerWeights:
 @torch.no_grad()
 def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
     def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return (torch.cat([part.to(compute_type) for part in parts]),)
+        joined = parts[0].new_empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=compute_type)
+        for place, part in zip(joined.split([len(part) for part in parts]), parts, strict=True):
+            place.copy_(part)
+        return (joined,)
 
     return LayerWeights(
         qkv=join(layer.qkv),
