@@ -95,8 +95,8 @@ def from_hidden(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """The same as ``from_logits(hidden @ weight.T, ...)`` without holding all logits.
 
-    ``chunk_tokens`` are computed at one time, as many as suit the device if None; ``ops`` computes on a chunk of logits,
-    torch if None.
+    ``chunk_tokens`` are computed at one time, or what suits the device. ``ops`` computes on a chunk of logits;
+    torch does if None.
     """
     chunk_tokens = chunk_tokens or (CPU_CHUNK_TOKENS if hidden.device.type == "cpu" else CHUNK_TOKENS)
     return _ChunkedHead.apply(hidden, weight, targets, temperature, chunk_tokens, ops or TorchHeadOps())  # type: ignore[return-value]

@@ -78,7 +78,7 @@ class Decoder:
                 self.ops.store_prompts(qkv, angles, layout, places, caches, self.trunk.sizes)
 
             state = pass_.forward(layer, matrices, residual, added, store)
-            residual, added = state.second, pass_.feed_forward(state, layer, matrices)
+            residual, added = pass_.feed_forward(state, matrices)
         last = (part.index_select(0, layout.predicts) for part in (residual, added))
         _, hidden, _ = self.ops.add_norm(*last, self.trunk.body.norm.weight, self.trunk.sizes.epsilon, self.trunk.wide)
         return hidden @ self.head.T

@@ -163,17 +163,17 @@ def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
     """
     span, d, groups = turn.span, sizes.head_size, turn.groups
     own_keys, own_values, prompt_keys, prompt_values = cache.all()
-    wide = qkv.to(own_keys.dtype)
+    wide = qkv.to(turn.cosine.dtype)
     turned = torch_ops.turn(wide[:, : sizes.query_width + sizes.kv_width].view(span, -1, d), turn.cosine, turn.sine)
     k, v = turned[:, sizes.heads :], wide[:, -sizes.kv_width :].view(span, -1, d)
     if isinstance(turn.past, int):
         own_keys[:span, :, turn.past], own_values[:span, :, turn.past] = k, v
     else:
         slots, past = turn.past
-        own_keys[slots, :, past], own_values[slots, :, past] = k[slots], v[slots]
+        own_keys[slots, :, past], own_values[slots, :, past] = (x[slots].to(own_keys.dtype) for x in (k, v))
     q = turned[:, : sizes.heads].reshape(span, sizes.kv_heads, -1, d)
-    own = [buffer[:span, :, : turn.seen].flatten(0, 1) for buffer in (own_keys, own_values)]
-    shared = [buffer[: groups.prompts, :, : groups.width].flatten(0, 1) for buffer in (prompt_keys, prompt_values)]
+    own = [_read(buffer[:span, :, : turn.seen], wide.dtype) for buffer in (own_keys, own_values)]
+    shared = [_read(buffer[: groups.prompts, :, : groups.width], wide.dtype) for buffer in (prompt_keys, prompt_values)]
     to_prompt = groups.apart(torch.bmm(groups.together(q), shared[0].transpose(1, 2)), q)
     to_own = torch.bmm(q.flatten(0, 1), own[0].transpose(1, 2)).view(*q.shape[:3], -1)
     scores = torch.cat([to_prompt, to_own], dim=-1)
@@ -183,3 +183,8 @@ def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
     from_prompt = groups.apart(torch.bmm(groups.together(p[..., : groups.width]), shared[1]), q)
     mixed = torch.baddbmm(from_prompt.flatten(0, 1), p[..., groups.width :].flatten(0, 1), own[1])
     return mixed.view(span, -1).to(qkv.dtype)
+
+
+def _read(buffer: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values of some slots [slots * kv_heads, positions, D] in the type of attention, in place if they are."""
+    return buffer.flatten(0, 1).to(dtype)

@@ -90,9 +90,11 @@ class Trunk:
 
     def weights(self, compute_type: torch.dtype) -> list[LayerWeights]:
         """The layers' matrices in a type, as they are now; they do not follow later changes."""
-        if compute_type == self.wide:
-            return [_as_they_are(layer) for layer in self.layers]
-        return [_rounded(layer, compute_type) for layer in self.layers]
+        return [self.layer_weights(layer, compute_type) for layer in self.layers]
+
+    def layer_weights(self, layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
+        """The same of one of the layers."""
+        return _as_they_are(layer) if compute_type == self.wide else _rounded(layer, compute_type)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions [N], [N, D / 2] each, as the model's own rotary embedding makes them."""
