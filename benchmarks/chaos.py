@@ -39,6 +39,7 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import VllmServers
+from oncurve.rollouts.servers.registry import register
 from oncurve.rollouts.servers.sampler import ServerSampler
 from oncurve.train.checkpoint import EMBEDDED, load_model
 from oncurve.train.policy import OptimizerSettings, Policy
@@ -48,6 +49,8 @@ transformers_logging.disable_progress_bar()
 PARAMS = SamplingParams(max_completion_tokens=200, min_completion_tokens=100, seed=1)
 """Long completions, so that a fault meets them."""
 GROUP = 4
+REFUSED_SECONDS = 3.0
+"""How long nobody is there, at least: on top comes what a start takes."""
 
 
 @dataclass
@@ -82,6 +85,10 @@ class Servers:
         self.processes[found[1]] = process
         return found[1]
 
+    def again(self, url: str) -> None:
+        """Start a server that ended again, with the base's weights, under its old address."""
+        self.start(int(url.rsplit(":", 1)[1]))
+
     def signal(self, url: str, number: int) -> None:
         self.processes[url].send_signal(number)
         if number == signal.SIGKILL:
@@ -96,11 +103,34 @@ class Servers:
 class VllmProcesses:
     """The same for vLLM's servers, which come back by themselves."""
 
-    def __init__(self, local: VllmServers) -> None:
-        self.local = local
+    def __init__(self, folder: Path, python: str) -> None:
+        self.folder, self.python = folder, python
+        self.crews: list[VllmServers] = []
+
+    def start(self, count: int = 1) -> str:
+        """So many servers; those that come later leave their address where the pool looks."""
+        crew = VllmServers(
+            str(EMBEDDED), count, python=self.python, dtype="float32", on_cpu=True, logs=self.folder, say=print
+        )
+        if self.crews:
+            register(self.folder / "registry", crew.urls[0])
+        self.crews.append(crew)
+        return crew.urls[0]
+
+    @property
+    def urls(self) -> list[str]:
+        return [url for crew in self.crews for url in crew.urls]
+
+    def again(self, url: str) -> None:
+        """Nothing: whoever started it watches over it."""
 
     def signal(self, url: str, number: int) -> None:
-        os.killpg(self.local.process_of(url).pid, number)
+        crew = next(crew for crew in self.crews if url in crew.urls)
+        os.killpg(crew.process_of(url).pid, number)
+
+    def close(self) -> None:
+        for crew in self.crews:
+            crew.close()
 
 
 class Stage:
@@ -154,7 +184,7 @@ class Stage:
         logits = self.policy.model(ids).logits[0, len(one.prompt_ids) - 1 : -1]
         return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0].tolist()
 
-    def until(self, is_so: Callable[[], bool], *, seconds: float = 120.0) -> float:
+    def until(self, is_so: Callable[[], bool], *, seconds: float = 240.0) -> float:
         """Wait; the seconds that it took."""
         started = time.perf_counter()
         while not is_so():
@@ -195,85 +225,76 @@ def back(stage: Stage, url: str) -> Callable[[], bool]:
     return lambda: stage.states().get(url) == "ready"
 
 
-def own_faults(stage: Stage, servers: Servers, urls: list[str]) -> Iterator[Fault]:
-    """Everything that can happen to servers that are started by hand."""
-    first, second = urls
-    port = int(first.rsplit(":", 1)[1])
-    for what in ("killed while it samples", "killed while it takes weights"):
-        if "weights" in what:
-            stage.until(lambda: stage.states()[first] == "syncing")
-        else:
-            stage.sampling_on(first)
-        step, struck = stage.step, time.perf_counter()
-        servers.signal(first, signal.SIGKILL)
-        detect = stage.since(struck, left(stage, first))
-        step_seconds = (
-            stage.end_of_step(step, struck) if step not in stage.ended else stage.end_of_step(step + 1, struck)
-        )
-        started = time.perf_counter()
-        servers.start(port)
-        stage.until(back(stage, first))
-        yield Fault(f"{what}, started again with the base weights", detect, step_seconds, time.perf_counter() - started)
-    stage.sampling_on(second)
+def strike(stage: Stage, servers: Servers | VllmProcesses, url: str, number: int) -> tuple[float, float]:
+    """Signal a server; seconds until the pool counts it as lost, and until the step that it met is complete."""
     step, struck = stage.step, time.perf_counter()
-    servers.signal(second, signal.SIGSTOP)
-    detect = stage.since(struck, left(stage, second))
-    step_seconds = stage.end_of_step(step, struck)
+    servers.signal(url, number)
+    detect = stage.since(struck, left(stage, url))
+    return detect, stage.end_of_step(step + (step in stage.ended), struck)
+
+
+def again(stage: Stage, servers: Servers | VllmProcesses, url: str) -> float:
+    """Start a server again, or wait until it was; seconds until it samples."""
+    started = time.perf_counter()
+    servers.again(url)
+    stage.until(back(stage, url))
+    return time.perf_counter() - started
+
+
+def faults(stage: Stage, servers: Servers | VllmProcesses, urls: list[str], stopped_seconds: float) -> Iterator[Fault]:
+    """Everything that can happen to servers."""
+    first, second = urls
+    stage.sampling_on(first)
+    struck = strike(stage, servers, first, signal.SIGKILL)
+    yield Fault("killed while it samples, started again with the base weights", *struck, again(stage, servers, first))
+    stage.until(lambda: stage.states()[first] == "syncing")
+    struck = strike(stage, servers, first, signal.SIGKILL)
+    yield Fault("killed while it takes weights, started again", *struck, again(stage, servers, first))
+    stage.sampling_on(second)
+    stopped = time.perf_counter()
+    struck = strike(stage, servers, second, signal.SIGSTOP)
+    time.sleep(max(0.0, stopped_seconds - (time.perf_counter() - stopped)))
     servers.signal(second, signal.SIGCONT)
     yield Fault(
-        "stopped (SIGSTOP) while it samples, later let go on", detect, step_seconds, stage.until(back(stage, second))
+        f"stopped while it samples, let go on after {stopped_seconds:g} s or more",
+        *struck,
+        stage.until(back(stage, second)),
     )
     started = time.perf_counter()
     third = servers.start()
     stage.until(back(stage, third))
     yield Fault("a third one joins", None, 0.0, time.perf_counter() - started)
-    stage.sampling_on(second)
+    yield from all_gone(stage, servers, [first, second, third])
+    if isinstance(servers, Servers):  # vLLM ends at once when it is told to go, as if it were killed
+        stage.sampling_on(first)
+        step, struck_at = stage.step, time.perf_counter()
+        servers.signal(first, signal.SIGTERM)
+        detect = stage.since(struck_at, lambda: stage.states()[first] != "ready")
+        yield Fault("told to go (SIGTERM): ends what it has", detect, stage.end_of_step(step, struck_at), None)
+
+
+def all_gone(stage: Stage, servers: Servers | VllmProcesses, urls: list[str]) -> Iterator[Fault]:
+    """Nobody listens for a while; then they come back one by one."""
+    stage.sampling_on(urls[1])
     step, struck = stage.step, time.perf_counter()
-    for url in (first, second, third):
+    for url in urls:
         servers.signal(url, signal.SIGKILL)
     detect = stage.since(struck, lambda: set(stage.states().values()) == {"down"})
-    time.sleep(3)
-    started = time.perf_counter()
-    servers.start(port)
-    stage.until(back(stage, first))
-    ready = time.perf_counter() - started
+    time.sleep(REFUSED_SECONDS)
+    ready = again(stage, servers, urls[0])
+    refused = time.perf_counter() - struck
     yield Fault(
-        "all killed, all connections refused, one started again", detect, stage.end_of_step(step, struck), ready
+        f"all killed: nobody samples for {refused:.0f} s, then one does", detect, stage.end_of_step(step, struck), ready
     )
-    servers.start(int(second.rsplit(":", 1)[1]))
-    stage.until(back(stage, second))
-    stage.sampling_on(first)
-    step, struck = stage.step, time.perf_counter()
-    servers.signal(first, signal.SIGTERM)
-    yield Fault("told to go (SIGTERM): ends what it has", stage.since(struck, lambda: stage.states()[first] != "ready"),
-                stage.end_of_step(step, struck), None)  # fmt: skip
-
-
-def vllm_faults(stage: Stage, servers: VllmProcesses, urls: list[str]) -> Iterator[Fault]:
-    """The same for vLLM, whose servers are started again by the run."""
-    first, second = urls
-    stage.sampling_on(first)
-    step, struck = stage.step, time.perf_counter()
-    servers.signal(first, signal.SIGKILL)
-    detect = stage.since(struck, left(stage, first))
-    step_seconds, started = stage.end_of_step(step, struck), time.perf_counter()
-    stage.until(back(stage, first))
-    yield Fault("killed while it samples, started again", detect, step_seconds, time.perf_counter() - started)
-    stage.sampling_on(second)
-    step, struck = stage.step, time.perf_counter()
-    servers.signal(second, signal.SIGSTOP)
-    detect = stage.since(struck, left(stage, second))
-    step_seconds = stage.end_of_step(step, struck)
-    servers.signal(second, signal.SIGCONT)
-    yield Fault(
-        "stopped (SIGSTOP) while it samples, later let go on", detect, step_seconds, stage.until(back(stage, second))
-    )
+    again(stage, servers, urls[1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", help="python of an environment with vLLM")
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--silent", type=float, default=4.0, help="seconds of silence until a server counts as lost")
+    parser.add_argument("--stopped", type=float, default=15.0, help="seconds for which one is stopped, at least")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -281,31 +302,30 @@ def main() -> None:
     policy = Policy(model, tokenizer, optimizer=OptimizerSettings())
     rows = [{"question": one.question, "answer": one.answer} for one in word_problems("test", asked.prompts, seed=5)]
     prompts, _ = render_prompts(rows, tokenizer, template="think_answer")  # type: ignore[arg-type]
-    deadlines = Deadlines(silent_seconds=4.0, gone_seconds=120.0)
+    deadlines = Deadlines(silent_seconds=asked.silent, gone_seconds=300.0)
     with tempfile.TemporaryDirectory() as scratch:
-        folder, servers, local = Path(scratch), Servers(Path(scratch)), None
-        if asked.vllm:
-            local = VllmServers(
-                str(EMBEDDED), 2, python=asked.vllm, dtype="float32", on_cpu=True, logs=folder, say=print
-            )
-        urls = local.urls if local else [servers.start(), servers.start()]
+        folder = Path(scratch)
+        servers = VllmProcesses(folder, asked.vllm) if asked.vllm else Servers(folder)
+        if isinstance(servers, VllmProcesses):
+            servers.start(2)
+            urls = servers.urls
+        else:
+            urls = [servers.start(), servers.start()]
         # under a minimum vLLM's log-probabilities are those of what is left without the end token, ours those of all
         sampler = ServerSampler(
-            replace(PARAMS, min_completion_tokens=0) if local else PARAMS,
-            urls=() if local else urls,
+            replace(PARAMS, min_completion_tokens=0) if asked.vllm else PARAMS,
+            urls=urls,
             registry=folder / "registry",
             weights_folder=folder,
             deadlines=deadlines,
-            local=local,
             say=lambda text: print(f"    {text}", flush=True),
         )
-        stage = Stage(sampler, prompts, policy, check=local is None)
-        faults: list[Fault] = []
+        stage = Stage(sampler, prompts, policy, check=not asked.vllm)
+        found_faults: list[Fault] = []
         try:
-            stage.until(lambda: list(stage.states().values()).count("ready") == 2)
-            source = vllm_faults(stage, VllmProcesses(local), urls) if local else own_faults(stage, servers, urls)
-            for fault in source:
-                faults.append(fault)
+            stage.until(lambda: list(stage.states().values()).count("ready") == 2, seconds=300.0)
+            for fault in faults(stage, servers, urls, asked.stopped):
+                found_faults.append(fault)
                 print(json.dumps(asdict(fault)), flush=True)
         finally:
             stage.close()
@@ -319,10 +339,10 @@ def main() -> None:
         "completions": stage.completions,
         "tokens": stage.tokens,
         "wrong_completions": stage.wrong,
-        "drawn_otherwise_by_rounding": stage.drawn_otherwise if local is None else None,
+        "drawn_otherwise_by_rounding": None if asked.vllm else stage.drawn_otherwise,
         "largest_logprob_difference": stage.largest_difference,
         "attempts": dict(sampler.pool.counts),
-        "faults": [asdict(fault) for fault in faults],
+        "faults": [asdict(fault) for fault in found_faults],
     }
     print(json.dumps({key: found[key] for key in found if key not in ("machine", "faults")}))
     if asked.output:

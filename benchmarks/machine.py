@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -58,29 +57,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def gemm_flops(dtype: torch.dtype, *, size: int = 1024, repeats: int = 12, device: str = "cpu") -> float:
-    """Floating-point operations per second of a square matrix product: the best of some repeats."""
-    left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
-    return 2 * size**3 / _best(lambda: left @ right, repeats, device)
-
-
-def read_bandwidth(*, gibibytes: float = 1.0, repeats: int = 5, device: str = "cpu") -> float:
-    """Bytes per second while a tensor that no cache holds is summed: the best of some repeats."""
-    data = torch.ones(int(gibibytes * 2**30 / 4), device=device)
-    return data.numel() * 4 / _best(data.sum, repeats, device)
-
-
-def _best(work: Callable[[], Any], repeats: int, device: str) -> float:
-    seconds = []
-    for _ in range(repeats + 2):
-        started = time.perf_counter()
-        work()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[2:])
 
 
 def round_robin(systems: dict[str, Callable[[int], dict[str, float]]], *, steps: int) -> dict[str, list[Any]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from oncurve.observe.profile import Size
 from oncurve.records import Completion, Prompt, Reward
 
 MEAN_TOKENS = 40.0
@@ -44,6 +45,26 @@ class Shape:
     def kv_numbers(self) -> int:
         """Numbers that one token leaves in the cache."""
         return self.layers * 2 * self.kv_heads * (self.hidden // self.heads)
+
+    def size(self, number_bytes: int, *, lora_rank: int | None = None) -> Size:
+        """What the least work of a token depends on, with all weights trained, or adapters on every matrix."""
+        width, head = self.hidden // self.heads, self.hidden * self.vocabulary
+        query, kv = self.heads * width, self.kv_heads * width
+        inner = self.matrix_parameters - head
+        ends = [(self.hidden, query), *[(self.hidden, kv)] * 2, (query, self.hidden), *[(self.hidden, self.mlp)] * 3]
+        thin = self.layers * (lora_rank or 0) * sum(a + b for a, b in ends)
+        biases_norms_embedding = self.layers * (query + 2 * kv + 2 * self.hidden) + self.hidden + head
+        return Size(
+            matrix_weights=inner + thin,
+            trained_matrix_weights=thin or inner,
+            head_weights=head,
+            trained_head_weights=0 if thin else head,
+            trained_weights=thin or inner + head + biases_norms_embedding,
+            layers=self.layers,
+            query_size=query,
+            kv_numbers=self.kv_numbers,
+            number_bytes=number_bytes,
+        )
 
 
 SHAPES = {

@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from machine import (
     add_common_arguments,
-    gemm_flops,
     median_of,
     prepare,
-    read_bandwidth,
     round_robin,
     write_result,
 )
@@ -28,7 +26,9 @@ from models import END, SHAPES, Shape
 from ours import Ours, Work, our_config
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from oncurve.observe.profile import decode, prefill
 from oncurve.records import Prompt
+from oncurve.train.limits import gemm_flops, read_bandwidth
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 REFERENCE = "generate float32"
@@ -65,21 +65,14 @@ class Generate:
 
 
 def demand(shape: Shape, lengths: Sequence[int], work: Work, *, number_bytes: int) -> tuple[float, float]:
-    """Least work for completions of these lengths: floating-point operations, and bytes that must be read.
-
-    operations = 2 * weights * (prompt tokens once per prompt + completion tokens) + 4 * hidden * context per token
-    and layer; bytes = weights once per position of the longest completion + the cache that each token attends to, the
-    prompt's part once per group.
-    """
-    prompt = work.prompt_tokens
-    tokens = work.prompts * prompt + sum(lengths)
-    contexts = work.prompts * prompt * (prompt + 1) / 2
-    contexts += sum(length * prompt + length * (length + 1) / 2 for length in lengths)
-    operations = 2.0 * shape.matrix_parameters * tokens + 4.0 * shape.hidden * shape.layers * contexts
-    groups = [lengths[start : start + work.group_size] for start in range(0, len(lengths), work.group_size)]
-    cached = sum(max(group) * prompt + sum(length * (length + 1) / 2 for length in group) for group in groups)
-    read = (shape.matrix_parameters * max(lengths) + shape.kv_numbers * cached) * number_bytes
-    return operations, float(read)
+    """Least work for completions of these lengths, as a run's profile counts it: operations, and bytes to be read."""
+    size = shape.size(number_bytes)
+    groups = [
+        (work.prompt_tokens, lengths[start : start + work.group_size])
+        for start in range(0, len(lengths), work.group_size)
+    ]
+    least = prefill(size, [work.prompt_tokens] * work.prompts) + decode(size, groups, steps=max(lengths) - 1)
+    return least.operations, least.bytes
 
 
 def timed(sample: Callable[[int], list[int]], device: str) -> Callable[[int], dict[str, Any]]:

@@ -20,14 +20,16 @@ from typing import Any
 import torch
 from machine import add_common_arguments, median_of, prepare, round_robin, write_result
 from models import FIRST_WORD, SHAPES, draw_lengths
-from ours import LEARNING_RATE, Ours, Work, our_config
+from ours import LEARNING_RATE, LORA_RANK, Ours, Work, our_config
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from trl_side import TrlSetting, lora_config
 
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
+from oncurve.observe.profile import backward, forward
 from oncurve.records import Completion, Group, Prompt
+from oncurve.train.limits import gemm_flops
 
 WAYS = ("padded", "packed", "shared")
 """Of ours: padded rows; packed rows; packed rows that share the prompt of their group."""
@@ -138,7 +140,18 @@ def systems(folder: Path, work: Work, arguments: argparse.Namespace) -> tuple[di
     padded = len(batch) * (batch.prompt_ids.shape[1] + batch.completion_ids.shape[1])
     real = int(batch.row_lengths.sum())
     shared = real - sum(int(batch.prompt_lengths[0]) for _ in range(len(batch) - work.prompts))
-    return found, {"padded_tokens": padded, "tokens": real, "tokens_with_shared_prompts": shared}
+    rows = list(
+        zip(batch.group_ids.tolist(), batch.prompt_lengths.tolist(), batch.completion_lengths.tolist(), strict=True)
+    )
+    size = SHAPES[work.model].size(2, lora_rank=LORA_RANK if work.training == "lora" else None)
+    once = forward(size, rows, predicted=int(batch.mask.sum()))
+    operations = once.operations + backward(size, once, predicted=int(batch.mask.sum())).operations
+    return found, {
+        "operations": operations,
+        "padded_tokens": padded,
+        "tokens": real,
+        "tokens_with_shared_prompts": shared,
+    }
 
 
 def main() -> None:
@@ -165,19 +178,31 @@ def main() -> None:
         new_tokens=arguments.new_tokens,
         training=arguments.training,
     )
+    limits = {name: gemm_flops(getattr(torch, name), device=arguments.device) for name in ("float32", "bfloat16")}
     with tempfile.TemporaryDirectory() as scratch:
         found, facts = systems(work.build(Path(scratch) / "model"), work, arguments)
         raw = round_robin(found, steps=arguments.warmup + arguments.steps)
     seconds = {name: median_of(rows, "seconds", warmup=arguments.warmup) for name, rows in raw.items()}
     fastest = min(value for name, value in seconds.items() if name.startswith("TRL-like"))
-    measured = {name: {"seconds": value, "speedup": fastest / value} for name, value in seconds.items()}
+    half = ("bf", "autocast")
+    measured = {
+        name: {
+            "seconds": value,
+            "speedup": fastest / value,
+            "gemm_fraction": facts["operations"]
+            / value
+            / limits["bfloat16" if any(word in name for word in half) else "float32"],
+        }
+        for name, value in seconds.items()
+    }
     for name, row in measured.items():
-        print(f"{name:40s} {row['seconds']:8.3f} s  {row['speedup']:5.2f} times the fastest TRL-like step")
+        print(f"{name:40s} {row['seconds']:8.3f} s  {row['speedup']:5.2f} times the fastest TRL-like step  "
+              f"{row['gemm_fraction']:6.1%} of the GEMM rate")  # fmt: skip
     checkpointing = "-checkpointing" if arguments.checkpointing else ""
     kernels = "kernels" if arguments.kernels == "on" else "torch"
     place = "" if arguments.device == "cpu" else f"-{arguments.device.split(':')[0]}"
     name = f"training-{work.name}-{work.training}{checkpointing}-{kernels}{place}"
-    write_result(arguments, name, {"measured": measured, "batch": facts, "raw": raw})
+    write_result(arguments, name, {"measured": measured, "limits": {"gemm_flops": limits}, "batch": facts, "raw": raw})
 
 
 if __name__ == "__main__":

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import yaml
 
 from oncurve.algorithm.document import algorithms_markdown
 from oncurve.doctor.document import doctor_markdown
@@ -31,7 +36,7 @@ def readme() -> str:
     text = _fill(text, "loop", f"```python\n{body}\n```")
     if DEMO.is_file():
         demo = json.loads(DEMO.read_text(encoding="utf-8"))
-        text = _fill(text, "demo", f"```\n{demo['seeds'][0]['table'].strip()}\n```")
+        text = _fill(text, "demo", f"```text\n{demo['seeds'][0]['table'].strip()}\n```")
         text = _fill(text, "results", _results(demo))
     return text
 
@@ -125,11 +130,54 @@ def watching() -> str:
     return _fill(text, "report_size", "\n".join(textwrap.wrap(told, 119)))
 
 
+def features() -> str:
+    """The page that says of every feature where it works and which test proves it."""
+    sections = yaml.safe_load((ROOT / "docs" / "features.yaml").read_text(encoding="utf-8"))
+    rows = [row for section in sections for row in section["rows"]]
+    lines = [
+        "# Features",
+        "",
+        f"{len(rows)} features, each with the place where it works and the tests that prove it. `x.y=z` is a key of a "
+        "recipe with a value it takes, `oncurve ...` a command. What has run on which hardware is in "
+        "[status.md](status.md). Rows whose number is in italics are satisfied by a page; its code blocks are run. "
+        "This page is made from `docs/features.yaml`; `tests/documents/test_features_page.py` holds that every name in "
+        "it exists.",
+    ]
+    lines = [line for text in lines for line in (textwrap.wrap(text, 119) or [""])]
+    for section in sections:
+        lines += ["", f"## {section['section']}", "", "| # | feature | where | proven by |", "|---|---|---|---|"]
+        lines += [_feature(row) for row in section["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def _feature(row: dict[str, Any]) -> str:
+    number = f"*{row['number']}*" if row.get("is_page") else str(row["number"])
+    name = f"{row['feature']}; {row['note']}" if "note" in row else row["feature"]
+    where = "<br>".join(_place(place) for place in row["where"])
+    tests = "<br>".join(f"`{test}`" for test in row["tests"])
+    return f"| {number} | {name} | {where} | {tests} |"
+
+
+def _place(place: str) -> str:
+    kind, _, what = place.partition(" ")
+    match kind:
+        case "page":
+            path = what.removeprefix("docs/")
+            page, _, anchor = path.partition("#")
+            return f"[{page}{': ' if anchor else ''}{anchor.replace('-', ' ')}]({path})"
+        case "command":
+            return f"`oncurve {what}`"
+        case "key" | "python" | "file":
+            return f"`{what}`"
+    return f"{kind} `{what}`"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/metrics.md": glossary_markdown,
     "docs/algorithms.md": algorithms_markdown,
     "docs/comparison.md": comparison,
     "docs/doctor.md": doctor,
+    "docs/features.md": features,
     "docs/performance.md": performance,
     "docs/planning.md": planning,
     "docs/watching.md": watching,
@@ -147,11 +195,26 @@ def stale() -> list[str]:
     return found
 
 
+def renew_outputs() -> None:
+    """Run the pages that show what their blocks print, and write it where it has changed."""
+    from blocks import blocks_of  # the neighbour of this script
+
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs}
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if any(block.is_output for block in blocks_of(page.read_text(encoding="utf-8"))):
+            with TemporaryDirectory() as folder:
+                command = [sys.executable, str(ROOT / "docs" / "blocks.py"), str(page), folder, "--write"]
+                if subprocess.run(command, cwd=folder, env=environment).returncode:
+                    raise SystemExit(1)  # it has said which block of the page fails
+
+
 def main() -> None:
     """Write the pages that are out of date."""
     for name in stale():
         (ROOT / name).write_text(PAGES[name](), encoding="utf-8")
         sys.stdout.write(f"{name} written\n")
+    renew_outputs()
 
 
 if __name__ == "__main__":

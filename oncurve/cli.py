@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from oncurve import cli_models
+from oncurve import __version__, cli_models
 from oncurve.errors import OncurveError
 from oncurve.launch.command import launch, supervise
 from oncurve.observe.terminal import console, quiet_libraries
@@ -25,6 +25,22 @@ app = typer.Typer(
 )
 recipes = typer.Typer(name="recipe", help="The recipes in this package, and the keys that a recipe may have.")
 app.add_typer(recipes)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"oncurve {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """What stands before the name of a command."""
+
 
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")]
@@ -204,6 +220,9 @@ def plan(
     bandwidth: Annotated[float, typer.Option(min=0.001, help="Gbit/s between machines.")] = 100.0,
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a long prompt.")] = None,
     mean_tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of the average completion.")] = None,
+    servers: Annotated[str | None, typer.Option(help="Rollout servers to simulate: 4, 1,2,8 or 1..64.")] = None,
+    spread: Annotated[float, typer.Option(min=0, help="Deviation of their lengths, as a share of the mean.")] = 0.6,
+    losses: Annotated[float, typer.Option(min=0, help="How often a server is lost, per hour.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Before a run: its memory by phase, which GPUs hold it, what to change, how long it takes, what it costs.
@@ -211,6 +230,7 @@ def plan(
     Example: `oncurve plan gsm8k policy.gradient_checkpointing=true --gpu H100`
     """
     from oncurve.plan.command import plan_recipe
+    from oncurve.plan.servers import Fleet, read_counts
     from oncurve.recipes.find import find_recipe
 
     text = plan_recipe(
@@ -226,9 +246,35 @@ def plan(
         network_gbit=bandwidth,
         prompt_tokens=prompt_tokens,
         mean_tokens=mean_tokens,
+        fleet=Fleet(counts=read_counts(servers), spread=spread, losses_per_hour=losses) if servers else None,
         as_json=as_json,
     )
     sys.stdout.write(text + "\n")
+
+
+@app.command()
+def convert(
+    script: Annotated[Path, typer.Argument(help="A script with GRPOConfig(...), or a YAML or JSON of its options.")],
+    output: Annotated[Path, typer.Option(help="The recipe; - prints it.")] = Path("recipe.yaml"),
+    processes: Annotated[int, typer.Option(min=1, help="Processes that TRL would run, as for --num_processes.")] = 1,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of the training data, to turn epochs into steps.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+) -> None:
+    """Turn a training script for TRL's GRPOTrainer into a recipe; it is read and never run.
+
+    Every option is taken over, or named with its line; exit code 1 if something is lost or has to be filled in.
+
+    Example: `oncurve convert train_grpo.py --processes 8 --rows 7473 --output recipe.yaml`
+    """
+    from oncurve.convert.command import convert_file
+
+    place = None if str(output) == "-" else output
+    text, is_whole = convert_file(script, place, processes=processes, rows=rows, overwrite=overwrite)
+    sys.stdout.write(text if place is None else text + "\n")
+    if not is_whole:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -249,6 +295,7 @@ def coldstart(
     build_base(output, task=task, seed=seed, updates=updates, model=model, console=console())
 
 
+app.command()(cli_models.download)
 app.command()(cli_models.merge)
 app.command()(cli_models.push)
 
@@ -287,14 +334,16 @@ def doctor(
 
 @recipes.command("list")
 def list_recipes() -> None:
-    """Names and purposes of the recipes in the package.
+    """Names and purposes of the recipes in the package; behind a slash stands a variant.
 
     Example: `oncurve recipe list`
     """
     from oncurve.recipes.find import described_recipes
 
-    for name, purpose in described_recipes():
-        console().print(f"{name:24} {purpose}", markup=False, highlight=False)
+    described = described_recipes()
+    width = max(len(name) for name, _ in described) + 2
+    for name, purpose in described:
+        console().print(f"{name:{width}}{purpose}", markup=False, highlight=False, soft_wrap=True)
 
 
 @recipes.command("show")
@@ -307,6 +356,21 @@ def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     from oncurve.recipes.find import find_recipe
 
     sys.stdout.write(config_yaml(load_config(find_recipe(recipe), overrides or ())))
+
+
+@recipes.command("copy")
+def copy(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe of the package.")],
+    folder: Annotated[Path | None, typer.Argument(help="New folder; one of the recipe's name if omitted.")] = None,
+) -> None:
+    """Put a recipe of the package with all of its files here, to be edited.
+
+    Example: `oncurve recipe copy custom_reward mine`
+    """
+    from oncurve.recipes.find import copy_recipe
+
+    made = copy_recipe(recipe, folder)
+    console().print(f"{made}: edit it, then `oncurve train {made}`", markup=False, highlight=False, soft_wrap=True)
 
 
 @recipes.command("schema")

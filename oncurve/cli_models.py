@@ -146,3 +146,34 @@ def push(
     console().print(upload.describe(), markup=False, highlight=False)
     if not dry_run:
         console().print(f"uploaded: {push_upload(upload, private=not public)}", highlight=False)
+
+
+def download(
+    name: Annotated[str, typer.Argument(help="gsm8k or math, or the hub name of a model.")],
+    output: Annotated[Path, typer.Option(help="Folder for the files.")],
+    split: Annotated[list[str] | None, typer.Option(help="Of a data set; repeat it. If none: train, test.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    include: Annotated[list[str] | None, typer.Option(help="Of a model: only such files, *.json; repeat it.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Of a model: no such files, *.bin; repeat it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch again what is there already.")] = False,
+) -> None:
+    """Fetch a data set as JSON lines, or a model, from the hub to a folder that recipes can name.
+
+    The token of a gated model is read from HF_TOKEN or `hf auth login`.
+
+    Example: `oncurve download math --output data/math`
+    """
+    from oncurve.data.download import SPLITS, download_data, download_model, is_model
+
+    if is_model(name):
+        if split:
+            raise ConfigError("download: --split belongs to a data set; of a model, --include chooses files")
+        place = download_model(
+            name, output, revision=revision, include=include or (), exclude=exclude or (), force=force
+        )
+        console().print(f"model: {place}", highlight=False)
+        return
+    if include or exclude:
+        raise ConfigError("download: --include and --exclude belong to a model; of a data set, --split chooses parts")
+    for said in download_data(name, output, splits=split or SPLITS, revision=revision, force=force):
+        console().print(said, markup=False, highlight=False)

@@ -10,11 +10,13 @@ from typing import Any, cast, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
 from oncurve.config.rewards import JudgeReward, ProgramsReward
 from oncurve.config.schema import Config
 from oncurve.data.check import check_data
+from oncurve.data.datasets import statistics
 from oncurve.data.prompts import find_template, render_prompts, write_gold
 from oncurve.errors import ConfigError
 from oncurve.evaluate.compare import compare
@@ -27,7 +29,7 @@ from oncurve.rewards.sandbox import describe_isolation
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.session import Examiner, keep_evaluation
-from oncurve.train.policy import Policy
+from oncurve.train.checkpoint import load_tokenizer
 from oncurve.wiring.rewards import describe_rewards
 
 
@@ -154,24 +156,27 @@ def _typed(console: Console) -> Sequence[str]:
 
 
 def check_recipe(config: Config, *, console: Console) -> bool:
-    """Load everything but take no step: True if nothing fatal was found."""
+    """Load everything but the weights of the model: True if nothing fatal was found."""
     for finding in wiring.check_algorithm(config):
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
     for line in describe_rewards(config.rewards):
         console.print(line, markup=False, highlight=False)
     if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
-    policy = wiring.make_policy(config)
     rows, few_shot, during, test = wiring.split_rows(config)
+    console.print(statistics(rows).describe(), markup=False, highlight=False)
+    model_config, tokenizer = load_tokenizer(
+        config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
+    )
     reward_function = wiring.make_reward_function(config.rewards)
 
     def pays(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         return grade(reward_function, prompts, completions)
 
-    limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(policy.model.config))
+    limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(model_config))
     findings = check_data(
         rows,
-        cast("Any", policy.tokenizer),
+        cast("Any", tokenizer),
         grade=pays,
         template=config.data.template,
         chat=config.data.chat,
@@ -181,7 +186,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     )
     for finding in findings:
         console.print(finding.describe(), markup=False, highlight=False)
-    console.print(probe(config, rows, few_shot, policy, pays), markup=False, highlight=False)
+    console.print(probe(config, rows, few_shot, tokenizer, pays), markup=False, highlight=False)
     reward_function.close()
     if any(finding.severity == "error" for finding in findings):
         return False
@@ -193,7 +198,7 @@ def probe(
     config: Config,
     rows: wiring.Rows,
     few_shot: wiring.Rows,
-    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
     pays: Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]],
 ) -> str:
     """What the recipe's reward would pay for completions that no honest policy writes, as a table."""
@@ -201,7 +206,7 @@ def probe(
         return "no probes: a judge would be asked, and paid, for each of them"
     prompts, _ = render_prompts(
         rows[:200],
-        cast("Any", policy.tokenizer),
+        cast("Any", tokenizer),
         template=config.data.template,
         chat=config.data.chat,
         few_shot=few_shot,
@@ -209,7 +214,7 @@ def probe(
     options: dict[str, Any] = {
         "gold": partial(write_gold, template=find_template(config.data.template)),
         "seed": config.run.seed,
-        "encode": lambda text: policy.tokenizer.encode(text, add_special_tokens=False),
+        "encode": lambda text: tokenizer.encode(text, add_special_tokens=False),
     }
     best = probe_gold(pays, prompts, **options)
     return describe_probes(run_probes(pays, prompts, **options), best)

@@ -52,12 +52,22 @@ class Parts:
 
 
 def make_parts(config: Config, processes: Processes = ALONE, interruption: Interruption | None = None) -> Parts:
-    """Load the model and the data of a recipe. Each of several processes samples and grades a share."""
+    """Load the model and the data of a recipe. Each of several processes samples and grades a share.
+
+    Raises ConfigError for arithmetic in which small gradients would be lost.
+    """
+    if config.policy.compute_type == "float16":
+        raise ConfigError(
+            "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
+            "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
+        )
     reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed)
     algorithm = wiring.make_algorithm(config)
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes)
     if processes.count > 1:
         reward_function = DividedRewards(reward_function, processes, interruption)
+    else:
+        reward_function = wiring.with_early_grading(reward_function, config.rewards)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=wiring.context_of(policy.model.config))
     data = Curriculum(
         prompts.train,

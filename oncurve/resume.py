@@ -26,6 +26,7 @@ from oncurve.train.guards import KL_LIMIT, KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.launched import read_place
 from oncurve.train.sealed import checkpoints_in, newest_good, read_manifest, set_aside, sweep
+from oncurve.wiring.servers import settle
 
 HARMLESS = frozenset(
     f"run.{key}"
@@ -174,7 +175,7 @@ def _find(wish: Wish, lock: RunLock | None) -> Found:
     _check_step(path, config, manifest)
     changed = config_differences(manifest["config"], config)
     wish.judge(changed)
-    if wish.given is not None and (other := config_differences(recorded(config), wish.given)):
+    if wish.given is not None and (other := config_differences(recorded(config), settle(wish.given)[0])):
         lines = "\n  ".join(other)
         wish.warn(f"{path} has a recipe of its own, which counts. The one given differs:\n  {lines}")
     return Found(checkpoint, manifest, config, changed)

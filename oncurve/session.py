@@ -18,11 +18,13 @@ from oncurve.config.place import run_folder_path
 from oncurve.config.schema import Config
 from oncurve.doctor.live import Watch
 from oncurve.errors import OncurveError, RewardError, SamplerError, Stopped
+from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.card import run_card
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.plots import plot_run
+from oncurve.observe.profile import profile_text
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_manifest, read_metrics
 from oncurve.observe.redact import redact_tree
@@ -41,6 +43,7 @@ from oncurve.train.guards import Guards, KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.loop import train
 from oncurve.train.policy import Policy
+from oncurve.train.profiling import make_profiler
 from oncurve.train.run import Run
 from oncurve.train.saving import Saver
 
@@ -123,6 +126,9 @@ def _run(
     config: Config, recipe: str, path: Path, processes: Processes, console: Console, *, quiet: bool = False
 ) -> Result:
     """All of a new run up to the measurement of its model."""
+    config, placement = processes.first(lambda: wiring.settle(config))
+    if placement is not None:
+        console.print(placement, markup=False, highlight=False, soft_wrap=True)
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
     interruption = Interruption(grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1)
@@ -211,6 +217,14 @@ class Session:
             folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, say=self.note)
         known = read_metrics(folder.path) if first_step and parts.policy.processes.is_main else ()
         self.watch = Watch(resolved, known)
+        self.profiler = make_profiler(
+            parts.policy,
+            parts.sampler,
+            folder.path,
+            is_profiled=config.run.profile,
+            trace_step=config.run.profile_trace_step,
+            say=self.note,
+        )
         self.training = make_run(self)
         self.training.steps_done = first_step
 
@@ -224,6 +238,8 @@ class Session:
         with ExitStack() as stack:
             for closing in (self.examiner, self.parts.reward_function, self.parts.sampler, self.saver):
                 stack.callback(closing.close)
+            if self.profiler is not None:
+                stack.callback(self.profiler.close)
             stack.enter_context(self.progress)
             if base is None:
                 base = self.measure_base()
@@ -312,6 +328,7 @@ def make_run(session: Session) -> Run:
         total_steps=config.run.steps,
         completions_per_step=config.completions_per_step,
         completions_per_update=config.run.completions_per_update or config.completions_per_step,
+        passes_per_step=config.run.passes_per_step,
         mask_truncated=config.algorithm.mask_truncated,
         refill_rounds=config.run.refill_rounds,
         max_staleness_steps=config.rollouts.staleness,
@@ -328,6 +345,7 @@ def make_run(session: Session) -> Run:
         seed=config.run.seed,
         processes=session.parts.policy.processes,
         watcher=session.watch,
+        profiler=session.profiler,
     )
 
 
@@ -339,8 +357,9 @@ def measure_during(examiner: Examiner, prompts: list[Prompt], step: int) -> dict
 
 
 def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:
-    """Write an evaluation's examples and counts."""
-    folder.write_evaluation(evaluation.name, evaluation.rows(), evaluation.summary())
+    """Write an evaluation's examples and counts, and a page that shows some of every category."""
+    analysis = analysis_markdown(evaluation)
+    folder.write_evaluation(evaluation.name, evaluation.rows(), evaluation.summary(), analysis=analysis)
 
 
 def report(result: Result, *, console: Console) -> None:
@@ -349,7 +368,10 @@ def report(result: Result, *, console: Console) -> None:
     if len(metrics) > 1:
         picture = plot_run(metrics, result.folder / "curves.png", title=result.folder.name)
         text = summarize(metrics, manifest=read_manifest(result.folder), title=str(result.folder))
-        (result.folder / "summary.txt").write_text(text + "\n", encoding="utf-8")
+        profile = profile_text(result.folder)
+        (result.folder / "summary.txt").write_text(f"{text}\n{profile}\n" if profile else f"{text}\n", encoding="utf-8")
+        if profile:
+            console.print(profile, highlight=False)
         console.print(f"curves: {picture}", highlight=False)
     if result.trained is not None:
         comparison = compare(result.base, result.trained)

@@ -221,21 +221,25 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
         prompts_per_step: int,
         updates_per_step: int = 1,
         folder: str = "run",
+        rewarded: Callable[[RewardBy], Any] = lambda function: function,
+        watched: Callable[[Engine, Path], Any] = lambda engine, place: None,
         **options: Any,
     ) -> Run:
         rows = prompts_per_step * algorithm.group_size
         quiet = Console(file=io.StringIO())
         with RunFolder(tmp_path / folder) as place, Progress(steps, console=quiet) as progress:
+            engine = Engine(sampling)
             run = Run(
                 place,
                 progress,
+                profiler=watched(engine, place.path),
                 total_steps=steps,
                 completions_per_step=rows,
                 completions_per_update=rows // updates_per_step,
                 **options,
             )
             data = Curriculum(prompts, prompts_per_step, seed=0)
-            train(policy, Engine(sampling), data, RewardBy(is_right), algorithm, run)
+            train(policy, engine, data, rewarded(RewardBy(is_right)), algorithm, run)
         return run
 
     return start

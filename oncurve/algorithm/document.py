@@ -183,7 +183,7 @@ def _row(name: str, row: Row) -> list[str]:
     if row.high_entropy_share < 1:
         formulas += formula(entropy.high_entropy)
     made_of = f"`advantage: {row.advantage}`, `loss: {row.loss}`, `normalize: {row.normalize}`"
-    lines = [f"### {name}", "", f"{row.paper}. {row.changes}", "", "```", *formulas, "```", ""]
+    lines = [f"### {name}", "", f"{row.paper}. {row.changes}", "", "```text", *formulas, "```", ""]
     constants = ", ".join(f"`{key}: {value}`" for key, value in _constants(row).items())
     lines += [f"{made_of}{'; ' if constants else ''}{constants}. Use it when: {row.use_when}"]
     return [*lines, "", row.differs] if row.differs else lines
@@ -217,7 +217,7 @@ def _as_block(docstring: str) -> str:
     for text in docstring.split("\n>>> ")[0].splitlines():
         starts = text.startswith("    ")
         if starts and not is_code:
-            kept += ["```"]
+            kept += ["```text"]
         elif is_code and text and not starts:
             while not kept[-1]:
                 kept.pop()

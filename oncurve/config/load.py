@@ -12,6 +12,7 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from oncurve.config.beside import find_beside
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 
@@ -38,9 +39,14 @@ _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _m
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a recipe and apply ``key=value`` overrides.
 
+    Files that the recipe names are looked for beside it, then in the current folder; those of overrides, which
+    somebody typed, in the current folder alone.
+
     Raises ConfigError naming the file, the key and, for a misspelt key, the nearest right one.
     """
-    return parse_config(read_text(path), overrides, source=str(path))
+    place = Path(path)
+    folder = place if place.is_dir() else place.parent
+    return parse_config(read_text(path), overrides, source=str(path), folder=folder)
 
 
 def read_text(path: str | Path) -> str:
@@ -56,8 +62,10 @@ def read_text(path: str | Path) -> str:
         raise ConfigError(f"{path}: cannot be read as a recipe: {error}") from None
 
 
-def parse_config(text: str, overrides: Sequence[str] = (), *, source: str = "recipe") -> Config:
-    """A recipe from its text."""
+def parse_config(
+    text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: Path | None = None
+) -> Config:
+    """A recipe from its text; ``folder`` is where it lies, if it lies somewhere."""
     try:
         raw: Any = yaml.load(text, Loader=_StrictLoader)
     except ConfigError as error:
@@ -69,6 +77,8 @@ def parse_config(text: str, overrides: Sequence[str] = (), *, source: str = "rec
             f"{source}: a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"
         )
     tree = cast("dict[str, Any]", raw)
+    if folder is not None:
+        find_beside(tree, folder)
     for override in overrides:
         _apply(tree, override)
     try:
@@ -108,6 +118,10 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _sections(part)
 
 
+_SAME_KEYS = ("rollouts.type", "optimizer.type")
+"""Types that take the keys of each other: lengths and temperatures stay what they are wherever samples come from."""
+
+
 def _apply(tree: dict[str, Any], override: str) -> None:
     """Set one ``section.key=value``; a new ``type`` empties its section, whose other keys belonged to the old one."""
     path, separator, text = override.partition("=")
@@ -132,7 +146,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         node[_place(cast("list[Any]", node), last, override)] = value
     elif isinstance(node, dict):
         section = cast("dict[str, Any]", node)
-        if last == "type" and section.get("type") not in (None, value):
+        if last == "type" and section.get("type") not in (None, value) and path not in _SAME_KEYS:
             section.clear()
         section[last] = value
     else:

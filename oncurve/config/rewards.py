@@ -60,6 +60,8 @@ class FormatReward(RewardSection):
     tags: tuple[str, str] = ("think", "answer")
     per_tag: bool = False
     """Credit for each tag that stands right, instead of all or nothing."""
+    scale: Literal["binary", "signed"] = "binary"
+    """0 and 1; or -1 and +1, so that a weight of 0.5 pays and takes one half."""
 
 
 class BoxedFormatReward(RewardSection):

@@ -23,7 +23,7 @@ class DataSection(Section):
     columns: dict[str, str] = Field(default_factory=dict)
     """Names used here to names in the data, such as {question: problem, answer: label}."""
     template: str = "think_answer"
-    """think_answer, r1_zero, boxed, gsm8k, reasoning_answer or question_only."""
+    """think_answer, r1_zero, boxed, gsm8k, reasoning_answer, question_only, plain, or a file with {question}."""
     chat: bool = False
     """Write the template's messages through the model's chat template: for instruct models."""
     few_shot: NonNegative = 0
@@ -122,9 +122,9 @@ class DeadlineSection(Section):
 class RolloutSection(Section):
     """How completions are sampled."""
 
-    type: Literal["engine", "transformers", "servers"] = "engine"
+    type: Literal["auto", "engine", "transformers", "servers"] = "auto"
     """engine: in this process, fast. transformers: its generate, the slow reference. servers: other processes, here or
-    elsewhere, any of which may die."""
+    elsewhere, any of which may die. auto: vLLM servers on the GPUs that nothing trains on, otherwise engine."""
     temperature: PositiveFloat = 1.0
     max_completion_tokens: PositiveInt = 256
     min_completion_tokens: NonNegative = 0
@@ -137,12 +137,19 @@ class RolloutSection(Section):
     """Completions sampled at the same time."""
     kv_tokens: PositiveInt | None = None
     """engine: positions of prompts and completions whose keys and values are held at the same time; None: no limit."""
+    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """engine: type of keys and values. auto: that of the arithmetic, or float32 on a CPU without the kernels. Another one
+    is decoded without the CPU kernels, which is slower, and is refused where a model is sampled through its own module."""
     servers: tuple[str, ...] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: str | None = None
     """servers: a folder where servers leave their addresses, also while the run goes on."""
+    own_servers: NonNegative = 0
+    """servers: how many `oncurve serve` to start on this machine for the time of the run."""
     vllm_servers: NonNegative = 0
     """servers: how many vLLM servers to start on this machine for the time of the run."""
+    tensor_parallel: PositiveInt = 1
+    """servers: GPUs over which each of these vLLM servers spreads the model."""
     vllm_python: str | None = None
     """servers: the python of the environment with vLLM; None reads ONCURVE_VLLM_PYTHON."""
     vllm_options: tuple[str, ...] = ()
@@ -157,20 +164,33 @@ class RolloutSection(Section):
 
     @model_validator(mode="after")
     def _check_servers(self) -> RolloutSection:
-        has_servers = bool(self.servers or self.registry or self.vllm_servers)
+        has_servers = bool(self.servers or self.registry or self.vllm_servers or self.own_servers)
         if self.type == "servers" and not has_servers:
             raise ValueError(
                 "rollouts.type is servers, and none is named. Give rollouts.servers their addresses, rollouts.registry "
-                "a folder where they leave them, or rollouts.vllm_servers how many to start"
+                "a folder where they leave them, or rollouts.vllm_servers or rollouts.own_servers how many to start"
+            )
+        if self.own_servers and self.vllm_servers:
+            raise ValueError(
+                "rollouts.own_servers and rollouts.vllm_servers are both set; a run starts one kind. Leave one out"
             )
         if self.type != "servers" and (has_servers or self.staleness):
             raise ValueError(
-                f"rollouts.type is {self.type}, which samples in this process and from the weights in training, so "
-                f"that it takes neither servers nor staleness. Set rollouts.type to servers, or leave them out"
+                f"rollouts.type is {self.type}, and servers and staleness are for rollouts.type servers: this process "
+                f"samples from the weights in training. Set rollouts.type to servers, or leave them out"
             )
         for url in self.servers:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"rollouts.servers names {url!r}. Write an address such as http://10.0.0.5:8100")
+        return self
+
+    @model_validator(mode="after")
+    def _check_kv_dtype(self) -> RolloutSection:
+        if self.kv_dtype != "auto" and self.type != "engine":
+            raise ValueError(
+                f"rollouts.kv_dtype is {self.kv_dtype}, which the engine alone can keep; rollouts.type is {self.type}. "
+                f"Set kv_dtype to auto, or give vLLM its own option in rollouts.vllm_options"
+            )
         return self
 
     @model_validator(mode="after")
@@ -206,9 +226,10 @@ class PolicySection(Section):
     """Keep the frozen weights under an adapter in 4 or 8 bits, through bitsandbytes; None keeps them whole."""
     train_only: tuple[str, ...] = ()
     """Regular expressions; only weights whose names match one are trained. None at all: everything is."""
-    parallel: Literal["auto", "none", "ddp", "fsdp", "deepspeed"] = "auto"
-    """What several processes do with the model. ddp: each has all of it. fsdp: each trains a part of every weight and
-    keeps a copy to sample from. deepspeed: as its file says. auto: none for one process, ddp otherwise."""
+    parallel: Literal["auto", "none", "ddp", "data_parallel", "fsdp", "deepspeed"] = "auto"
+    """What several processes do with the model. ddp: each has all of it; data_parallel is an older name for that. fsdp:
+    each trains a part of every weight and keeps a copy to sample from. deepspeed: as its file says. auto: none for one
+    process, ddp otherwise."""
     deepspeed: str | None = None
     """deepspeed: its JSON file, where "auto" takes the recipe's number; None is ZeRO-2."""
     reshard_after_forward: bool = True
@@ -222,8 +243,9 @@ class PolicySection(Section):
     offload_activations: bool = False
     """Keep what the backward pass needs in the CPU's memory: less on the GPU, and slower."""
 
-    compute_type: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU."""
+    compute_type: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU. float16
+    is for measuring and sampling on GPUs without bfloat16; training refuses it."""
     device: str = "auto"
     """auto takes a GPU if there is one."""
     gradient_checkpointing: bool = False
@@ -264,6 +286,8 @@ class RunSection(Section):
     """Replace groups without a signal by groups of other prompts, at most so many times a step (dynamic sampling)."""
     completions_per_update: PositiveInt | None = None
     """Completions in one optimizer update; None makes one update of all of them. Must divide them."""
+    passes_per_step: PositiveInt = 1
+    """How often the completions of a step are trained on before new ones are sampled, mu in the paper of GRPO."""
     seed: NonNegative = 0
     folder: str = "runs"
     """The run gets a folder of its own inside this one."""
@@ -285,6 +309,10 @@ class RunSection(Section):
     """Write the completions of every so many steps to the run folder."""
     logprobs_of_prompts: NonNegative = 8
     """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
+    profile: bool = False
+    """Measure time, tokens and least work by phase of every step, and the share of what this machine can do."""
+    profile_trace_step: PositiveInt | None = None
+    """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
     max_error_fraction: Fraction = 0.2
     """Stop when grading fails for more than this share of a step's completions."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None = None
@@ -315,7 +343,8 @@ class Config(Section):
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates on one batch of rollouts."""
-        return self.completions_per_step // (self.run.completions_per_update or self.completions_per_step)
+        per_pass = self.completions_per_step // (self.run.completions_per_update or self.completions_per_step)
+        return per_pass * self.run.passes_per_step
 
     @model_validator(mode="after")
     def _check_batch(self) -> Config:

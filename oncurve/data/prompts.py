@@ -129,6 +129,7 @@ TEMPLATES: dict[str, Template] = {
             completion="\n<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>",
         ),
         Template(name="question_only", completion=_BOXED),
+        Template(name="plain", completion="{answer}"),
         Template(name="program", turn="User: {user}\nAssistant:", completion=" ```python\n{answer}\n```"),
     )
 }

@@ -23,6 +23,10 @@ HUB_NAMES: dict[str, tuple[str, str | None]] = {
 """Where a named data set is fetched when no path is given: (name, subset). That MATH has 12,000 training rows; its
 500 test rows are MATH-500, and none of them is among the training rows."""
 
+NO_NETWORK = (
+    "Check its name and data.split. Without a network, put such rows into FOLDER/train.jsonl and FOLDER/test.jsonl, "
+    "and give data.path=FOLDER and, where the recipe has evaluation.data, evaluation.data.path=FOLDER"
+)
 FILE_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 """The reader of the ``datasets`` library for one file, by its suffix."""
 
@@ -147,10 +151,8 @@ def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: s
             loaded = datasets.load_dataset(name, subset, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"{name}: the split {split!r} cannot be loaded: {reason} Check data.path and data.split; "
-            f"without a network, give the path of a file or folder."
-        ) from error
+        remedy = "Check data.path and data.split" if local.exists() else NO_NETWORK
+        raise DataError(f"{name}: the split {split!r} cannot be loaded: {reason}. {remedy}.") from error
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             names = [str(each) for each in loaded]

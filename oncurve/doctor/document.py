@@ -14,7 +14,8 @@ from oncurve.doctor.live import MIN_STEPS, QUIET_STEPS
 
 _HEAD = f"""# The doctor
 
-```
+<!-- not run: needs a run; the README makes one -->
+```bash
 oncurve doctor runs/demo           # what is wrong, which numbers show it, what helps; also while the run goes on
 oncurve doctor runs/demo --json    # the same for programs
 ```

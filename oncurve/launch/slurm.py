@@ -11,10 +11,10 @@ from pathlib import Path
 from oncurve.config.place import run_folder_path
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, LostProcess
+from oncurve.launch.serving import serve_settings
 from oncurve.observe.record import write_text
 
 SAVED, LOST = 143, LostProcess.exit_code
-SERVER_PORT = 8100
 SLACK_SECONDS = 30
 """Between the end of the run's time to save and that of the job."""
 
@@ -63,7 +63,7 @@ def render_slurm(
         [
             *_header(folder, allocation),
             *_meeting(allocation),
-            *(_servers(config.model, folder, allocation, python) if allocation.rollout_nodes else ()),
+            *(_servers(config, folder, allocation, python) if allocation.rollout_nodes else ()),
             *_training(words, tasks, allocation),
             *_ending(folder, allocation),
             "",
@@ -144,10 +144,11 @@ def _meeting(allocation: Allocation) -> list[str]:
     return lines
 
 
-def _servers(model: str, folder: Path, allocation: Allocation, python: str) -> list[str]:
-    """Every machine that samples runs one server, which leaves its address where the trainer looks."""
-    registry = shlex.quote(f"{folder}.servers")
-    serve = shlex.join([python, "-m", "oncurve", "serve", model])
+def _servers(config: Config, folder: Path, allocation: Allocation, python: str) -> list[str]:
+    """Each GPU of a machine that samples gets a server, which leaves its address where the trainer looks."""
+    registry, tasks = shlex.quote(f"{folder}.servers"), max(allocation.gpus_per_node, 1)
+    settings = [word for setting in serve_settings(config) for word in ("--set", setting)]
+    serve = shlex.join([python, "-m", "oncurve", "serve", config.model, *settings])
     return [
         f'samplers=("${{hosts[@]:{allocation.nodes}}}")',
         f"rm -rf -- {registry} && mkdir -p -- {registry}",
@@ -156,8 +157,8 @@ def _servers(model: str, folder: Path, allocation: Allocation, python: str) -> l
         "export ONCURVE_SERVER_TOKEN",
         "serving=()",
         'for host in "${samplers[@]}"; do',
-        '  srun --nodes=1 --ntasks=1 --nodelist="$host" --overlap \\',
-        f'    {serve} --host "$host" --port {SERVER_PORT} --registry {registry} &',
+        f'  srun --nodes=1 --ntasks={tasks} --nodelist="$host" --kill-on-bad-exit=0 --overlap \\',
+        f'    {serve} --host "$host" --port 0 --registry {registry} &',
         '  serving+=("$!")',
         "done",
         "",

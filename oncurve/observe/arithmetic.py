@@ -17,14 +17,16 @@ def batch_arithmetic(config: Mapping[str, Any], prompts: Mapping[str, int]) -> l
     run, group_size = config["run"], config["algorithm"]["group_size"]
     per_step = run["prompts_per_step"] * group_size
     per_update = run.get("completions_per_update") or per_step
+    passes = run.get("passes_per_step") or 1
     per_loss = run.get("save_every_steps") or run["steps"]
     rows = [
         ("prompts per step", f"{run['prompts_per_step']}"),
         ("x completions per prompt (group size)", f"{group_size}"),
         ("= completions per step", f"{per_step}"),
         ("/ completions per update", f"{per_update}"),
-        ("= updates per step", f"{per_step // per_update}"),
-        ("steps x updates per step", f"{run['steps'] * (per_step // per_update)} updates"),
+        *([("x passes over the completions of a step", f"{passes}")] if passes > 1 else []),
+        ("= updates per step", f"{per_step // per_update * passes}"),
+        ("steps x updates per step", f"{run['steps'] * (per_step // per_update) * passes} updates"),
     ]
     if training := prompts.get("training"):
         rows += [

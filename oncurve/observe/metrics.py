@@ -247,7 +247,7 @@ _EVALUATION = (
 _TIME = (
     Metric("time/step_seconds", "seconds", "one step, evaluation and saving left out", "steady"),
     Metric("time/sample_seconds", "seconds", "sampling completions", "usually the largest part"),
-    Metric("time/grade_seconds", "seconds", "computing rewards", "a small part"),
+    Metric("time/grade_seconds", "seconds", "waiting for rewards after the last group is sampled", "a small part"),
     Metric("time/refill_seconds", "seconds", "sampling and grading in place of groups without a signal", "-"),
     Metric("time/train_seconds", "seconds", "forward, backward and optimizer", "-"),
     Metric("time/evaluate_seconds", "seconds", "evaluation after the step", "-"),
@@ -263,6 +263,18 @@ _AMOUNT = (
     Metric("tokens/trained", "tokens", "completion tokens that entered the loss", "-"),
     Metric("memory/process_gib", "GiB", "resident memory of the process", "steady; steady growth is a leak"),
     Metric("memory/gpu_gib", "GiB", "largest GPU memory in use during the step", "steady"),
+    Metric(
+        "memory/<point>_gpu<number>_allocated_gib",
+        "GiB",
+        "memory that tensors take on a GPU at a named point of the step: after sample, grade, refill, train",
+        "steady",
+    ),
+    Metric(
+        "memory/<point>_gpu<number>_reserved_gib",
+        "GiB",
+        "the same with what the process keeps for reuse; nvidia-smi shows this and the CUDA context",
+        "steady; far above allocated means that memory is fragmented",
+    ),
     Metric("memory/<point>_gib", "GiB", "memory in use at a named point of the step", "steady"),
 )
 

@@ -135,12 +135,16 @@ class RunFolder:
             write_lines(path, lines)
         return path
 
-    def write_evaluation(self, name: str, rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> Path:
-        """An evaluation: its examples as ``evaluations/<name>.jsonl``, its counts as ``evaluations/<name>.json``."""
+    def write_evaluation(
+        self, name: str, rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any], *, analysis: str | None = None
+    ) -> Path:
+        """An evaluation: ``evaluations/<name>.jsonl`` its examples, ``.json`` its counts, ``.md`` its analysis."""
         folder = self.path / "evaluations"
         with self._telling():
             write_lines(folder / f"{name}.jsonl", rows)
             write_json(folder / f"{name}.json", summary)
+            if analysis is not None:
+                write_text(folder / f"{name}.md", analysis)
         return folder / f"{name}.jsonl"
 
     def log(self, text: str) -> None:

@@ -46,7 +46,9 @@ class Unwritten(RunFolder):
         """Nothing; where the other process writes it."""
         return rollouts_path(self.path, step)
 
-    def write_evaluation(self, name: str, rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> Path:
+    def write_evaluation(
+        self, name: str, rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any], *, analysis: str | None = None
+    ) -> Path:
         """Nothing; where the other process writes it."""
         return self.path / "evaluations" / f"{name}.jsonl"
 

@@ -36,7 +36,7 @@ def largest_microbatch(work: Work, setup: Setup) -> Microbatch:
     Source: ``Batch.plan_microbatches``, ``train/packed.py``. With several ranks each has its share of the prompts.
     """
     prompt, completion = work.prompt_tokens, work.completion_tokens
-    rows_per_update = max(1, work.completions // (work.updates * max(setup.ranks, 1)))
+    rows_per_update = max(1, work.completions_per_update // max(setup.ranks, 1))
     if not setup.packed:
         whole = prompt + completion
         rows = max(1, min(rows_per_update, setup.tokens_per_microbatch // whole))

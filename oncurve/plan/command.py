@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,9 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.from_recipe import Wishes, check_ranks, make_setup, make_work
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.report import as_data, as_text, make_plan
+from oncurve.plan.servers import Fleet, planned_servers, servers_data, servers_text
 from oncurve.plan.setup import Placement, Shard
+from oncurve.plan.speed import sync_bytes
 
 DEFAULT_GPU = "H100"
 
@@ -32,6 +35,7 @@ def plan_recipe(
     network_gbit: float = 100.0,
     prompt_tokens: int | None = None,
     mean_tokens: float | None = None,
+    fleet: Fleet | None = None,
     as_json: bool = False,
 ) -> str:
     """The plan of a recipe as text or JSON. No torch, no weights; config.json is fetched only for an unknown model.
@@ -59,4 +63,10 @@ def plan_recipe(
     work, setup = make_work(config, wishes), make_setup(config, wishes)
     check_ranks(work, setup)
     plan = make_plan(shape, work, setup, device, devices=table, network_gbit=network_gbit)
-    return json.dumps(as_data(plan), indent=2) if as_json else as_text(plan)
+    data, text = as_data(plan) if as_json else {}, "" if as_json else as_text(plan)
+    if fleet is not None:
+        rows = planned_servers(shape, work, setup, device, fleet, network_gbit=network_gbit)
+        size = sync_bytes(shape, replace(setup, placement="disaggregated"))
+        data["servers"] = servers_data(rows)
+        text += "\n" + servers_text(rows, setup=setup, fleet=fleet, size=size, network_gbit=network_gbit)
+    return json.dumps(data, indent=2) if as_json else text

@@ -48,9 +48,11 @@ def make_work(config: Config, wishes: Wishes) -> Work:
         completion_tokens=limit,
         mean_completion_tokens=mean,
         updates=config.updates_per_step,
+        passes=config.run.passes_per_step,
         extra_passes=int(needs_reference(config)) + int(recomputes_old(config)),
         max_rows=config.rollouts.max_rows,
         steps=config.run.steps,
+        save_every_steps=config.run.save_every_steps,
     )
 
 
@@ -101,7 +103,7 @@ def recomputes_old(config: Config) -> bool:
 
 def check_ranks(work: Work, setup: Setup) -> None:
     """Raises ConfigError where the completions of an update do not divide over the ranks."""
-    rows = work.completions // work.updates
+    rows = work.completions_per_update
     if rows % setup.ranks:
         raise ConfigError(
             f"--gpus {setup.ranks}: the {rows} completions of an update do not divide over them. "

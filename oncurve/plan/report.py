@@ -8,6 +8,7 @@ from typing import Any
 
 from oncurve.plan.constants import GPU_MARGIN
 from oncurve.plan.cost import Price, TrainerCost, compare_trainers, fits, price
+from oncurve.plan.failure import Failure, cost_of_failure
 from oncurve.plan.fit import Advice, Fit, advise, concrete, fit_devices
 from oncurve.plan.from_recipe import longest_row
 from oncurve.plan.hardware import GIB, Device
@@ -38,6 +39,11 @@ class Plan:
     def hours(self) -> float:
         """Steps x seconds; measuring, loading and saving are not in it."""
         return self.time.total * self.work.steps / 3600
+
+    @property
+    def failure(self) -> Failure:
+        """What a machine that is taken away costs."""
+        return cost_of_failure(self.work, self.time, self.setup, self.device)
 
     @property
     def fits(self) -> bool:
@@ -101,6 +107,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         ],
         "seconds": {**asdict(plan.time), "step": plan.time.total},
         "hours": plan.hours,
+        "failure": asdict(plan.failure),
         "usd": asdict(price(plan.setup, plan.device, hours=plan.hours)),
         "trainers": [
             {
@@ -118,7 +125,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
 
 def as_text(plan: Plan) -> str:
     """The plan for people: memory by phase, what fits, what to change, time, price."""
-    return "\n".join([*_head(plan), *_memory(plan), *_fit(plan), *_time(plan), *_cost(plan)])
+    return "\n".join([*_head(plan), *_memory(plan), *_fit(plan), *_time(plan), *_cost(plan), *_failure(plan)])
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -210,6 +217,18 @@ def _cost(plan: Plan) -> Iterator[str]:
         cells += [_usd(one.per_run, "on_demand"), _usd(one.per_run, "spot")]
         yield f"  {one.name:10}{count:>9}{cells[0]:>12}{cells[1]:>10}{cells[2]:>12}{cells[3]:>10}"
     yield "  for equal steps; that says nothing about equal quality, and DPO needs pairs from somewhere else"
+
+
+def _failure(plan: Plan) -> Iterator[str]:
+    lost = plan.failure
+    worth = f", ${_usd(lost.usd, 'on_demand')}" if lost.usd.on_demand is not None else ""
+    yield ""
+    yield (
+        f"a trainer that is taken away costs at most {lost.steps} steps (run.save_every_steps): {lost.completions:,} "
+        f"completions, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}; half of it on average"
+    )
+    if plan.setup.sampler_devices:
+        yield f"a sampler that is taken away costs at most {lost.sampler_tokens:,.0f} tokens; the run goes on"
 
 
 def _usd(amount: Price, kind: str) -> str:

@@ -9,7 +9,7 @@ Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Placement = Literal["colocated", "split", "disaggregated"]
 Quantization = Literal["nf4", "int8"]
-Compute = Literal["float32", "bfloat16"]
+Compute = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +28,25 @@ class Work:
     """Tokens of the average completion: time is planned for the average."""
     updates: int = 1
     """Optimizer updates on the completions of a step."""
+    passes: int = 1
+    """How often the completions of a step are trained on; the updates of all passes are in ``updates``."""
     extra_passes: int = 0
     """Forward passes over all tokens without a gradient: for the reference, for recomputed old log-probabilities."""
     max_rows: int = 256
     """Completions sampled at the same time."""
     steps: int = 100
+    save_every_steps: int = 10
+    """Steps between two checkpoints; 0 saves none before the end."""
 
     @property
     def completions(self) -> int:
         """Completions of a step, P x G."""
         return self.prompts * self.group_size
+
+    @property
+    def completions_per_update(self) -> int:
+        """Completions that one optimizer update sees."""
+        return self.completions * self.passes // self.updates
 
     @property
     def rows_at_once(self) -> int:

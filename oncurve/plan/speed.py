@@ -55,13 +55,13 @@ def flops_per_token(shape: ModelShape, work: Work, setup: Setup) -> float:
     """Operations of training on one token.
 
         forward 2 N, backward 4 N, or 2 N where the weights are frozen; checkpointing adds a forward pass;
-        each pass without a gradient adds 2 N;  N: matrix parameters
+        all of it for each pass over the step;  each pass without a gradient adds 2 N;  N: matrix parameters
         attention adds 4 layers Q (mean row length / 2) to each forward pass's worth of 2 N
 
     Source: arXiv:2001.08361, section 2.1; PaLM, arXiv:2204.02311, appendix B.
     """
     backward = 2 if setup.method == "full" else 1
-    passes = 1 + backward + (1 if setup.checkpointing else 0) + work.extra_passes
+    passes = work.passes * (1 + backward + (1 if setup.checkpointing else 0)) + work.extra_passes
     row = work.prompt_tokens + work.mean_completion_tokens
     return passes * (2.0 * shape.matrix_parameters + 4.0 * shape.layers * shape.query_size * row / 2)
 

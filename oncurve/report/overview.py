@@ -13,6 +13,7 @@ from oncurve.doctor.read import read_case
 from oncurve.errors import DataError
 from oncurve.observe.arithmetic import batch_arithmetic
 from oncurve.observe.lock import writer_lives
+from oncurve.observe.profile import read_profile
 from oncurve.observe.record import METRICS, read_json
 from oncurve.report.blocks import finite
 from oncurve.report.spending import elapsed_seconds, phases, spending, total
@@ -38,6 +39,7 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
         "facts": _facts(manifest, case.config),
         "arithmetic": _arithmetic(case.config, manifest),
         "spent": _spent(case.metrics, manifest, usd_per_hour),
+        "profile": _profile(run),
         "evaluation": evaluation(run),
         "num_checks": len(CHECKS),
         "findings": [{**found.as_json(), "shown": [str(item) for item in found.evidence]} for found in diagnose(case)],
@@ -141,6 +143,19 @@ def _spent(
         "usd": money.usd,
         "usd_per_point": _usd_per_point(rows, money.usd),
         "basis": money.basis,
+    }
+
+
+def _profile(run: Path) -> dict[str, Any] | None:
+    """Where a step's time went and the share of the machine's limits; None for a run without ``run.profile``."""
+    described, rows = read_profile(run)
+    if not rows:
+        return None
+    return {
+        "limits": described,
+        "rows": [
+            [r.name, r.is_part, r.spent.seconds, r.spent.tokens, finite(r.multiplied), finite(r.read)] for r in rows
+        ],
     }
 
 

@@ -82,28 +82,36 @@ class TagFormat(_Form):
     """One block per tag, such as think then answer, or reasoning then answer.
 
     The first tag may be missing from a completion whose prompt ends with it. With ``per_tag`` the value is the share of
-    tags that stand once and in order, while the part "format" stays all or nothing.
+    tags that stand once and in order, while the part "format" stays all or nothing. ``is_signed`` stretches the value
+    from 0 and 1 to -1 and 1.
     """
 
     def __init__(
-        self, tags: Sequence[str] = ("think", "answer"), *, per_tag: bool = False, name: str = "format"
+        self,
+        tags: Sequence[str] = ("think", "answer"),
+        *,
+        per_tag: bool = False,
+        is_signed: bool = False,
+        name: str = "format",
     ) -> None:
         super().__init__(name)
         if not tags or len(set(tags)) != len(tags):
             raise ConfigError(f"rewards: tags are {list(tags)}; name at least one tag, each once.")
         self.tags = tuple(tags)
-        self.per_tag = per_tag
+        self.per_tag, self.is_signed = per_tag, is_signed
 
     def reward(self, prompt: Prompt, text: str) -> Reward:
         """All or nothing, or the share of tags."""
         whole = float(self.has_form(prompt, text))
-        if not self.per_tag:
-            return Reward(value=whole, parts={"format": whole})
+        value = self._share_of_tags(prompt, text) if self.per_tag else whole
+        return Reward(value=2 * value - 1 if self.is_signed else value, parts={"format": whole})
+
+    def _share_of_tags(self, prompt: Prompt, text: str) -> float:
         is_open = self._is_open(prompt)
         opening = f"<{self.tags[0]}>"
         continued = opening + text if is_open and not text.lstrip().startswith(opening) else text
         value = (paid_tags(continued, self.tags) - is_open) / (2 * len(self.tags) - is_open)
-        return Reward(value=max(value, 0.0), parts={"format": whole})
+        return max(value, 0.0)
 
     def has_form(self, prompt: Prompt, text: str) -> bool:
         """Whether the blocks are all there."""

@@ -115,7 +115,8 @@ class WorkerPool:
     first item, and die with the process that started them.
 
     ``map`` consumes a list of payloads, waits for all of them, and is unblocked by results, deaths and deadlines, at
-    the latest after ``batch_seconds``. The pool owns its processes; calls from several threads wait for each other.
+    the latest after ``batch_seconds``. The pool owns its processes; calls from several threads wait for each other, and
+    ``close`` ends a call that is under way in another thread.
     """
 
     def __init__(
@@ -138,12 +139,13 @@ class WorkerPool:
         self._failed_starts = 0
         self._num_spares = 0
         self._lock = threading.Lock()
+        self._is_closing = False
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, os.getpid())
 
     def map(self, payloads: Iterable[object]) -> list[Outcome]:
         """One outcome per payload, in order.
 
-        Raises RuntimeError if the workers do not start at all.
+        Raises RuntimeError if the workers do not start at all, or if the pool is closed meanwhile.
         """
         items = list(payloads)
         with self._lock:
@@ -151,6 +153,8 @@ class WorkerPool:
             is_done = False
             try:
                 while batch.is_open:
+                    if self._is_closing:
+                        raise RuntimeError(f"the grading processes for {self.handler} were closed")
                     self._dispatch(batch)
                     self._wait(batch)
                 is_done = True
@@ -161,7 +165,12 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kills every worker and waits for its end; the next ``map`` starts new ones."""
-        _kill_all(self._workers, os.getpid())
+        self._is_closing = True
+        for worker in list(self._workers):
+            worker.process.kill()  # whoever waits for it in another thread wakes up
+        with self._lock:
+            _kill_all(self._workers, os.getpid())
+            self._is_closing = False
 
     def _dispatch(self, batch: _Batch) -> None:
         """Gives an item to every worker that waits, and starts workers while there are more items than that."""

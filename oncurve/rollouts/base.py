@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from oncurve.errors import SamplerError
 from oncurve.records import Completion, FinishReason, Group, Prompt
@@ -14,6 +14,8 @@ from oncurve.records import Completion, FinishReason, Group, Prompt
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from oncurve.rollouts.servers.thin import ThinWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,10 @@ class PolicyView(Protocol):
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
         ...
 
+    def thin_weights(self) -> ThinWeights | None:
+        """The adapter alone, where nothing else is trained."""
+        ...
+
 
 class Sampler(Protocol):
     """Produces completions from the latest weights it was given."""
@@ -74,6 +80,14 @@ class Sampler(Protocol):
     def close(self) -> None:
         """Give back what was taken."""
         ...
+
+
+@runtime_checkable
+class TellsGroups(Protocol):
+    """A sampler that tells of each group when it is whole, while it samples others."""
+
+    on_group: Callable[[Group], None] | None
+    """Called in whichever thread samples, with the very group that ``sample`` will give back; None: nobody listens."""
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.rollouts.servers.thin import ThinWeights, fingerprint
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -114,6 +115,8 @@ class Adapter:
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The weights that a model with an adapter would have after ``merge``; the model stays as it is.
 
+    Those that differ from the model's are in the CPU's memory: beside a base that fills a GPU there is room for one.
+
     Raises ConfigError for a base in few bits, which has no such weights.
     """
     from peft.tuners.lora import LoraLayer
@@ -124,14 +127,44 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     layers: list[tuple[str, Any]] = [
         (name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer)
     ]
+    _refuse_few_bits(part for _, part in layers)
     for name, part in layers:
-        if not part.get_base_layer().weight.is_floating_point():
-            raise ConfigError(
-                "policy.quantization keeps the base in few bits, of which rollout servers cannot be given whole "
-                "weights. Leave it out, or sample with rollouts.type engine"
-            )
-        weights[f"{name}.weight"] = weights[f"{name}.weight"] + part.get_delta_weight("default")
+        weights[f"{name}.weight"] = (weights[f"{name}.weight"] + part.get_delta_weight("default")).cpu()
     return weights
+
+
+def thin_weights(model: PreTrainedModel) -> ThinWeights:
+    """The adapter in a model apart from it.
+
+    Raises ConfigError for a base in few bits, over which servers would not have the policy's weights.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers: dict[str, Any] = {
+        f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLayer)
+    }
+    _refuse_few_bits(layers.values())
+    pairs = {name: (part.lora_A["default"].weight, part.lora_B["default"].weight) for name, part in layers.items()}
+    return ThinWeights(
+        pairs,
+        {name: float(part.scaling["default"]) for name, part in layers.items()},
+        is_transposed=any(part.fan_in_fan_out for part in layers.values()),
+        base=fingerprint(pairs, lambda name: layers[name].get_base_layer().weight),
+    )
+
+
+def trains_pairs_only(model: nn.Module) -> bool:
+    """Nothing but the thin matrices of an adapter is trained: no bias of the base, no other weight."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return all(".lora_A." in name or ".lora_B." in name for name in trained)
+
+
+def _refuse_few_bits(layers: Iterable[Any]) -> None:
+    if any(not part.get_base_layer().weight.is_floating_point() for part in layers):
+        raise ConfigError(
+            "policy.quantization keeps the base in few bits, of which rollout servers cannot be given whole "
+            "weights. Leave it out, or sample with rollouts.type engine"
+        )
 
 
 def _restore(trained: Iterable[tuple[nn.Parameter, bool]]) -> None:

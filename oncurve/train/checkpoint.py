@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from oncurve.errors import CheckpointError
 from oncurve.train.adapter import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
@@ -40,13 +47,7 @@ def load_model(
 
     Raises CheckpointError if there is none, or if its files cannot be read.
     """
-    place = locate(name)
-    looks_local = Path(place).is_absolute() or place.startswith(".") or place.count("/") != 1
-    if looks_local and not os.path.isdir(place):
-        raise CheckpointError(
-            f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as "
-            f'Qwen/Qwen2.5-0.5B, or "embedded"'
-        )
+    place, _ = _located(name)
     if is_adapter(place):
         base, base_revision = base_of(place)
         own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
@@ -54,25 +55,61 @@ def load_model(
         return open_adapter(model, place).model, tokenizer
     few_bits = quantized(quantization, device) if quantization else {}
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    _, tokenizer = load_tokenizer(name, **options)
     try:
-        AutoConfig.from_pretrained(place, **options)
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
         load: Any = AutoModelForCausalLM.from_pretrained
         model, report = load(place, dtype=dtype, output_loading_info=True, **options, **few_bits)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}") from None
+        raise _unloadable(name, error) from None
     if absent := sorted(report["missing_keys"]):
         raise CheckpointError(
             f"model {name!r} is no whole causal language model: {len(absent)} of its weights are missing and would be "
             f"random, among them {absent[0]}. Give a complete checkpoint"
         )
+    model = model if quantization else model.to(device)
+    model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
+    return model, tokenizer
+
+
+def load_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The configuration and the tokenizer of a model, without its weights.
+
+    Raises CheckpointError as ``load_model``.
+    """
+    place, _ = _located(name)
+    if is_adapter(place):
+        base, revision = base_of(place)
+        return load_tokenizer(base, revision=revision, trust_remote_code=trust_remote_code)
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(place, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise _unloadable(name, error) from None
     if len(tokenizer.get_added_vocab()) >= len(tokenizer):
         raise CheckpointError(
             f"model {name!r}: its tokenizer has no vocabulary. Put its tokenizer.json into the folder"
         )
-    model = model if quantization else model.to(device)
-    model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
-    return model, tokenizer
+    return config, tokenizer
+
+
+def _located(name: str) -> tuple[str, bool]:
+    """Where a model is, and whether that must be a folder. Raises CheckpointError if it must and is not there."""
+    place = locate(name)
+    looks_local = Path(place).is_absolute() or place.startswith(".") or place.count("/") != 1
+    if looks_local and not os.path.isdir(place):
+        raise CheckpointError(
+            f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as "
+            f'Qwen/Qwen2.5-0.5B, or "embedded"'
+        )
+    return place, looks_local
+
+
+def _unloadable(name: str, error: Exception) -> CheckpointError:
+    remedy = "" if _located(name)[1] else " Without a network, give a folder that holds the model: model=FOLDER"
+    return CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}{remedy}")
 
 
 def save_model(model: Savable, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:

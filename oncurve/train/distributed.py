@@ -6,6 +6,7 @@ process samples and grades its share), sums of gradients, and statistics.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -163,15 +164,26 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
     if device.type == "cuda":
         torch.cuda.set_device(device)
     place.publish()
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        dist.init_process_group(_backend(device), timeout=timedelta(seconds=timeout_seconds))
     except (RuntimeError, dist.DistError) as error:
         raise TrainingError(
             f"the {place.count} processes did not find each other at {place.address}:{place.port}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from None
     return Processes(place.rank, place.count, silent_seconds, Pulse(place, silent_seconds))
+
+
+def join_alone(device: torch.device) -> None:
+    """Make a group of this process alone, if it is in none: there are libraries that insist on one."""
+    if not dist.is_initialized():
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)
+        atexit.register(dist.destroy_process_group)
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -14,6 +14,7 @@ import torch
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
 from oncurve.records import Mean
+from oncurve.train.gpu_memory import give_back
 from oncurve.train.policy import Policy
 
 NONFINITE = "policy/nonfinite_updates"
@@ -191,8 +192,7 @@ def attempts(policy: Policy, update: Batch, sums: dict[str, Mean], say: Callable
         sums.clear()
         sums.update(attempt.sums)
         policy.tokens_per_microbatch = max(policy.tokens_per_microbatch // 2, 1)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        give_back()
         say(
             f"OUT OF MEMORY in a microbatch: from now on at most {policy.tokens_per_microbatch} tokens in one. "
             f"The gradient is the same; set policy.tokens_per_microbatch to it in the recipe"

@@ -9,7 +9,7 @@ from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.train.policy import Policy
 from oncurve.train.run import Run
-from oncurve.train.steps import refill, score
+from oncurve.train.steps import grading, refill, score
 
 
 def train(
@@ -20,10 +20,10 @@ def train(
         sampler.load_weights(policy, version=step)  # pi_old <- pi_theta
 
         prompts = data.at(step)  # q ~ P(Q), a function of (seed, step)
-        with run.timed("sample"):
+        with run.timed("sample"), grading(sampler, reward_function) as early:  # what is whole is graded meanwhile
             groups = sampler.sample(prompts, algorithm.group_size, step=step)  # o_1 ... o_G ~ pi_old(. | q)
         with run.timed("grade"):
-            graded = score(groups, reward_function)  # a reward, or an error, for every completion
+            graded = score(groups, reward_function, early)  # a reward, or an error, for every completion
         run.measure(groups, graded)  # before any filter
         data.observe(groups, graded)
         if run.refill_rounds:
@@ -46,7 +46,7 @@ def train(
             )
             batch = algorithm.prepare(batch, rewards)  # a KL in the reward, a choice of tokens
 
-            for update in batch.split(run.completions_per_update):  # optimizer updates on this batch of rollouts
+            for update in run.updates(batch):  # one or more optimizer updates on this batch of rollouts
                 trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
                 for attempt in run.attempts(policy, trained):  # again in smaller parts if memory runs out
                     with attempt:

@@ -20,7 +20,8 @@ from oncurve.algorithm.reference import move_reference
 from oncurve.batch import Batch
 from oncurve.errors import ConfigError, TrainingError
 from oncurve.records import Mean
-from oncurve.train.adapter import Adapter, Savable, merged_weights
+from oncurve.rollouts.servers.thin import ThinWeights
+from oncurve.train.adapter import Adapter, Savable, merged_weights, thin_weights, trains_pairs_only
 from oncurve.train.distributed import ALONE, Processes, Sharding, fill, own_rows, reshard, shard, whole
 from oncurve.train.forward import completion_logprobs, enable_packing
 from oncurve.train.optimizer import OptimizerSettings, make_adamw
@@ -28,7 +29,7 @@ from oncurve.train.recompute import recomputable_layers, recomputing
 from oncurve.train.zero import Zero, ZeroSettings
 from oncurve.trunk.weights import supports
 
-ComputeType = Literal["float32", "bfloat16", "float64"]
+ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 class Scorer(nn.Module):
@@ -127,6 +128,10 @@ class Policy:
     def ordinary_weights(self) -> dict[str, Tensor]:
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
         return self.model.state_dict() if self.adapter is None else merged_weights(self.model)
+
+    def thin_weights(self) -> ThinWeights | None:
+        """The adapter alone, for whoever has the base; None where weights of the base are trained as well."""
+        return thin_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
 
     def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""

@@ -22,9 +22,11 @@ from oncurve.observe.tokens import TokenRecord
 from oncurve.records import Group, Mean, Reward
 from oncurve.rewards.base import check_errors
 from oncurve.train.distributed import ALONE, Processes
+from oncurve.train.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.train.guards import Attempt, Guards, attempts
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.policy import Policy
+from oncurve.train.profiling import Profiler
 from oncurve.train.saving import Saver
 
 
@@ -59,6 +61,7 @@ class Run:
         total_steps: int,
         completions_per_step: int,
         completions_per_update: int,
+        passes_per_step: int = 1,
         mask_truncated: bool = False,
         refill_rounds: int = 0,
         max_staleness_steps: int = 0,
@@ -72,18 +75,19 @@ class Run:
         seed: int = 0,
         processes: Processes = ALONE,
         watcher: Watcher | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         """``every`` lists (n, what to do after every n steps; 0: never)."""
         self.folder, self.progress = folder, progress
         self.total_steps = total_steps
-        self.completions_per_update = completions_per_update
-        self.updates_per_step = completions_per_step // completions_per_update
+        self.completions_per_update, self.passes_per_step = completions_per_update, passes_per_step
+        self.updates_per_step = completions_per_step // completions_per_update * passes_per_step
         self.mask_truncated = mask_truncated
         self.refill_rounds, self.max_staleness_steps = refill_rounds, max_staleness_steps
         self.max_error_fraction = max_error_fraction
         self.rollouts_every_steps, self.tokens = rollouts_every_steps, tokens
         self.every, self.saver, self.seed = every, saver, seed
-        self.processes, self.watcher = processes, watcher
+        self.processes, self.watcher, self.profiler = processes, watcher, profiler
         self.guards = guards or Guards(say=progress.note)
         self.interruption = interruption or Interruption(say=progress.note)
         self.steps_done = 0
@@ -91,6 +95,8 @@ class Run:
         self._metrics: dict[str, float] = {}
         self._has_moved = False
         self._later: dict[str, float] = {}
+        self._gpu_memory: dict[str, float] = {}
+        """Of this process, until ``add_up`` puts all processes' together."""
         self._started = self._step_started = time.perf_counter()
 
     def steps(self) -> Iterator[int]:
@@ -103,7 +109,11 @@ class Run:
             self.interruption.check()
             self._step_started = time.perf_counter()
             self._sums, self._metrics, self._later = {}, self._later, {}
+            self._gpu_memory = {}
             self._has_moved = False
+            start_peak()
+            if self.profiler is not None:
+                self.profiler.begin(step)
             torch.manual_seed((self.seed * 1_000_003 + step) % 2**63)
             yield step
             self.steps_done = step + 1
@@ -127,6 +137,7 @@ class Run:
         key = f"time/{phase}_seconds"
         self._metrics[key] = self._metrics.get(key, 0.0) + time.perf_counter() - started
         self._metrics[f"memory/{phase}_gib"] = memory_gib()
+        self._gpu_memory |= gpu_memory(phase, rank=self.processes.rank if self.processes.count > 1 else None)
 
     def record(self, statistics: Mapping[str, Mean]) -> None:
         """Add statistics of a microbatch or an update; they are averaged when the step ends, and not before."""
@@ -138,6 +149,11 @@ class Run:
         if not self._has_moved:
             self.interruption.check_alone()
 
+    def updates(self, batch: Batch) -> Iterator[Batch]:
+        """The rows of every optimizer update on a batch of rollouts: all rows in parts, as often as passes are made."""
+        for _ in range(self.passes_per_step):
+            yield from batch.split(self.completions_per_update)
+
     def attempts(self, policy: Policy, update: Batch) -> Iterator[Attempt]:
         """Tries at the gradient of an update, with ever smaller microbatches where memory runs out."""
         if not self._has_moved:
@@ -148,6 +164,8 @@ class Run:
         """Add the statistics of the step over all processes, once its updates are done. All must call it."""
         if self.processes.count > 1:
             self._sums = self.processes.add_means(self._sums)
+        if self._gpu_memory:
+            self._metrics |= together(self.processes.gather(self._gpu_memory))
 
     def mean(self, key: str) -> float:
         """The mean of a statistic over the step so far; NaN if there is none."""
@@ -190,6 +208,8 @@ class Run:
         metrics = self._metrics | {key: mean.value for key, mean in self._sums.items()}
         metrics["tokens/trained"] = self._sums["policy/entropy"].count if "policy/entropy" in self._sums else 0.0
         metrics |= self._speeds(metrics)
+        if self.profiler is not None:
+            self.profiler.end(step + 1, metrics)
         self._finish_step(step + 1, metrics)
 
     def _finish_step(self, done: int, metrics: dict[str, float]) -> None:
@@ -231,8 +251,8 @@ class Run:
         for phase, name, tokens in (("sample", "sampled", sampled), ("train", "trained", trained)):
             if spent := metrics.get(f"time/{phase}_seconds"):
                 speeds[f"speed/{name}_tokens_per_second"] = tokens / spent
-        if torch.cuda.is_available():
-            speeds["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        if (peak := peak_gib()) is not None:
+            speeds["memory/gpu_gib"] = peak
         return speeds
 
 

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from oncurve.data.curriculum import Curriculum
 from oncurve.observe.measure import EQUAL_WITHIN
 from oncurve.records import Group, Reward
 from oncurve.rewards.base import RewardFunction, grade
-from oncurve.rollouts.base import Sampler
+from oncurve.rewards.early import EarlyGrading, EarlyRewards
+from oncurve.rollouts.base import Sampler, TellsGroups
 
 Graded = list[list[Reward]]
 
 
-def score(groups: Sequence[Group], reward_function: RewardFunction) -> Graded:
-    """The reward of every completion of every group, in their order: all of a step in one call."""
+@contextmanager
+def grading(sampler: Sampler, reward_function: RewardFunction) -> Iterator[EarlyGrading | None]:
+    """While it lasts, groups are graded as soon as they are whole; None where the sampler or the rewards cannot."""
+    if not isinstance(sampler, TellsGroups) or not isinstance(reward_function, EarlyRewards):
+        yield None
+        return
+    early = reward_function.begin()
+    sampler.on_group = early.take
+    try:
+        yield early
+    except BaseException:
+        early.abandon()
+        raise
+    finally:
+        sampler.on_group = None
+
+
+def score(groups: Sequence[Group], reward_function: RewardFunction, early: EarlyGrading | None = None) -> Graded:
+    """The reward of every completion of every group, in their order.
+
+    All of a step in one call, or what ``early`` has not graded yet.
+    """
+    if early is not None:
+        return early.finish(groups)
     completions = [completion for group in groups for completion in group.completions]
     prompts = [group.prompt for group in groups for _ in group.completions]
     rewards = iter(grade(reward_function, prompts, completions))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.errors import ConfigError
+from oncurve.train.distributed import join_alone
 
 if TYPE_CHECKING:
     from oncurve.train.distributed import Processes
@@ -188,7 +189,10 @@ class Zero:
 
         Raises ConfigError if DeepSpeed is not installed, or does not take the file.
         """
-        self._library = _deepspeed(next(scorer.parameters()).device)
+        device = next(scorer.parameters()).device
+        self._library = _deepspeed(device)
+        if processes.count == 1:
+            join_alone(device)
         self.processes, self.stage = processes, settings.stage
         config = resolve(settings, optimizer, hidden_size=hidden_size, half=half, world_size=processes.count)
         self.offloads = config["zero_optimization"].get("offload_optimizer", {}).get("device") in ("cpu", "nvme")
@@ -347,6 +351,7 @@ def _deepspeed(device: torch.device) -> Any:
     """The library, quiet. Raises ConfigError if it is not installed or cannot be loaded."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("LOCAL_RANK", "0")  # which it reads also where no launcher was
     try:
         library = importlib.import_module("deepspeed")
     except (ImportError, RuntimeError) as error:

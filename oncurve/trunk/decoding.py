@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from oncurve.trunk import torch_ops
 from oncurve.trunk.caches import LayerCache, whole_blocks
 from oncurve.trunk.layout import prompt_layout
 from oncurve.trunk.native_decoding import NativeLayers
@@ -35,23 +36,30 @@ class Decoder:
         prompt_slots: int,
         prompt_tokens: int,
         completion_tokens: int,
+        kv_type: torch.dtype | None = None,
     ) -> None:
-        """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts."""
+        """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
+
+        Keys and values are kept in ``kv_type``; None is the compute type where kernels decode, which know no other, and
+        the wide type where torch does, which attends in it.
+        """
         self.trunk, self.head, self.compute_type = trunk, head, compute_type
         self.ops, self.wide_ops = operations(compute_type), operations(trunk.wide)
         self.weights = trunk.weights(compute_type)
+        kv_type = kv_type or (compute_type if isinstance(self.ops, NativeOps) else trunk.wide)
+        self.cache_ops = self.ops if kv_type == compute_type else torch_ops
         self.layers = (
-            NativeLayers(trunk, self.ops, slots)
-            if isinstance(self.ops, NativeOps)
-            else TorchLayers(trunk, self.weights, compute_type, slots=slots)
+            NativeLayers(trunk, self.cache_ops, slots)
+            if isinstance(self.cache_ops, NativeOps)
+            else TorchLayers(trunk, self.weights, self.ops, compute_type, slots=slots)
         )
         self.completion_tokens = completion_tokens
         self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens)))
         self.capacity = whole_blocks(min(GROWTH, completion_tokens))
-        kept = compute_type if isinstance(self.ops, NativeOps) else trunk.wide  # torch attends in the wide type
-        own = (slots, self.capacity, trunk.sizes, kept)
-        prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, kept)
-        self.caches = [LayerCache(*self.ops.own_cache(*own), *self.ops.prompt_cache(*prompts)) for _ in trunk.layers]
+        own = (slots, self.capacity, trunk.sizes, kv_type)
+        prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, kv_type)
+        ops = self.cache_ops
+        self.caches = [LayerCache(*ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""
@@ -75,7 +83,7 @@ class Decoder:
 
             def store(qkv: Tensor, cache: LayerCache = cache) -> None:
                 caches = (cache.prompt_keys, cache.prompt_values)
-                self.ops.store_prompts(qkv, angles, layout, places, caches, self.trunk.sizes)
+                self.cache_ops.store_prompts(qkv, angles, layout, places, caches, self.trunk.sizes)
 
             state = pass_.forward(layer, matrices, residual, added, store)
             residual, added = pass_.feed_forward(state, matrices)

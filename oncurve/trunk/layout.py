@@ -187,10 +187,11 @@ def prompt_layout(prompts: Sequence[Sequence[int]], device: torch.device) -> Lay
     padding = whole_tokens(tokens) - tokens
     read = [*prompts, [0] * padding] if padding else prompts
     starts = [0, *accumulate(len(prompt) for prompt in read)]
+    positions = [*(torch.arange(len(prompt)) for prompt in prompts), torch.zeros(padding, dtype=torch.long)]
     rows = [Row(range(start, start + len(prompt))) for start, prompt in zip(starts, read, strict=False)]
     return Layout(
         torch.tensor([token for prompt in read for token in prompt], dtype=torch.long, device=device)[None],
-        torch.cat([torch.arange(len(prompt)) for prompt in read])[None].to(device),
+        torch.cat(positions)[None].to(device),
         tuple(_blocks(rows, device)),
         torch.tensor([row.own[-1] for row in rows[: len(prompts)]], device=device),
     )

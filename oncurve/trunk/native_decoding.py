@@ -33,20 +33,20 @@ class NativeLayers:
         query_norm, key_norm = layer.head_norms or (None, None)
         return [
             layer.first_norm,
-            pack(layer.qkv),
+            pack([matrix.current() for matrix in layer.qkv]),
             bias,
             query_norm,
             key_norm,
-            pack([layer.output]),
+            pack([layer.output.current()]),
             layer.second_norm,
-            pack(layer.gate_up),
-            pack([layer.down]),
+            pack([matrix.current() for matrix in layer.gate_up]),
+            pack([layer.down.current()]),
         ]
 
     def _sizes(self, rows: int, *, own: int, prompt: int) -> list[int]:
         """The numbers of the kernel's ``Sizes``."""
         layer, sizes = self.trunk.layers[0], self.trunk.sizes
-        mlp, hidden = layer.gate_up[0].shape
+        mlp, hidden = layer.gate_up[0].weight.shape
         heads = (sizes.heads, sizes.kv_heads, sizes.head_size)
         return [rows, self.most_rows, len(self.trunk.layers), hidden, mlp, *heads, own, prompt]
 

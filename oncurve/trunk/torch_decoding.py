@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oncurve.trunk import torch_ops
 from oncurve.trunk.caches import LayerCache
+from oncurve.trunk.ops import Ops
 from oncurve.trunk.torch_ops import Rotary
 from oncurve.trunk.weights import LayerWeights, Sizes, Trunk, norm_heads, project
 
@@ -88,9 +89,11 @@ class Turn:
 class TorchLayers:
     """All layers for one token per row, in torch alone: the definition that the kernels must meet."""
 
-    def __init__(self, trunk: Trunk, weights: Sequence[LayerWeights], compute_type: torch.dtype, *, slots: int) -> None:
-        """For rows in up to ``slots`` slots."""
-        self.trunk, self.weights, self.compute_type, self.slots = trunk, weights, compute_type, slots
+    def __init__(
+        self, trunk: Trunk, weights: Sequence[LayerWeights], ops: Ops, compute_type: torch.dtype, *, slots: int
+    ) -> None:
+        """For rows in up to ``slots`` slots; attention is torch's, norms and SwiGLU are those of ``ops``."""
+        self.trunk, self.weights, self.ops, self.compute_type, self.slots = trunk, weights, ops, compute_type, slots
         self._groups: tuple[Tensor, Groups] | None = None
 
     def __call__(self, residual: Tensor, rotary: Rotary, places: Tensor, caches: Sequence[LayerCache]) -> Tensor:
@@ -105,13 +108,13 @@ class TorchLayers:
                 norm_heads(qkv, layer.head_norms, sizes)
             mixed = attend(qkv, turn, cache, sizes)
             residual, x = self._add_norm(residual, mixed @ matrices.output.T, layer.second_norm, self.compute_type)
-            added = torch_ops.swiglu(project(x, matrices.gate_up)) @ matrices.down.T
+            added = self.ops.swiglu(project(x, matrices.gate_up)) @ matrices.down.T
         return turn.gather(self._add_norm(residual, added, self.trunk.body.norm.weight, self.trunk.wide)[1])
 
     def _add_norm(
         self, residual: Tensor, added: Tensor | None, weight: Tensor, out_type: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        return torch_ops.add_norm(residual, added, weight, self.trunk.sizes.epsilon, out_type)[:2]
+        return self.ops.add_norm(residual, added, weight, self.trunk.sizes.epsilon, out_type)[:2]
 
     def _turn(self, rotary: Rotary, places: Tensor) -> Turn:
         """What this step reads and writes; see ``Decoder.step`` for ``places``."""

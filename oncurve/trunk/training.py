@@ -7,7 +7,7 @@ Products in a half-width type are cheap: then gate and up, nearly half of what a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oncurve.trunk.layout import Layout
+from oncurve.trunk.matrices import joint_gradients
 from oncurve.trunk.ops import Ops, operations
 from oncurve.trunk.weights import (
     LayerParameters,
@@ -130,7 +131,7 @@ class _Layers(torch.autograd.Function):
     def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, grad_added = grads  # of the last residual, and of what is added to it
         grad = grad.contiguous().clone()
-        reversed_gradients: list[list[Tensor]] = []
+        reversed_gradients: list[list[Tensor | None]] = []
         added: Tensor | None = grad_added.contiguous()
         for layer in reversed(ctx.trunk.layers):
             state, matrices = ctx.kept.pop(), ctx.trunk.layer_weights(layer, ctx.pass_.compute_type)
@@ -194,8 +195,8 @@ class Pass:
 
     def backward(
         self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor | None
-    ) -> list[Tensor]:
-        """Gradients of the layer's parameters, in the order of ``LayerParameters.all``.
+    ) -> list[Tensor | None]:
+        """Gradients of the layer's parameters, in the order of ``LayerParameters.all``; None where one is frozen.
 
         ``grad``, the gradient of the layer's output residual, becomes that of its input in place. ``added`` is the
         gradient of what the MLP adds; None where it is the same.
@@ -204,31 +205,38 @@ class Pass:
         g = (grad if added is None else added).to(self.compute_type)
         second, x, gate_up = self._mlp_again(state, layer, matrices)
         acted = ops.swiglu_backward(g @ matrices.down, gate_up)
-        grad_down = g.T @ acted
-        g, grad_gate_up = project_backward(gate_up, x, matrices.gate_up)
+        grad_down = layer.down.gradients(g, acted)
+        grad_gate_up = joint_gradients(layer.gate_up, gate_up, x, at_once=len(matrices.gate_up) == 1)
+        g = project_backward(gate_up, matrices.gate_up)
         grad_second = torch.zeros_like(layer.second_norm, dtype=grad.dtype)
         ops.norm_backward(g, second, layer.second_norm, state.second_scale, grad, grad_second)
 
         g = grad.to(self.compute_type)
-        grad_output = g.T @ state.mixed
+        grad_output = layer.output.gradients(g, state.mixed)
         at = (state.qkv, state.attention, self.angles, self.layout, sizes)
         grad_qkv = ops.attention_backward(g @ matrices.output, *at)
         grad_head_norms = [] if layer.head_norms is None else self._norm_heads_backward(state, layer, grad_qkv)
         _, x, _ = ops.add_norm(state.first, None, layer.first_norm, sizes.epsilon, self.compute_type)
-        g, grad_weights = project_backward(grad_qkv.to(self.compute_type), x, matrices.qkv)
+        g = grad_qkv.to(self.compute_type)
+        grad_weights = joint_gradients(layer.qkv, g, x, at_once=len(matrices.qkv) == 1)
+        g = project_backward(g, matrices.qkv)
         grad_first = torch.zeros_like(layer.first_norm, dtype=grad.dtype)
         ops.norm_backward(g, state.first, layer.first_norm, state.first_scale, grad, grad_first)
-        widths = [sizes.query_width, sizes.kv_width, sizes.kv_width]
         return [
             grad_first,
-            *_separate(grad_weights, widths, layer.qkv),
-            *(_separate([grad_qkv.sum(dim=0)], widths, layer.biases) if layer.biases is not None else ()),
+            *grad_weights,
+            *(() if layer.biases is None else self._bias_gradients(layer.biases, grad_qkv)),
             *grad_head_norms,
-            grad_output.to(layer.output.dtype),
+            *grad_output,
             grad_second,
-            *_separate(grad_gate_up, [len(part) for part in layer.gate_up], layer.gate_up),
-            grad_down.to(layer.down.dtype),
+            *grad_gate_up,
+            *grad_down,
         ]
+
+    def _bias_gradients(self, biases: Sequence[Tensor], grad_qkv: Tensor) -> list[Tensor]:
+        sizes = self.sizes
+        parts = grad_qkv.sum(dim=0).split([sizes.query_width, sizes.kv_width, sizes.kv_width])
+        return [part.to(bias.dtype) for part, bias in zip(parts, biases, strict=True)]
 
     def _norm_heads(self, qkv: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
         """Norm queries and keys head by head in place (Qwen3); what they were before."""
@@ -249,9 +257,3 @@ class Pass:
             grad_weights.append((g * normed).sum(dim=(0, 1)).to(weight.dtype))
             g.copy_(scale * (weighted - normed * (weighted * normed).mean(dim=-1, keepdim=True)))
         return grad_weights
-
-
-def _separate(joined: list[Tensor], widths: list[int], parameters: tuple[Tensor, ...]) -> list[Tensor]:
-    """Gradients of parameters whose matrices may have been joined, each of its parameter's type."""
-    parts = list(joined[0].split(widths)) if len(joined) == 1 else joined
-    return [part.to(parameter.dtype) for part, parameter in zip(parts, parameters, strict=True)]

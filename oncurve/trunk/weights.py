@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from oncurve.trunk.matrices import Matrix, is_matrix, matrix_of
+
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position alone, not on how long the row is."""
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -42,20 +44,23 @@ class LayerParameters:
     """The parameters of one layer, as the model holds them."""
 
     first_norm: Tensor
-    qkv: tuple[Tensor, Tensor, Tensor]
+    qkv: tuple[Matrix, Matrix, Matrix]
     biases: tuple[Tensor, Tensor, Tensor] | None
     """Of the same three; None in models without."""
     head_norms: tuple[Tensor, Tensor] | None
     """Of queries and keys; None in models without."""
-    output: Tensor
+    output: Matrix
     second_norm: Tensor
-    gate_up: tuple[Tensor, Tensor]
-    down: Tensor
+    gate_up: tuple[Matrix, Matrix]
+    down: Matrix
 
     def all(self) -> list[Tensor]:
         """Every parameter, in a fixed order."""
+        qkv = [parameter for matrix in self.qkv for parameter in matrix.parameters]
+        gate_up = [parameter for matrix in self.gate_up for parameter in matrix.parameters]
         optional = [*(self.biases or ()), *(self.head_norms or ())]
-        return [self.first_norm, *self.qkv, *optional, self.output, self.second_norm, *self.gate_up, self.down]
+        attention = [self.first_norm, *qkv, *optional, *self.output.parameters]
+        return [*attention, self.second_norm, *gate_up, *self.down.parameters]
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,9 @@ class LayerWeights:
 class Trunk:
     """The layers of a model between embedding and head, read from the module that holds their current weights.
 
-    In float32 the module's own matrices are used. For bfloat16 they are rounded at each call, so that no change is
-    missed (fused optimizers leave no trace on a parameter's version), and matrices with the same input are joined.
+    In float32 the module's own matrices are used, where no adapter adds to them. For bfloat16 they are rounded at each
+    call, so that no change is missed (fused optimizers leave no trace on a parameter's version), and matrices with the
+    same input are joined.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -82,7 +88,13 @@ class Trunk:
         head_size = body.layers[0].self_attn.head_dim
         self.sizes = Sizes(config.num_attention_heads, config.num_key_value_heads, head_size, config.rms_norm_eps)
         self.layers = [layer_parameters(layer) for layer in body.layers]
+        self._projections = projections(body)
         self.wide = torch.promote_types(body.norm.weight.dtype, torch.float32)
+
+    @property
+    def is_current(self) -> bool:
+        """The model still consists of the modules that this was made from: no adapter came or went."""
+        return self._projections == projections(self.body)
 
     def compute_type(self) -> torch.dtype:
         """The type of matrix products here and now: that of autocast where it is on, otherwise the wide one."""
@@ -117,9 +129,10 @@ def trunk_of(model: PreTrainedModel) -> Trunk | None:
     if not supports(model):
         _TRUNKS.pop(model, None)
         return None
-    if model not in _TRUNKS:
-        _TRUNKS[model] = Trunk(model)
-    return _TRUNKS[model]
+    trunk = _TRUNKS.get(model)
+    if trunk is None or not trunk.is_current:
+        trunk = _TRUNKS[model] = Trunk(model)
+    return trunk
 
 
 def supports(model: PreTrainedModel) -> bool:
@@ -129,6 +142,8 @@ def supports(model: PreTrainedModel) -> bool:
         return False
     if isinstance(next(model.parameters()), DTensor):  # weights in parts are put together around the model's layers
         return False
+    if any(parameter.dtype not in (torch.float32, torch.float64) for parameter in model.parameters()):
+        return False
     if config.hidden_act != "silu" or (config.attention_dropout and model.training):
         return False
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
@@ -137,13 +152,7 @@ def supports(model: PreTrainedModel) -> bool:
     rotary = body.rotary_emb
     if rotary.rope_type not in STATIC_ROTARY or 2 * rotary.inv_freq.numel() != body.layers[0].self_attn.head_dim:
         return False
-    plain = all(
-        type(module) is nn.Linear
-        for layer in body.layers
-        for part in (layer.self_attn, layer.mlp)
-        for name, module in part.named_modules()
-        if name.endswith("_proj")
-    )
+    plain = all(is_matrix(module) for module in projections(body))
     return plain and not any(
         module.bias is not None
         for layer in body.layers
@@ -151,26 +160,37 @@ def supports(model: PreTrainedModel) -> bool:
     )
 
 
+def projections(body: Any) -> list[nn.Module]:
+    """The linear layers of a model's body, each with the adapter around it."""
+    found: list[nn.Module] = []
+    for layer in body.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        found += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return found
+
+
 def layer_parameters(layer: Any) -> LayerParameters:
     """The parameters of one of the model's layers."""
     attention, mlp = layer.self_attn, layer.mlp
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    has_bias = all(projection.bias is not None for projection in projections)
+    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    has_bias = all(projection.bias is not None for projection in qkv)
     has_norm = "q_norm" in dict(attention.named_children())
     return LayerParameters(
         first_norm=layer.input_layernorm.weight,
-        qkv=tuple(projection.weight for projection in projections),  # type: ignore[arg-type]
-        biases=tuple(projection.bias for projection in projections) if has_bias else None,  # type: ignore[arg-type]
+        qkv=tuple(matrix_of(projection) for projection in qkv),  # type: ignore[arg-type]
+        biases=tuple(projection.bias for projection in qkv) if has_bias else None,  # type: ignore[arg-type]
         head_norms=(attention.q_norm.weight, attention.k_norm.weight) if has_norm else None,
-        output=attention.o_proj.weight,
+        output=matrix_of(attention.o_proj),
         second_norm=layer.post_attention_layernorm.weight,
-        gate_up=(mlp.gate_proj.weight, mlp.up_proj.weight),
-        down=mlp.down_proj.weight,
+        gate_up=(matrix_of(mlp.gate_proj), matrix_of(mlp.up_proj)),
+        down=matrix_of(mlp.down_proj),
     )
 
 
 def _as_they_are(layer: LayerParameters) -> LayerWeights:
-    return LayerWeights(layer.qkv, layer.biases, layer.output, layer.gate_up, layer.down)
+    qkv, gate_up = (tuple(matrix.current() for matrix in together) for together in (layer.qkv, layer.gate_up))
+    return LayerWeights(qkv, layer.biases, layer.output.current(), gate_up, layer.down.current())
 
 
 @torch.no_grad()
@@ -182,11 +202,11 @@ def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
         return (joined,)
 
     return LayerWeights(
-        qkv=join(layer.qkv),
+        qkv=join([matrix.current() for matrix in layer.qkv]),
         qkv_bias=None if layer.biases is None else join(layer.biases),
-        output=layer.output.to(compute_type),
-        gate_up=join(layer.gate_up),
-        down=layer.down.to(compute_type),
+        output=layer.output.current().to(compute_type),
+        gate_up=join([matrix.current() for matrix in layer.gate_up]),
+        down=layer.down.current().to(compute_type),
     )
 
 
@@ -219,11 +239,10 @@ def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] |
     return out
 
 
-def project_backward(g: Tensor, x: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-    """Gradients of x and of each matrix."""
+def project_backward(g: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+    """The gradient of x."""
     parts = g.split([len(weight) for weight in weights], dim=1)
     grad_x = parts[0] @ weights[0]
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         grad_x.addmm_(part, weight)
-    grad_weights = [part.T @ x for part in parts]
-    return grad_x, grad_weights
+    return grad_x

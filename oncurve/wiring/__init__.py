@@ -27,8 +27,9 @@ from oncurve.wiring.rewards import (
     make_reward_function,
     make_structured_reward,
     reward_options,
+    with_early_grading,
 )
-from oncurve.wiring.servers import make_server_sampler
+from oncurve.wiring.servers import make_server_sampler, settle
 
 __all__ = [
     "Rendered",
@@ -56,5 +57,7 @@ __all__ = [
     "make_structured_reward",
     "prompt_limit",
     "reward_options",
+    "settle",
     "split_rows",
+    "with_early_grading",
 ]

@@ -48,10 +48,14 @@ def make_sampler(config: Config) -> Sampler:
     """What samples completions."""
     params = make_sampling(config)
     match config.rollouts.type:
-        case "engine":
+        case "engine" | "auto":  # what is only measured samples in this process
+            import torch
+
             from oncurve.rollouts.engine.engine import Engine
 
-            return Engine(params, max_rows=config.rollouts.max_rows, kv_tokens=config.rollouts.kv_tokens)
+            chosen = config.rollouts
+            kv_type = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[chosen.kv_dtype]
+            return Engine(params, max_rows=chosen.max_rows, kv_tokens=chosen.kv_tokens, kv_type=kv_type)
         case "transformers":
             from oncurve.rollouts.hf import HfSampler
 
@@ -72,7 +76,8 @@ def make_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"policy.device is {name!r}, which this machine does not have: {error}") from None
+        reason = str(error).split(". ")[0].splitlines()[0][:200]
+        raise ConfigError(f"policy.device is {name!r}, which this machine does not have: {reason}") from None
     return device
 
 
@@ -80,11 +85,11 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     """The model of the recipe, ready to be trained, with a reference if the algorithm needs one.
 
     The reference is a copy of the model; or, with a fresh adapter, the base under it, which takes no memory.
+    Without ``processes`` to train it, a policy is only there to be sampled from, and nothing of it is kept in parts.
     """
     from oncurve.train.distributed import ALONE
     from oncurve.train.policy import Policy, train_only
 
-    processes = processes or ALONE
     device = own_device(config)
     model, tokenizer, adapter = _load(config, device)
     copied = with_reference and _needs_copy(config)
@@ -106,8 +111,8 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         packing=config.policy.packing,
         reference=reference,
         adapter=adapter,
-        processes=processes,
-        sharding=make_sharding(config, processes),
+        processes=processes or ALONE,
+        sharding=None if processes is None else make_sharding(config, processes),
     )
 
 
@@ -146,21 +151,26 @@ def own_device(config: Config) -> torch.device:
 def make_sharding(config: Config, processes: Processes) -> Sharding | ZeroSettings | None:
     """How weights, gradients and moments are kept in parts; None where each process has all of them.
 
+    DeepSpeed is asked also by one process alone, whose moments it can leave to the CPU.
+
     Raises ConfigError for what cannot be cut into parts.
     """
     from oncurve.train.distributed import Sharding
     from oncurve.train.zero import read_settings
 
     chosen = config.policy
-    if chosen.parallel not in ("fsdp", "deepspeed") or processes.count == 1:
+    if chosen.parallel != "deepspeed" and (chosen.parallel != "fsdp" or processes.count == 1):
         return None
-    if chosen.quantization or config.optimizer.type != "adamw":
+    zero = read_settings(chosen.deepspeed, offload=chosen.offload) if chosen.parallel == "deepspeed" else None
+    keeps_weights = zero is not None and zero.stage < 3  # it cuts what belongs to the adapter alone
+    if (chosen.quantization and not keeps_weights) or config.optimizer.type != "adamw":
         raise ConfigError(
             f"policy.parallel is {chosen.parallel}, which cannot cut weights or moments of few bits into parts. "
-            "Set it to ddp, or leave out policy.quantization and optimizer.type"
+            "Set it to ddp, or leave out policy.quantization and optimizer.type; DeepSpeed takes quantized weights "
+            "in its stages 1 and 2"
         )
-    if chosen.parallel == "deepspeed":
-        return read_settings(chosen.deepspeed, offload=chosen.offload)
+    if zero is not None:
+        return zero
     return Sharding(reshard_after_forward=chosen.reshard_after_forward, offload=chosen.offload)
 
 

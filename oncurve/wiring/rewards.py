@@ -53,6 +53,17 @@ def make_reward_function(rewards: Sequence[Reward], *, seed: int = 0) -> RewardF
     return total
 
 
+def with_early_grading(function: RewardFunction, rewards: Sequence[Reward]) -> RewardFunction:
+    """The function, able to grade groups while others are sampled, unless code of somebody else's is called here.
+
+    Such code may look at all completions of a step, or count on being called from the main thread.
+    """
+    from oncurve.rewards.early import EarlyRewards
+
+    own = all(not isinstance(reward, CustomReward) or reward.isolate for reward in rewards)
+    return EarlyRewards(function) if own else function
+
+
 def _terms(rewards: Sequence[Reward], seed: int) -> list[Term]:
     """The rewards that pay, in their order; all that rotate stand where the first of them does."""
     from oncurve.rewards.base import Term
@@ -180,7 +191,7 @@ def make_form_reward(
 
     match reward:
         case FormatReward():
-            return TagFormat(tags=reward.tags, per_tag=reward.per_tag)
+            return TagFormat(tags=reward.tags, per_tag=reward.per_tag, is_signed=reward.scale == "signed")
         case BoxedFormatReward():
             return BoxedFormat(name=reward.type)
         case HashFormatReward():

@@ -1,4 +1,4 @@
-"""Which rollout servers does a recipe mean, and how far may their completions be behind?"""
+"""Which rollout servers does a recipe mean, on which GPUs, and how far may their completions be behind?"""
 
 from __future__ import annotations
 
@@ -9,12 +9,68 @@ from typing import TYPE_CHECKING
 from oncurve.config.schema import Config
 
 if TYPE_CHECKING:
+    from oncurve.launch.placement import Machine, Placement
+    from oncurve.rollouts.servers.children import ChildServers
     from oncurve.rollouts.servers.local_vllm import VllmServers
     from oncurve.rollouts.servers.sampler import ServerSampler
 
 
+def settle(config: Config) -> tuple[Config, str | None]:
+    """The recipe with ``rollouts.type`` auto replaced by what suits this machine, and the sentence that says so.
+
+    The same recipe and None where it says itself what samples.
+    """
+    if config.rollouts.type != "auto":
+        return config, None
+    found = place(config, look_at_machine(config))
+    changes = {"type": found.sampler, "vllm_servers": found.servers, "tensor_parallel": found.tensor_parallel}
+    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), found.sentence
+
+
+def look_at_machine(config: Config) -> Machine:
+    """The GPUs that this process sees, and whether vLLM's environment is named."""
+    import torch
+
+    from oncurve.launch.placement import Machine
+    from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE
+
+    has_vllm = bool(config.rollouts.vllm_python or os.environ.get(PYTHON_VARIABLE))
+    if torch.cuda.is_available() and config.policy.device.startswith(("auto", "cuda")):
+        sizes = [torch.cuda.get_device_properties(place).total_memory for place in range(torch.cuda.device_count())]
+        return Machine("cuda", tuple(map(float, sizes)), has_vllm)
+    return Machine("mps" if torch.backends.mps.is_available() else "cpu", (), has_vllm)
+
+
+def place(config: Config, machine: Machine) -> Placement:
+    """The layout of a recipe on a machine: a function of both and of how many processes train here."""
+    from oncurve.launch.placement import Wants, choose_placement
+
+    if len(machine.memory_bytes) < 2:
+        return choose_placement(machine, Wants())
+    from oncurve.plan.find_shape import find_shape
+
+    shape = find_shape(config.model, revision=config.policy.revision)
+    return choose_placement(
+        machine,
+        Wants(
+            trainers=trainers_here(len(machine.memory_bytes)),
+            weights=float(shape.num_parameters),
+            heads=shape.heads,
+            is_quantized=config.policy.quantization is not None,
+        ),
+    )
+
+
+def trainers_here(gpus: int) -> int:
+    """Processes of the run that train on this machine; all GPUs are taken where a launcher does not say how many."""
+    from oncurve.train.launched import read_place
+
+    count = read_place().count
+    return 1 if count == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", gpus))
+
+
 def make_server_sampler(config: Config) -> ServerSampler:
-    """A sampler over the servers of a recipe; those of vLLM are started here and end with it."""
+    """A sampler over the servers of a recipe; those that it asks for are started here and end with it."""
     from oncurve.rollouts.servers.contract import TOKEN_VARIABLE, require_aiohttp
 
     require_aiohttp()
@@ -23,7 +79,11 @@ def make_server_sampler(config: Config) -> ServerSampler:
     from oncurve.wiring.policy import make_sampling
 
     chosen = config.rollouts
-    local = start_vllm(config) if chosen.vllm_servers else None
+    local: ChildServers | None = None
+    if chosen.vllm_servers:
+        local = start_vllm(config)
+    elif chosen.own_servers:
+        local = start_own(config)
     return ServerSampler(
         make_sampling(config),
         urls=chosen.servers,
@@ -37,23 +97,56 @@ def make_server_sampler(config: Config) -> ServerSampler:
     )
 
 
+def base_model(config: Config) -> str:
+    """Folder or name of the model that servers are started with: the base, where an adapter is trained further."""
+    from oncurve.train.adapter import base_of, is_adapter
+    from oncurve.train.checkpoint import locate
+
+    found = locate(config.model)
+    return locate(base_of(found)[0]) if is_adapter(found) else found
+
+
 def start_vllm(config: Config) -> VllmServers:
     """As many vLLM servers on this machine as the recipe asks for, with the model that it trains."""
     import torch
 
+    from oncurve.rollouts.servers.children import gpu_shares, visible_gpus
     from oncurve.rollouts.servers.local_vllm import VllmServers
-    from oncurve.train.adapter import base_of, is_adapter
-    from oncurve.train.checkpoint import locate
 
     chosen, on_cpu = config.rollouts, not torch.cuda.is_available()
-    place = locate(config.model)
+    visible = [] if on_cpu else visible_gpus(torch.cuda.device_count())
+    trainers = 0 if config.policy.device == "cpu" else trainers_here(len(visible))
     wide = config.policy.compute_type == "float32" or (config.policy.compute_type == "auto" and on_cpu)
     return VllmServers(
-        locate(base_of(place)[0]) if is_adapter(place) else place,
+        base_model(config),
         chosen.vllm_servers,
         python=chosen.vllm_python,
         dtype="float32" if wide else "bfloat16",
         on_cpu=on_cpu,
-        logs=Path(config.run.folder) / "vllm_logs",
+        logs=Path(config.run.folder) / "server_logs",
         options=chosen.vllm_options,
+        devices=gpu_shares(visible, trainers=trainers, servers=chosen.vllm_servers, each=chosen.tensor_parallel)
+        if visible
+        else (),
+        tensor_parallel=chosen.tensor_parallel,
+    )
+
+
+def start_own(config: Config) -> ChildServers:
+    """As many ``oncurve serve`` on this machine as the recipe asks for; on GPUs of their own where there are enough."""
+    import torch
+
+    from oncurve.launch.serving import serve_settings
+    from oncurve.rollouts.servers.children import ChildServers, gpu_shares, own_environment, serve_command, visible_gpus
+
+    policy, count = config.policy, config.rollouts.own_servers
+    visible = visible_gpus(torch.cuda.device_count()) if torch.cuda.is_available() and policy.device != "cpu" else []
+    has_room = len(visible) >= trainers_here(len(visible)) + count
+    return ChildServers(
+        count,
+        name="oncurve",
+        logs=Path(config.run.folder) / "server_logs",
+        command=serve_command(base_model(config), settings=serve_settings(config)),
+        environment=own_environment(count),
+        devices=gpu_shares(visible, trainers=trainers_here(len(visible)), servers=count, each=1) if has_room else (),
     )

@@ -12,8 +12,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "oncurve"
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module by its name without ``oncurve.``; the package itself is ""."""
-    return {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in files()}
+    """Every module by its name without ``oncurve.``; the package itself is "". Files beside a recipe are none."""
+    inside = (path for path in files() if (path.parent / "__init__.py").is_file())
+    return {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in inside}
 
 
 @cache

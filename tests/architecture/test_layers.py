@@ -2,7 +2,7 @@
 
     0  records  batch  errors
     1  algorithm   rewards   config   trunk
-    2  data   rollouts   observe   recipes   plan
+    2  data   rollouts   observe   recipes   plan   convert
     3  train   evaluate   doctor
     4  wiring   parts   session   resume   examine   report   launch   benchmark_models   benchmark_run   publish
     5  cli   cli_models   __main__
@@ -21,7 +21,7 @@ from source import imports, known, modules
 LAYERS = (
     ("records", "batch", "errors"),
     ("algorithm", "rewards", "config", "trunk"),
-    ("data", "rollouts", "observe", "recipes", "plan"),
+    ("data", "rollouts", "observe", "recipes", "plan", "convert"),
     ("train", "evaluate", "doctor"),
     (
         "wiring",
@@ -51,7 +51,7 @@ PLAIN = {("config", "algorithm.table")}
 """Plain data that a neighbour may read: a recipe is checked against the table of algorithms."""
 TORCH_FREE = (
     "records", "errors", "config", "rewards", "observe", "recipes", "data", "doctor", "plan", "cli", "cli_models",
-    "launch",
+    "launch", "convert",
 )  # fmt: skip
 EXCEPT = ("data.collate",)
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")

@@ -36,6 +36,12 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], says: str) -
         recipe(*overrides)
 
 
+def test_another_sampler_leaves_lengths_and_temperatures_as_they_are() -> None:
+    written = "{model: embedded, data: {type: word_problems}, rollouts: {type: engine, max_completion_tokens: 96}}"
+    config = parse_config(written, ["rollouts.temperature=0.7", "rollouts.type=servers", "rollouts.own_servers=1"])
+    assert (config.rollouts.max_completion_tokens, config.rollouts.temperature) == (96, 0.7)
+
+
 def test_without_the_library_that_carries_it_the_recipe_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'oncurve\[servers\]'"):

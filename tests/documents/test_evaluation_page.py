@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 import yaml
 from typer.testing import CliRunner
 
@@ -17,19 +16,12 @@ from oncurve.cli import app
 from oncurve.evaluate.benchmarks import find_benchmark, known_benchmarks
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("oncurve ")]
 
 
 def words(command: str) -> list[str]:
     return shlex.split(command, comments=True)[1:]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_understood(command: str) -> None:
-    group: Any = typer.main.get_command(app)
-    name, *arguments = words(command)
-    group.commands[name].make_context(name, arguments)
 
 
 def test_commands_on_the_embedded_model_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +56,6 @@ def test_every_benchmark_stands_there_with_its_data_set_and_size() -> None:
 
 
 def test_the_benchmark_of_ones_own_loads(tmp_path: Path) -> None:
-    [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    [text] = re.findall(r"```yaml[^\n]*\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(text)
     assert find_benchmark(str(tmp_path / "mine.yaml")).decoding.samples == yaml.safe_load(text)["decoding"]["samples"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from oncurve.config.load import load_config, parse_config
+from oncurve.config.load import load_config
 from oncurve.recipes.find import shipped_recipes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,29 +41,7 @@ def test_every_recipe_loads_and_says_what_it_is_for(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith("# ")
 
 
-def test_the_recipe_in_the_readme_loads() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    [recipe] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    parse_config(recipe)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_inside_the_project_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-def test_every_command_of_the_readme_exists() -> None:
-    import click.core  # noqa: F401
-    import typer.main
-
-    from oncurve.cli import app
-
-    command = typer.main.get_command(app)
-    known = set(command.commands)  # type: ignore[attr-defined]
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    used = set(re.findall(r"oncurve (train|demo|evaluate|sample|check|coldstart|report|recipe|[a-z]+) ", text))
-    assert {name for name in used if name in known} >= {"check", "train", "evaluate", "sample", "report", "recipe"}
-    block = re.search(r"```\n(oncurve demo.*?)```", text, re.DOTALL)
-    assert block is not None
-    assert {line.split()[1] for line in block.group(1).splitlines() if line.startswith("oncurve")} <= known

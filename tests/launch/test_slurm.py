@@ -61,13 +61,16 @@ def test_the_script_is_clean_shell(allocation: Allocation, tmp_path: Path) -> No
 
 
 def test_the_script_says_what_the_job_needs() -> None:
-    script, _ = render(("run.name=one",), Allocation(nodes=2, gpus_per_node=4, rollout_nodes=1))
+    script, _ = render(
+        ("run.name=one", "policy.compute_type=float32"), Allocation(nodes=2, gpus_per_node=4, rollout_nodes=1)
+    )
     for line in ("#SBATCH --nodes=3", "#SBATCH --gpus-per-node=4", "#SBATCH --requeue", "#SBATCH --signal=TERM@300"):
         assert line in script.splitlines()
     assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4" in script
     assert "run.grace_seconds=270" in script
     assert "--resume" in script
-    assert "oncurve serve embedded" in script
+    assert 'srun --nodes=1 --ntasks=4 --nodelist="$host"' in script, "a server for each GPU"
+    assert "oncurve serve embedded --set policy.compute_type=float32 --host" in script
     assert "rollouts.type=servers" in script
 
 
@@ -141,3 +144,36 @@ def test_a_job_that_is_told_to_go_saves_and_goes_on_when_it_comes_again(
     assert "going on after step" in (tmp_path / "second.txt").read_text()
     assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == list(range(7))
     assert len((cluster / "requeued").read_text().split()) == 1
+
+
+@pytest.mark.slow
+def test_a_job_with_machines_that_sample_trains_through_them(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost,127.0.0.1,127.0.0.2")
+    words = (*SHORT, "run.steps=3", "run.name=run", f"run.folder={tmp_path}", "run.rollouts_every_steps=1")
+    allocation = Allocation(nodes=1, gpus_per_node=0, rollout_nodes=2)
+    script, _ = render(words, allocation)
+    (tmp_path / "job.sh").write_text(script)
+    with (tmp_path / "log.txt").open("w") as file:
+        job = subprocess.Popen(["bash", str(tmp_path / "job.sh")], stdout=file, stderr=subprocess.STDOUT)
+    registry, urls = tmp_path / "run.servers", set()
+    while job.poll() is None:
+        urls |= {json.loads(path.read_text())["url"] for path in registry.glob("*.json")}
+        time.sleep(0.05)
+    said = (tmp_path / "log.txt").read_text()
+    assert job.returncode == 0, said
+    assert {url.rsplit(":", 1)[0] for url in urls} == {"http://127.0.0.1", "http://127.0.0.2"}
+    assert said.count("serving on") == said.count("ending: nothing new is taken") == 2, "told to go at the end"
+    assert list(registry.glob("*.json")) == []
+    assert not list(tmp_path.glob("weights-*"))
+    alone = tmp_path / "alone.txt"
+    own = [sys.executable, "-m", "oncurve", "train", "word_problems", *words, "run.name=alone"]
+    with alone.open("w") as file:
+        assert subprocess.run(own, stdout=file, stderr=file, check=False).returncode == 0, alone.read_text()
+    texts = [
+        [one["text"] for line in path.read_text().splitlines() for one in json.loads(line)["completions"]]
+        for name in ("run", "alone")
+        for path in sorted((tmp_path / name / "rollouts").glob("*.jsonl"))
+    ]
+    assert texts[:3] == texts[3:], "the same completions as in one process"

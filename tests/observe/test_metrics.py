@@ -17,7 +17,7 @@ def test_no_key_is_listed_twice() -> None:
 
 @pytest.mark.parametrize("metric", GLOSSARY, ids=lambda metric: metric.key)
 def test_every_entry_is_complete_and_its_key_well_formed(metric: Metric) -> None:
-    assert re.fullmatch(r"[a-z]+/(held_out/)?([a-z_]+|<[a-z]+>)(_gib)?", metric.key)
+    assert re.fullmatch(r"[a-z]+/(held_out/)?([a-z_]+|<[a-z]+>)(_gpu<number>_[a-z]+)?(_gib)?", metric.key)
     assert metric.unit
     assert len(metric.meaning) > 10
     assert metric.healthy

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -113,6 +115,45 @@ def test_a_run_with_two_servers_is_the_run_without_any(
     assert status == 0, said
     assert_as_undisturbed(tmp_path / "run", clean)
     assert not list(tmp_path.glob("weights-*")), "published weights are removed"
+
+
+STEADY = {"epsilon": 1e-5}
+"""Far above rounding: with 1e-8 Adam makes a whole step of a gradient that is only the rounding of a sum."""
+
+
+def test_two_trainers_with_servers_make_the_run_of_one_alone(
+    nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], tmp_path: Path
+) -> None:
+    sizes = SIZES | {"run": {"steps": 6, "prompts_per_step": 3, "save_every_steps": 0}, "optimizer": STEADY}
+    status, said = nursery.run("train", recipe(tmp_path / "alone", **sizes))
+    assert status == 0, said
+    first, _ = serve(), serve()
+    both = recipe(tmp_path / "both", **sizes | {"rollouts": on_servers(tmp_path)})
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "oncurve", "train", both]
+    log = tmp_path / "both.txt"
+    with log.open("wb") as file:
+        trainers = subprocess.Popen([sys.executable, *map(str, torchrun)], stdout=file, stderr=file)
+    run = tmp_path / "both" / "run"
+    wait_for(lambda: reaches(run, 2, "sample") or trainers.poll() is not None, told=log.read_text)
+    first.kill()
+    assert trainers.wait(timeout=200) == 0, log.read_text()
+    assert [sampled(run, step) for step in range(1, 7)] == [
+        sampled(tmp_path / "alone" / "run", step) for step in range(1, 7)
+    ]
+    ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (run, tmp_path / "alone" / "run"))
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], atol=1e-4, rtol=0)
+    assert json.loads((run / "manifest.json").read_text())["processes"] == 2
+
+
+def sampled(run: Path, step: int) -> list[tuple[Any, ...]]:
+    """The completions of a step and their rewards; sums over two processes round otherwise than over one."""
+    lines = (run / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
+    return [
+        (one["text"], one["num_tokens"], one["finish_reason"], one["policy_version"], one["reward"])
+        for line in lines
+        for one in json.loads(line)["completions"]
+    ]
 
 
 def test_a_run_goes_on_as_if_nothing_had_happened_to_its_servers(

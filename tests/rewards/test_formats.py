@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from reward_records import completion_of, prompt_of
 
+from oncurve.config.load import parse_config
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat, is_tagged, paid_tags
+from oncurve.wiring import make_reward_function
 
 GOOD = "<think> a </think> <answer> b </answer>"
 
@@ -135,3 +137,19 @@ def test_tags_must_be_named_once() -> None:
     for tags in ((), ("a", "a")):
         with pytest.raises(ConfigError, match="each once"):
             TagFormat(tags)
+
+
+def test_a_signed_form_pays_one_half_and_takes_one_half_at_a_weight_of_one_half() -> None:
+    config = parse_config(
+        "{model: embedded, data: {type: word_problems}}",
+        ["rewards=[{type: format, weight: 0.5, scale: signed}, {type: format, name: reasons, weight: 0.5, "
+         "scale: signed, tags: [reasoning, answer]}]"],
+    )  # fmt: skip
+    function = make_reward_function(config.rewards)
+    texts = ["<think>a</think><answer>5</answer>", "<reasoning>a</reasoning><answer>5</answer>", "5"]
+    rewards = function([prompt_of("q")] * 3, [completion_of(text) for text in texts])
+    assert [reward.value for reward in rewards] == [0.0, 0.0, -1.0]
+    alone = TagFormat(is_signed=True)([prompt_of("q")] * 2, [completion_of(texts[0]), completion_of("5")])
+    assert [0.5 * (reward.value or 0) for reward in alone] == [0.5, -0.5]
+    assert [reward.parts["format"] for reward in alone] == [1.0, 0.0]
+    function.close()

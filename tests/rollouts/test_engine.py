@@ -198,6 +198,19 @@ def test_finished_rows_leave_at_once_and_prompts_are_read_once(
     assert watched.steps == [sum(length > position for length in lengths) for position in range(1, max(lengths))]
 
 
+def test_a_group_is_told_while_others_are_still_decoded(
+    watched: type[Watched], make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    policy, told = ending(make_policy()), []
+    engine = Engine(PARAMS)
+    engine.load_weights(policy, version=0)
+    engine.on_group = lambda group: told.append((group.prompt.index, len(watched.steps)))
+    groups = engine.sample(make_prompts(*TEXTS), 2, step=3)
+    longest = {group.prompt.index: max(len(c.token_ids) for c in group.completions) for group in groups}
+    assert dict(told) == {index: length - 1 for index, length in longest.items()}, "at once, at its last token"
+    assert min(dict(told).values()) < len(watched.steps)
+
+
 @ways
 def test_a_thousand_ragged_rows_pass_through_a_tenth_of_the_room_they_need(
     way: str, take_way: Ways, watched: type[Watched], make_policy: MakePolicy, make_prompts: MakePrompts

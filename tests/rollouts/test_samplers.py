@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from oncurve.errors import SamplerError
 from oncurve.records import Completion, Group, Prompt
-from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.rollouts.base import Sampler, SamplingParams, TellsGroups
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.rollouts.hf import HfSampler
 from oncurve.train.policy import OptimizerSettings, Policy
@@ -339,3 +341,60 @@ def test_engine_and_transformers_agree_token_for_token_under_greedy(
     assert "stop" in {c.finish_reason for c in engine}
     for one, other in zip(engine, reference, strict=True):
         assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-4)
+
+
+@architectures
+def test_two_hundred_prompts_get_the_greedy_tokens_of_transformers(architecture: str, make_policy: MakePolicy) -> None:
+    """Prompts of random tokens and lengths through fewer rows than there are prompts."""
+    policy, draw = ending(make_policy(architecture)), random.Random(3)
+    prompts = [
+        Prompt("", tuple(draw.randrange(256) for _ in range(draw.randint(1, 24))), index, {}) for index in range(200)
+    ]
+    params = SamplingParams(temperature=0, max_completion_tokens=16)
+    engine = sampled(Engine(params, max_rows=48), policy, prompts, 1)
+    reference = sampled(HfSampler(params, max_rows=200), policy, prompts, 1)
+    assert tokens(engine) == tokens(reference)
+    assert len({len(ids) for ids in tokens(engine)}) > 3, "ragged"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_tokens_follow_the_models_exact_distribution(
+    temperature: float, policy: Policy, make_prompts: MakePrompts
+) -> None:
+    """Pearson's chi-square of the first token, and of the second behind the most frequent first one."""
+    [prompt] = make_prompts("the an")
+    params = SamplingParams(max_completion_tokens=2, temperature=temperature, seed=1)
+    drawn = tokens(sampled(Engine(params, max_rows=1000), policy, [prompt], 6000))
+    first = Counter(ids[0] for ids in drawn)
+    [(common, _)] = Counter({token: count for token, count in first.items() if token not in ENDS}).most_common(1)
+    second = Counter(ids[1] for ids in drawn if ids[0] == common)
+    for counts, before in ((first, ()), (second, (common,))):
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([[*prompt.prompt_ids, *before]])).logits[0, -1].double()
+        expected = torch.softmax(logits / temperature, dim=-1) * counts.total()
+        found = torch.tensor([float(counts[token]) for token in range(len(expected))], dtype=torch.float64)
+        often = expected >= 5
+        expected = torch.cat([expected[often], expected[~often].sum()[None]])
+        found = torch.cat([found[often], found[~often].sum()[None]])
+        degrees = len(expected) - 1
+        statistic = float(((found - expected).square() / expected).sum())
+        assert degrees >= 8
+        assert statistic < degrees + 4 * math.sqrt(2 * degrees), (statistic, degrees)
+
+
+@pytest.mark.parametrize("make_sampler", [Engine, ThroughServers], ids=["engine", "servers"])
+def test_groups_are_told_when_they_are_whole(
+    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+) -> None:
+    told: list[Group] = []
+    sampler = make_sampler(SamplingParams(max_completion_tokens=24))
+    sampler.load_weights(policy, version=0)
+    listening = sampler.sampler if isinstance(sampler, ThroughServers) else sampler
+    assert isinstance(listening, TellsGroups)
+    listening.on_group = told.append
+    groups = sampler.sample(make_prompts(*TEXTS), 4)
+    assert sorted(map(id, told)) == sorted(map(id, groups)), "the very groups, each once"
+    told.clear()
+    listening.on_group = None
+    assert tokens(sampler.sample(make_prompts(*TEXTS), 4)) == tokens(groups)
+    assert told == []

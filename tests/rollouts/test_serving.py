@@ -276,7 +276,7 @@ def test_servers_that_do_not_see_the_disk_fetch_weights_with_a_token(
         local.close()
 
 
-def test_an_adapter_reaches_the_servers_as_whole_weights(
+def test_an_adapter_reaches_servers_that_had_whole_weights_of_its_base(
     make_policy: Callable[..., Policy],
     tiny_model: Callable[..., PreTrainedModel],
     make_prompts: Callable[..., list[Prompt]],

@@ -25,6 +25,7 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.sampler import ServerSampler
+from oncurve.train.adapter import LoraSettings, add_adapter
 from oncurve.train.checkpoint import EMBEDDED, load_model
 from oncurve.train.policy import OptimizerSettings, Policy
 
@@ -114,6 +115,51 @@ def test_after_every_push_both_servers_sample_from_exactly_these_weights(
             if one in greedy:
                 assert torch.equal(logprobs.argmax(dim=1), tokens)
         assert len({one.token_ids for one in drawn}) > len(prompts)
+
+
+def test_an_adapter_is_added_to_the_base_that_vllm_was_started_with(servers: VllmServers, tmp_path: Path) -> None:
+    model, tokenizer = load_model("embedded")
+    adapter = add_adapter(model, LoraSettings(rank=4), base="")
+    policy = Policy(model, tokenizer, optimizer=OptimizerSettings(), adapter=adapter)
+    sampler = ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=Deadlines(gone_seconds=300.0))
+    try:
+        for version in range(3):
+            torch.manual_seed(version)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.requires_grad:
+                        parameter.add_(torch.randn_like(parameter) * 0.05)
+            sampler.load_weights(policy, version=version)
+            [folder] = tmp_path.glob(f"weights-*/*:{version}:*")
+            assert [path.name for path in folder.glob("*.safetensors")] == ["adapter_model.safetensors"]
+            for one in completions(sampler.sample(make_prompts(policy), 4)):
+                assert one.policy_version == version
+                ours = teacher_forced(model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
+                torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-3, rtol=0)
+    finally:
+        sampler.close()
+
+
+def test_children_of_a_run_sample_for_it_and_end_with_it(tmp_path: Path) -> None:
+    words = ["train", "word_problems", "run.steps=2", f"run.folder={tmp_path}", "run.name=run"]
+    words += [
+        "run.prompts_per_step=4",
+        "evaluation.num_prompts=4",
+        "evaluation.every_steps=0",
+        "run.save_every_steps=0",
+    ]
+    words += ["rollouts.type=servers", "rollouts.vllm_servers=1", "policy.compute_type=float32", "policy.lora.rank=4"]
+    words += ["algorithm.correction=truncate"]
+    command = [sys.executable, "-c", "from oncurve.cli import main; main()", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["mismatch/max_ratio"] == pytest.approx(1.0, abs=1e-3) for row in rows[1:])
+    [log] = (tmp_path / "server_logs").glob("vLLM_*.txt")
+    port = log.stem.removeprefix("vLLM_")
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
 
 
 def test_a_run_goes_on_when_one_of_two_servers_is_killed(servers: VllmServers, tmp_path: Path) -> None:

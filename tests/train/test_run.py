@@ -18,7 +18,8 @@ from oncurve.errors import RewardError
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics, read_rollouts
-from oncurve.records import Group, Mean, Prompt, Reward
+from oncurve.records import Completion, Group, Mean, Prompt, Reward
+from oncurve.rewards.early import EarlyRewards
 from oncurve.rollouts.base import SamplingParams
 from oncurve.train.interruption import Interrupted
 from oncurve.train.run import Run
@@ -281,3 +282,33 @@ def test_a_step_without_any_signal_moves_nothing_and_goes_on(
     assert [row["policy/skipped_updates"] for row in rows] == [1.0, 1.0]
     assert [row["policy/loss"] for row in rows] == [0.0, 0.0]
     assert [row["tokens/trained"] for row in rows] == [0.0, 0.0]
+
+
+def test_grading_while_sampling_changes_no_reward_and_no_record(
+    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
+) -> None:
+    def is_right(prompt: Prompt, completion: Completion) -> bool:
+        if completion.token_ids[0] % 11 == 0:
+            raise ZeroDivisionError
+        return completion.token_ids[-1] % 2 == 0
+
+    algorithm, found = build("grpo", group_size=4, max_completion_tokens=8), []
+    for name, rewarded in (("afterwards", lambda function: function), ("early", EarlyRewards)):
+        run = train_in(
+            make_policy(),
+            make_prompts(*TEXTS),
+            is_right,
+            algorithm,
+            SAMPLING,
+            steps=3,
+            prompts_per_step=4,
+            folder=name,
+            rewarded=rewarded,
+            max_error_fraction=1.0,
+            rollouts_every_steps=1,
+        )
+        rows = read_metrics(run.folder.path)
+        kept = [{k: v for k, v in row.items() if not k.startswith(("time/", "speed/", "memory/"))} for row in rows]
+        found.append((kept, [read_rollouts(run.folder.path, step) for step in (1, 2, 3)]))
+    assert any(row["reward/error_fraction"] for row in found[0][0])
+    assert found[0] == found[1]

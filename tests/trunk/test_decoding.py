@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from families import FAMILIES
+from own_layer_cases import FAMILIES
 from torch import Tensor
 from transformers import PreTrainedModel
 

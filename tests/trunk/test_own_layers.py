@@ -2,92 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from families import FAMILIES
-from torch import Tensor
-from transformers import PreTrainedModel
+from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_batch
 
-from oncurve.batch import Batch, Size
-from oncurve.train.forward import completion_logprobs
+from oncurve.batch import Batch
 from oncurve.trunk.layout import make_layout, whole_tokens
 from oncurve.trunk.weights import Trunk, supports, trunk_of
 
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
-class ExactNorm(torch.nn.Module):
-    """The root-mean-square norm in the type of its input; transformers' own computes in float32 whatever comes."""
-
-    def __init__(self, weight: torch.nn.Parameter, epsilon: float) -> None:
-        super().__init__()
-        self.weight, self.variance_epsilon = weight, epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon))
-
-
-def make(family: str, dtype: torch.dtype = torch.float32, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    config, kind = FAMILIES[family]
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-    }
-    if family == "qwen3":
-        sizes["head_dim"] = 16
-    model = kind(config(**(sizes | changes))).to(dtype).eval()
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():  # the same numbers in every type
-            parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.2)
-    if dtype == torch.float64:
-        for module in list(model.modules()):
-            for name, child in list(module.named_children()):
-                if type(child).__name__.endswith("RMSNorm"):
-                    setattr(module, name, ExactNorm(child.weight, child.variance_epsilon))
-    return model
-
-
 @pytest.fixture
 def batch() -> Batch:
-    """Two groups of ragged rows, a completion of one token and a masked one among them."""
-    draw = torch.Generator().manual_seed(0)
-    lengths = torch.tensor([5, 1, 7, 2, 6, 3])
-    groups = torch.tensor([0, 0, 0, 1, 1, 1])
-    mask = torch.arange(7)[None] < lengths[:, None]
-    mask[2, 3:] = False
-    prompts = torch.randint(0, 64, (2, 4), generator=draw)[groups]
-    return Batch(
-        prompts,
-        torch.tensor([4, 4, 4, 2, 2, 2]),
-        torch.randint(0, 64, (6, 7), generator=draw),
-        mask,
-        lengths,
-        groups,
-        torch.linspace(-1, 1, 6),
-        torch.zeros(6, 7),
-        Size(6, int(mask.sum()), 2),
-    )
-
-
-def gradients(model: PreTrainedModel, batch: Batch, **how: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    model.zero_grad()
-    logprobs, entropy = completion_logprobs(model, batch, temperature=0.8, **how)
-    weights = torch.linspace(-1, 2, batch.mask.numel(), dtype=logprobs.dtype).view(batch.mask.shape)
-    ((logprobs - 0.3 * entropy) * weights).sum().backward()
-    return logprobs.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def largest_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    assert found.keys() == expected.keys()
-    return max(float((found[n].double() - expected[n].double()).norm() / expected[n].double().norm()) for n in expected)
+    return ragged_batch()
 
 
 @families
@@ -130,6 +58,7 @@ def test_models_with_something_unknown_are_left_to_transformers() -> None:
     assert not supports(make("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=0))
     assert not supports(make("llama", mlp_bias=True))
     assert not supports(make("llama", hidden_act="gelu"))
+    assert not supports(make("llama").to(torch.bfloat16))
     assert not supports(make("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}))
     model = make("qwen2")
     assert trunk_of(model) is trunk_of(model)

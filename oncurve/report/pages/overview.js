@@ -113,7 +113,20 @@ function arithmeticSection(told) {
         ["cost", money(spent.usd)],
         ...(isNumber(spent.usd) && told.steps_done ? [["per step", money(spent.usd / told.steps_done)]] : []),
         ...(isNumber(spent.usd_per_point) ? [["per point of held-out accuracy", money(spent.usd_per_point)]] : []),
-      ], "pairs"), el("p", { class: "soft small" }, `${spent.basis[0].toUpperCase()}${spent.basis.slice(1)}. Steps that a crash lost and the measurement after training are not in it.`))));
+      ], "pairs"), el("p", { class: "soft small" }, `${spent.basis[0].toUpperCase()}${spent.basis.slice(1)}. Steps that a crash lost and the measurement after training are not in it.`)),
+      profileCard(told.profile)));
+}
+
+/** Where a step's time went, and how much of what the machine can do that was. */
+function profileCard(profile) {
+  if (!profile) return null;
+  const limits = profile.limits, cell = (text) => el("td", { class: "num" }, text);
+  return el("div", { class: "card whole", id: "profile" }, el("h3", {}, "Profile of a step"), el("div", { class: "wide" }, el("table", {},
+    el("thead", {}, el("tr", {}, ["phase", "seconds", "tokens", "share of products", "share of memory"].map((name, at) => el("th", { class: at ? "num" : "" }, name)))),
+    el("tbody", {}, profile.rows.map(([name, part, seconds, tokens, multiplied, read]) => el("tr", {},
+      el("td", {}, part ? `\u2003${name}` : el("strong", {}, name)), cell(seconds.toFixed(4)), cell(tokens ? compact(tokens) : ""),
+      cell(multiplied === null ? "" : percent(multiplied)), cell(read === null ? "" : percent(read))))))),
+    el("p", { class: "soft small" }, `Medians over the steps. The shares divide the least work that the tokens need by what this machine did when the run started: ${compact(limits.operations_per_second)} operations per second in ${limits.compute_type} products, ${compact(limits.bytes_per_second)} bytes per second read from memory.`));
 }
 
 const pairsTable = (rows, kind) => el("table", { class: kind }, el("tbody", {}, rows.map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, value)))));

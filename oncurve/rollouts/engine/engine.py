@@ -7,15 +7,16 @@ policy's own, so there is nothing to synchronize; the memory for keys and values
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
-from oncurve.rollouts.engine.fused import FusedSampling, Sampled
+from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.streams import stream_keys
 from oncurve.trunk.weights import trunk_of
@@ -24,10 +25,24 @@ from oncurve.trunk.weights import trunk_of
 class Engine:
     """Samples in process from the policy's own weights."""
 
-    def __init__(self, params: SamplingParams, *, max_rows: int = 256, kv_tokens: int | None = None) -> None:
-        """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions."""
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        max_rows: int = 256,
+        kv_tokens: int | None = None,
+        kv_type: torch.dtype | None = None,
+    ) -> None:
+        """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions.
+
+        Keys and values are kept in ``kv_type``; None: in what is fastest, the type of the arithmetic or, where torch alone
+        decodes, float32.
+        """
         self.params = params
-        self.max_rows, self.kv_tokens = max_rows, kv_tokens
+        self.max_rows, self.kv_tokens, self.kv_type = max_rows, kv_tokens, kv_type
+        self.on_group: Callable[[Group], None] | None = None
+        self.around: Around | None = None
+        """What is put around the parts of sampling, to time them."""
         self._policy: PolicyView | None = None
         self._version = 0
 
@@ -53,23 +68,23 @@ class Engine:
         numbers = np.repeat(np.array([prompt.index for prompt in prompts], dtype=np.int64), group_size)
         indices = np.array(occurrence_indices(prompts, group_size)).reshape(-1)
         keys = stream_keys(params.seed, step, numbers, indices)
+        groups: dict[int, Group] = {}
+
+        def finish(place: int, sampled: list[Sampled]) -> None:
+            groups[place] = make_group(
+                prompts[place], sampled, tokenizer=policy.tokenizer, end_ids=end_ids, version=self._version
+            )
+            if self.on_group is not None:
+                self.on_group(groups[place])
+
         was_training = model.training
         model.eval()
         try:
             with torch.inference_mode(), policy.compute():
-                sampled = self._sample([prompt.prompt_ids for prompt in prompts], group_size, keys, params, end_ids)
+                self._sample([prompt.prompt_ids for prompt in prompts], group_size, keys, params, end_ids, finish)
         finally:
             model.train(was_training)
-        return [
-            make_group(
-                prompt,
-                sampled[place * group_size : (place + 1) * group_size],
-                tokenizer=policy.tokenizer,
-                end_ids=end_ids,
-                version=self._version,
-            )
-            for place, prompt in enumerate(prompts)
-        ]
+        return [groups[place] for place in range(len(prompts))]
 
     def _sample(
         self,
@@ -78,28 +93,52 @@ class Engine:
         keys: np.ndarray,
         params: SamplingParams,
         end_ids: tuple[int, ...],
-    ) -> list[Sampled]:
-        """All completions, group after group, by the way that the model allows."""
+        finish: Callable[[int, list[Sampled]], None],
+    ) -> None:
+        """All completions, by the way that the model allows; each group to ``finish`` when it is whole."""
         assert self._policy is not None
         trunk = trunk_of(self._policy.model)
         if trunk is not None:
             fused = FusedSampling(
-                self._policy, trunk, params, end_ids=end_ids, max_rows=self.max_rows, kv_tokens=self.kv_tokens
+                self._policy,
+                trunk,
+                params,
+                end_ids=end_ids,
+                max_rows=self.max_rows,
+                kv_tokens=self.kv_tokens,
+                kv_type=self.kv_type,
             )
-            return fused.run(prompts, group_size, keys)
-        sampled: list[Sampled] = []
+            fused.around = self.around
+            fused.run(prompts, group_size, keys, finish)
+            return
+        self._check_kv_type(self._policy.model)
         at_once, share = max(1, self.max_rows // group_size), min(group_size, self.max_rows)
         for first in range(0, len(prompts), at_once):
+            part = prompts[first : first + at_once]
+            sampled: list[list[Sampled]] = [[] for _ in part]
             for start in range(0, group_size, share):  # a group larger than the limit comes in parts
-                part = prompts[first : first + at_once]
                 count = min(share, group_size - start)
                 chosen = [
                     (first + place) * group_size + start + index for place in range(len(part)) for index in range(count)
                 ]
-                module = ModuleSampling(self._policy, params, keys[chosen], end_ids)
+                module = ModuleSampling(self._policy, params, keys[chosen], end_ids, around=self.around)
                 rows = module.run(part, count)
-                sampled.extend((row.token_ids, row.logprobs, row.finish_reason or "abort") for row in rows)
-        return sampled
+                for number, row in enumerate(rows):
+                    sampled[number // count].append((row.token_ids, row.logprobs, row.finish_reason or "abort"))
+            for place, completions in enumerate(sampled):
+                finish(first + place, completions)
+
+    def _check_kv_type(self, model: PreTrainedModel) -> None:
+        """Raises SamplerError for keys and values in another type than that of the module's arithmetic."""
+        device = model.device.type
+        is_narrow = torch.is_autocast_enabled(device)
+        computed = torch.get_autocast_dtype(device) if is_narrow else next(model.parameters()).dtype
+        if self.kv_type not in (None, computed):
+            raise SamplerError(
+                f"rollouts.kv_dtype is {str(self.kv_type).removeprefix('torch.')}, but {type(model).__name__} on "
+                f"{device} is sampled through its own module, which keeps keys and values in the type of the "
+                f"arithmetic ({str(computed).removeprefix('torch.')}). Set it to auto"
+            )
 
 
 def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:

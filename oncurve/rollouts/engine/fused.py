@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from oncurve.trunk.decoding import Decoder
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.weights import Trunk
 
+Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Takes the name of a part of sampling ("load", "prefill", "decode") and its function; gives what is called instead."""
 Sampled = tuple[list[int], list[float], FinishReason]
 MOVE_BELOW = 0.75
 """Without kernels the running rows are moved together when they fill no more than this share of the slots they span."""
@@ -36,15 +39,27 @@ class FusedSampling:
         end_ids: tuple[int, ...],
         max_rows: int,
         kv_tokens: int | None,
+        kv_type: torch.dtype | None = None,
     ) -> None:
+        self.kv_type = kv_type
         self.policy, self.trunk, self.params = policy, trunk, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
+        self.around: Around | None = None
         self._first_logits: dict[int, Tensor] = {}
         """Of prompts that were read and some of whose rows still wait."""
 
-    def run(self, prompts: Sequence[tuple[int, ...]], group_size: int, keys: np.ndarray) -> list[Sampled]:
-        """All completions, group after group; ``keys`` name the random stream of each."""
+    def run(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        group_size: int,
+        keys: np.ndarray,
+        finish: Callable[[int, list[Sampled]], None],
+    ) -> None:
+        """Sample; ``finish`` gets the place of each prompt and its completions as soon as the last of them has ended.
+
+        ``keys`` name the random stream of each completion, group after group.
+        """
         longest, params = max(len(prompt) for prompt in prompts), self.params
         room = Room.of(
             num_prompts=len(prompts),
@@ -58,7 +73,8 @@ class FusedSampling:
         rows = Rows(len(prompts), group_size, room, params)
         lengths = np.array([len(prompt) for prompt in prompts])
         with torch.autocast("cpu", enabled=False):
-            decoder = Decoder(
+            make = Decoder if self.around is None else self.around("load", Decoder)
+            decoder: Decoder = make(
                 self.trunk,
                 self.policy.model.get_output_embeddings().weight,
                 compute_type,
@@ -66,11 +82,16 @@ class FusedSampling:
                 prompt_slots=room.prompt_slots,
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
+                kv_type=self.kv_type,
             )
+            if self.around is not None:
+                decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
+                decoder.step = self.around("decode", decoder.step)  # type: ignore[method-assign]
             while not rows.is_done:
                 self._admit(decoder, rows, prompts, keys)
                 self._step(decoder, rows, lengths, keys)
-        return [rows.result(row) for row in range(len(keys))]
+                for prompt in rows.take_whole():
+                    finish(prompt, rows.group(prompt))
 
     def _admit(self, decoder: Decoder, rows: Rows, prompts: Sequence[tuple[int, ...]], keys: np.ndarray) -> None:
         """Read the prompts of rows that may start, and draw the first token of each row."""
@@ -93,7 +114,7 @@ class FusedSampling:
         running = rows.running
         if not len(running):
             return
-        if not isinstance(decoder.ops, NativeOps) and len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
+        if not isinstance(decoder.cache_ops, NativeOps) and len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
             moved = rows.gather()
             if moved is not None:
                 decoder.move(torch.from_numpy(moved))

@@ -15,6 +15,7 @@ from oncurve.records import FinishReason
 from oncurve.rollouts.base import PolicyView, SamplingParams, padding_id
 from oncurve.rollouts.engine.cache import RowCache, left_pad
 from oncurve.rollouts.engine.draw import draw
+from oncurve.rollouts.engine.fused import Around
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
 
@@ -34,12 +35,22 @@ class Row:
 class ModuleSampling:
     """Token by token for one batch of groups, until every row has finished."""
 
-    def __init__(self, policy: PolicyView, params: SamplingParams, keys: np.ndarray, end_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        policy: PolicyView,
+        params: SamplingParams,
+        keys: np.ndarray,
+        end_ids: tuple[int, ...],
+        *,
+        around: Around | None = None,
+    ) -> None:
         self.model, self.params, self.keys, self.end_ids = policy.model, params, keys, end_ids
         self.stops = StopStrings(params.stop, policy.tokenizer)
         self.pad_id = padding_id(policy.tokenizer, end_ids)
         self.rows = [Row() for _ in keys]
         self.running = np.arange(len(keys))
+        self._read = self._forward if around is None else around("prefill", self._forward)
+        self._next = self._forward if around is None else around("decode", self._forward)
 
     def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:
         """Prefill each prompt once, expand it to its group, decode."""
@@ -47,7 +58,7 @@ class ModuleSampling:
         ids, mask = left_pad(prompt_ids, pad_id=self.pad_id, device=device)
         config = self.model.config.get_text_config()
         cache = RowCache(config.num_hidden_layers, ids.shape[1] + self.params.max_completion_tokens)
-        logits = self._forward(ids, mask, cache)
+        logits = self._read(ids, mask, cache)
         expand = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)
         cache.take(expand)
         mask = mask[expand]
@@ -62,7 +73,7 @@ class ModuleSampling:
                 cache.take(keep)
                 mask, tokens = mask[keep], tokens[keep]
             width += 1
-            logits = self._forward(tokens[:, None], mask[:, :width], cache)
+            logits = self._next(tokens[:, None], mask[:, :width], cache)
         return self.rows
 
     def _forward(self, ids: Tensor, mask: Tensor, cache: RowCache) -> Tensor:

@@ -80,6 +80,7 @@ class Rows:
         self.prompt_slots = np.full(num_prompts, -1, dtype=np.int64)
         """Where each prompt lies; -1 while it is not held."""
         self._unfinished = np.full(num_prompts, group_size, dtype=np.int64)
+        self._whole: list[int] = []
 
     @property
     def is_done(self) -> bool:
@@ -128,6 +129,7 @@ class Rows:
             prompt = int(self.prompt_of[row])
             self._unfinished[prompt] -= 1
             if not self._unfinished[prompt]:
+                self._whole.append(prompt)
                 self._free_prompts.append(int(self.prompt_slots[prompt]))
                 self.prompt_slots[prompt] = -1
         return ~over
@@ -145,6 +147,16 @@ class Rows:
         self.slots = np.arange(len(slots))
         self._free = list(range(self.room.slots - 1, len(slots) - 1, -1))
         return slots
+
+    def take_whole(self) -> list[int]:
+        """Prompts whose last row has ended since this was asked before."""
+        whole, self._whole = self._whole, []
+        return whole
+
+    def group(self, prompt: int) -> list[tuple[list[int], list[float], FinishReason]]:
+        """The results of all rows of a prompt."""
+        first = prompt * self.group_size
+        return [self.result(row) for row in range(first, first + self.group_size)]
 
     def result(self, row: int) -> tuple[list[int], list[float], FinishReason]:
         """Tokens, log-probabilities and reason of a completion that ended."""

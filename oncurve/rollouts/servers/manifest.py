@@ -24,7 +24,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One version of the weights: an ordinary checkpoint, file by file."""
+    """One version of the weights, file by file: an ordinary checkpoint, or an adapter."""
 
     label: str
     """``run:version:start of the checksum``. The run is in it, so that a server that was left over from another run is
@@ -35,6 +35,8 @@ class Manifest:
     """Every weight in the files. Half of a checkpoint would leave fused layers in ruins."""
     folder: str
     """Where the files are, for who sees the same disk."""
+    adapter: Mapping[str, Any] | None = None
+    """What servers must know of an adapter that is to be added to their base; None for whole weights."""
 
     def message(self, *, address: str | None, token: str | None) -> dict[str, Any]:
         """What a server is told: read the folder, or fetch the files from an address with a token."""
@@ -43,6 +45,7 @@ class Manifest:
             "label": self.label,
             "files": [asdict(file) for file in self.files],
             "names": list(self.names),
+            "adapter": self.adapter,
             **source,
         }
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -155,9 +156,12 @@ class Pool:
                 break
         return len(self.ready)
 
-    async def sample(self, jobs: Sequence[Job]) -> None:
-        """Fill all jobs. Raises SamplerError if they cannot be filled; none is ever filled in part and returned."""
-        tasks = [asyncio.ensure_future(self._fill(job)) for job in jobs]
+    async def sample(self, jobs: Sequence[Job], finish: Callable[[int], None] = lambda place: None) -> None:
+        """Fill all jobs; ``finish`` hears the place of each when it is filled.
+
+        Raises SamplerError if they cannot be filled; none is ever filled in part and returned.
+        """
+        tasks = [asyncio.ensure_future(self._fill(job, partial(finish, place))) for place, job in enumerate(jobs)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -165,7 +169,7 @@ class Pool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fill(self, job: Job) -> None:
+    async def _fill(self, job: Job, finish: Callable[[], None]) -> None:
         while job.missing:
             server = await self._wait_for_one()
             places = job.missing
@@ -178,6 +182,7 @@ class Pool:
                 server.outstanding_rows -= len(places)
                 server.outstanding_tokens -= cost
                 self._hand_out()
+        finish()
 
     async def _attempt(self, server: Server, job: Job, places: list[int]) -> None:
         """Ask one server for what is missing. Where it fails, the places stay open.

@@ -14,10 +14,10 @@ from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys
+from oncurve.rollouts.servers.children import ChildServers
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.host import WeightHost
 from oncurve.rollouts.servers.job import Job
-from oncurve.rollouts.servers.local_vllm import VllmServers
 from oncurve.rollouts.servers.loop import LoopThread
 from oncurve.rollouts.servers.manifest import Manifest
 from oncurve.rollouts.servers.pool import Pool
@@ -43,12 +43,13 @@ class ServerSampler:
         token: str | None = None,
         max_rows: int = 256,
         deadlines: Deadlines | None = None,
-        local: VllmServers | None = None,
+        local: ChildServers | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``weights_address`` is host:port where servers fetch weights that do not see the folder; ``local`` are
         servers that were started for this sampler, and end with it."""
         self.params, self.say, self._local = params, say, local
+        self.on_group: Callable[[Group], None] | None = None
         self._store = WeightStore(weights_folder, run=secrets.token_hex(4))
         self._host: WeightHost | None = None
         if weights_address is not None:
@@ -75,11 +76,18 @@ class ServerSampler:
         if self._loop is None:
             self._loop = LoopThread("rollout-servers")
             self._loop.call(self._open())
-        weights = policy.ordinary_weights()
-        manifest = self._store.publish(version, lambda folder: policy.model.save_pretrained(folder, state_dict=weights))
+        manifest = self._write(policy, version)
         if manifest is not self._manifest or not self.pool.ready:
             self._loop.call(self.pool.publish(manifest))
         self._policy, self._manifest = policy, manifest
+
+    def _write(self, policy: PolicyView, version: int) -> Manifest:
+        """An adapter alone where one is trained, whole weights otherwise."""
+        thin = policy.thin_weights()
+        if thin is not None:
+            return self._store.publish(version, thin.save, adapter=thin.facts())
+        weights = policy.ordinary_weights()
+        return self._store.publish(version, lambda folder: policy.model.save_pretrained(folder, state_dict=weights))
 
     async def _open(self) -> None:
         if self._host is not None:
@@ -115,17 +123,21 @@ class ServerSampler:
             )
             for prompt, places in zip(prompts, indices, strict=True)
         ]
-        self._loop.call(self.pool.sample(jobs))
-        return [
-            make_group(
-                prompt,
-                [(one.token_ids, one.logprobs, one.finish_reason) for one in job.completions],
+        groups: dict[int, Group] = {}
+
+        def finish(place: int) -> None:
+            groups[place] = make_group(
+                prompts[place],
+                [(one.token_ids, one.logprobs, one.finish_reason) for one in jobs[place].completions],
                 tokenizer=policy.tokenizer,
                 end_ids=end_ids,
                 version=manifest.version,
             )
-            for prompt, job in zip(prompts, jobs, strict=True)
-        ]
+            if self.on_group is not None:
+                self.on_group(groups[place])
+
+        self._loop.call(self.pool.sample(jobs, finish))
+        return [groups[place] for place in range(len(prompts))]
 
     def close(self) -> None:
         """Let go of the servers, and remove the published weights."""

@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from oncurve.errors import SamplerError
 from oncurve.rollouts.servers.manifest import Manifest, describe_files, label_of, write_manifest
@@ -27,7 +28,9 @@ class WeightStore:
         self.published: list[Manifest] = []
         _sweep(root)
 
-    def publish(self, version: int, write: Callable[[Path], object]) -> Manifest:
+    def publish(
+        self, version: int, write: Callable[[Path], object], *, adapter: Mapping[str, Any] | None = None
+    ) -> Manifest:
         """Write a version with ``write(folder)`` and name it; the same weights under the same version are one.
 
         Raises SamplerError if the disk does not take it.
@@ -43,7 +46,7 @@ class WeightStore:
                 shutil.rmtree(partial)
                 return self.published[-1]
             folder = self.root / label
-            manifest = Manifest(label, version, files, names, str(folder))
+            manifest = Manifest(label, version, files, names, str(folder), adapter)
             write_manifest(manifest, partial)
             for path in (*partial.iterdir(), partial):
                 _flush(path)

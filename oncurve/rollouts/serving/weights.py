@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from oncurve.rollouts.servers.fetch import fetched
+from oncurve.rollouts.servers.thin import check_base, merged, read_thin
 
 
 class WeightUpdate:
@@ -19,6 +21,9 @@ class WeightUpdate:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._staged: dict[str, torch.Tensor] | None = None
+        self._base: dict[str, torch.Tensor] = {}
+        """The matrices that adapters are added to, as they were before the first of them."""
+        self._is_whole = False
 
     def stage(self, message: Mapping[str, Any]) -> None:
         """Read everything that a trainer announces, and compare it with the model.
@@ -27,14 +32,26 @@ class WeightUpdate:
         """
         self._staged = None
         with fetched(message) as paths:
-            staged: dict[str, torch.Tensor] = {}
-            for path in paths:
-                try:
-                    staged |= load_file(path)
-                except SafetensorError as error:
-                    raise ValueError(f"{path.name} cannot be read: {error}") from None
+            try:
+                staged = self._merge(paths, message["adapter"]) if message.get("adapter") else self._read(paths)
+            except SafetensorError as error:
+                raise ValueError(f"{paths[0].name} cannot be read: {error}") from None
+        self._staged, self._is_whole = staged, not message.get("adapter")
+
+    def _read(self, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
+        staged: dict[str, torch.Tensor] = {}
+        for path in paths:
+            staged |= load_file(path)
         self._check(staged)
-        self._staged = staged
+        return staged
+
+    def _merge(self, paths: Sequence[Path], facts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The matrices that an adapter changes, with it. Whole weights that came before it must be its base."""
+        thin, own = read_thin(paths[0], facts), self.model.state_dict()
+        check_base(thin, lambda name: self._base[name] if name in self._base else own[name])
+        for name in thin.pairs.keys() - self._base.keys():
+            self._base[name] = own[name].clone()
+        return {name: merged(thin, name, weight) for name, weight in self._base.items()}
 
     def _check(self, staged: Mapping[str, torch.Tensor]) -> None:
         """All weights of the model, and nothing else; tied ones come once."""
@@ -59,6 +76,8 @@ class WeightUpdate:
         for name, tensor in self._staged.items():
             own[name].copy_(tensor)
         self._staged = None
+        if self._is_whole:
+            self._base = {}
 
     @property
     def is_staged(self) -> bool:

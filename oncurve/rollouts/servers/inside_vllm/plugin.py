@@ -30,6 +30,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 
 from oncurve.rollouts.servers.fetch import fetched
 from oncurve.rollouts.servers.manifest import names_in
+from oncurve.rollouts.servers.thin import ThinWeights, check_base, merged, read_thin
 
 BACKEND = "file"
 
@@ -53,6 +54,8 @@ class FileUpdate(WeightTransferUpdateInfo):
     folder: str | None = None
     address: str | None = None
     token: str | None = None
+    adapter: dict[str, Any] | None = None
+    """What belongs to an adapter that is to be added to the base; None for whole weights."""
     give_up: bool = False
     """End an update that somebody left in its middle."""
 
@@ -71,6 +74,7 @@ class FileEngine(WeightTransferEngine):
         super().__init__(*args, **kwargs)
         self._staged: ExitStack | None = None
         self._opened: list[Any] = []
+        self._thin: ThinWeights | None = None
         self._expected: frozenset[str] | None = own_names(self.model_config.model)
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
@@ -91,12 +95,17 @@ class FileEngine(WeightTransferEngine):
         self._forget()
         with ExitStack() as stack:
             paths = stack.enter_context(fetched(vars(update_info)))
+            if update_info.adapter is not None:
+                self._thin = read_thin(paths[0], update_info.adapter)
+                paths = base_files(self.model_config.model)
             opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
             names = frozenset(name for file in opened for name in file.keys())  # noqa: SIM118
             expected = self._expected or names
             if names ^ expected:
                 some = ", ".join(sorted(names ^ expected)[:3])
                 raise ValueError(f"these are not the weights of this model, all of them and no others: see {some}")
+            if self._thin is not None:
+                check_base(self._thin, lambda name: one_of(opened, name))
             self._expected, self._opened, self._staged = names, opened, stack.pop_all()
 
     def finish_weight_update(self) -> None:
@@ -118,12 +127,32 @@ class FileEngine(WeightTransferEngine):
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for file in self._opened:
             for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name)
+                weight = file.get_tensor(name)
+                yield name, weight if self._thin is None else merged(self._thin, name, weight)
 
     def _forget(self) -> None:
-        staged, self._staged, self._opened = self._staged, None, []
+        staged, self._staged, self._opened, self._thin = self._staged, None, [], None
         if staged is not None:
             staged.close()
+
+
+def base_files(model: str) -> list[Path]:
+    """The files of the model that the server was started with, to which adapters are added.
+
+    Raises ValueError if they are not on this disk as safetensors.
+    """
+    paths = sorted(Path(model).glob("*.safetensors"))
+    if not paths:
+        raise ValueError(f"{model} is no folder with safetensors, whose weights an adapter could be added to")
+    return paths
+
+
+def one_of(opened: list[Any], name: str) -> torch.Tensor:
+    """A tensor of one of several files. Raises KeyError if none has it."""
+    for file in opened:
+        if name in file.keys():  # noqa: SIM118
+            return file.get_tensor(name)
+    raise KeyError(name)
 
 
 def own_names(model: str) -> frozenset[str] | None:

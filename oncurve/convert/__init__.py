@@ -1,0 +1,1 @@
+"""How does a script for another trainer become a recipe?"""

@@ -1,0 +1,146 @@
+"""What becomes of an option of TRL's GRPOConfig? A table, read from ``trl.yaml`` beside this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+TABLE = Path(__file__).with_name("trl.yaml")
+Fate = Literal["direct", "computed", "nothing", "unsupported"]
+Kind = Literal["unknown", "unread", "unsupported", "differs", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of GRPOConfig."""
+
+    name: str
+    default: Any
+    fate: Fate
+    """direct: the same value under another key. computed: converted. nothing: idle here. unsupported: reported."""
+    to: str | None = None
+    """Key of a recipe; None where there is none."""
+    why: str = ""
+    """How it is converted, or why it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """A name that GRPOConfig had before: ``now`` is its name today, ``to`` its key, else ``why`` it can go."""
+
+    now: str | None = None
+    to: str | None = None
+    how: str = ""
+    why: str = ""
+
+
+@cache
+def table() -> dict[str, Option]:
+    """Every option of GRPOConfig, by name."""
+    raw = _raw()
+    options = [
+        Option(name, row["default"], fate, row["to"], row.get("how", ""))
+        for fate in ("direct", "computed")
+        for name, row in raw[fate].items()
+    ]
+    options += [
+        Option(name, default, fate, None, group["why"])
+        for fate in ("nothing", "unsupported")
+        for group in raw[fate]
+        for name, default in group["options"].items()
+    ]
+    return {option.name: option for option in options}
+
+
+@cache
+def older() -> dict[str, Older]:
+    """Names that are gone from GRPOConfig and still stand in scripts."""
+    return {name: Older(**row) for name, row in _raw()["older"].items()}
+
+
+def trl_version() -> str:
+    """The version of TRL that the table describes."""
+    return str(_raw()["version"])
+
+
+@cache
+def _raw() -> dict[str, Any]:
+    return yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that somebody wrote, and in which line."""
+
+    value: Any
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the recipe does not say, and why."""
+
+    kind: Kind
+    """unknown: no such option. unread: not a literal. unsupported: lost. differs: close, not equal. nothing: idle."""
+    what: str
+    why: str
+    line: int | None = None
+
+    def describe(self, source: str) -> str:
+        """One line for people."""
+        place = source if self.line is None else f"{source}, line {self.line}"
+        return f"{place}: {self.what}: {self.why}"
+
+    @property
+    def is_loss(self) -> bool:
+        """The recipe does not do all of what was asked for, and somebody has to look at it."""
+        return self.kind in ("unknown", "unread", "unsupported")
+
+
+@dataclass
+class Rows:
+    """Where rows come from, as a script says it."""
+
+    path: str | None = None
+    """Name on the hub, or a file; None where it could not be read."""
+    subset: str | None = None
+    split: str = "train"
+    is_json: bool = False
+    limit: int | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    """Ours to theirs."""
+    is_chat: bool = False
+    """The prompt is a list of messages."""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSource:
+    """One reward: keys of a recipe's reward, and the columns that its function reads."""
+
+    keys: dict[str, Any]
+    columns: tuple[str, ...] = ()
+    line: int = 0
+    what: str = ""
+
+
+@dataclass
+class Found:
+    """What a script or a file of options says."""
+
+    source: str
+    options: dict[str, Given] = field(default_factory=dict)
+    model: Given | None = None
+    train: Rows | None = None
+    evaluation: Rows | None = None
+    rewards: list[RewardSource] = field(default_factory=list)
+    lora: dict[str, Given] | None = None
+    quantization: Given | None = None
+    """nf4 or int8."""
+    notes: list[Note] = field(default_factory=list)
+    extracted: str | None = None
+    """Reward functions as a file of their own, where importing the script would start its training."""

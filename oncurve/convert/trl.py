@@ -1,0 +1,278 @@
+"""Which recipe trains as a GRPOConfig would? Every option is taken over, found idle, or reported."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from pathlib import Path
+
+from oncurve.convert.algorithms import has_servers, put_algorithm
+from oncurve.convert.arithmetic import Step, TrlBatch, step_of
+from oncurve.convert.draft import Draft, own_default
+from oncurve.convert.model_and_data import put_data, put_model, put_rewards
+from oncurve.convert.options import Found, Given, Note, older, table
+
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+OPTIMIZERS = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_bnb_8bit": "adamw_8bit",
+    "adamw_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit",
+}  # fmt: skip
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+def convert(found: Found, *, processes: int = 1, rows: int | None = None, functions: str = "") -> Draft:
+    """The recipe of what a script or a file of options says.
+
+    ``processes`` is how many of them TRL would run, ``rows`` how many rows it would train on, if that is to be known;
+    ``functions`` is the file from which the script's own reward functions are loaded.
+
+    Raises ConfigError for numbers that TRL refuses too.
+    """
+    draft = Draft(found, notes=list(found.notes))
+    _rename(draft)
+    batch = TrlBatch(
+        per_device=draft.ask("per_device_train_batch_size"),
+        accumulation=draft.ask("gradient_accumulation_steps"),
+        processes=processes,
+        group_size=draft.ask("num_generations"),
+        iterations=draft.ask("num_iterations"),
+        steps_per_generation=draft.ask("steps_per_generation"),
+        generation_batch=draft.ask("generation_batch_size"),
+    )
+    step = step_of(batch)
+    put_model(draft)
+    put_data(draft)
+    put_rewards(draft, functions)
+    put_algorithm(draft, step)
+    _direct(draft)
+    _rollouts(draft)
+    _policy(draft)
+    steps = _length(draft, batch, step, rows)
+    _optimizer(draft, step, steps)
+    _run(draft, step, steps)
+    _evaluation(draft, step, rows)
+    _idle_and_lost(draft)
+    return draft
+
+
+def _rename(draft: Draft) -> None:
+    """Names of earlier versions become today's; names that never were are reported."""
+    for name, given in list(draft.found.options.items()):
+        if name in table():
+            continue
+        old = older().get(name)
+        del draft.found.options[name]
+        if old is None:
+            near = difflib.get_close_matches(name, [*table(), *older()], n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            draft.notes.append(Note("unknown", name, f"GRPOConfig has no such option{hint}", given.line))
+        elif old.now is not None:
+            draft.found.options.setdefault(old.now, given)
+        elif old.to is None:
+            draft.notes.append(Note("nothing", name, old.why, given.line))
+        elif name == "warmup_ratio":
+            draft.found.options.setdefault("warmup_steps", given)
+        elif given.value is not None:
+            draft.put(old.to, given.value, comment=f"{name}, line {given.line}; {old.how}")
+
+
+def _direct(draft: Draft) -> None:
+    """Options that are a key of the recipe by another name; defaults only where ours are others."""
+    for option in table().values():
+        if option.fate != "direct" or option.to is None or option.name == "num_generations":
+            continue
+        value = draft.ask(option.name)
+        if value is None:
+            default = own_default(option.to)
+            draft.note("unsupported", option.name, f"a value is needed; {option.to} keeps its default, {default}")
+        elif draft.is_given(option.name) or value != own_default(option.to):
+            draft.put(option.to, value, option.name)
+
+
+def _rollouts(draft: Draft) -> None:
+    if draft.ask("min_p"):
+        draft.put("rollouts.min_p", draft.ask("min_p"), "min_p")
+    _generation_kwargs(draft)
+    if has_servers(draft):
+        host, port = draft.ask("vllm_server_host"), draft.ask("vllm_server_port")
+        url = draft.ask("vllm_server_base_url") or f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        names = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_mode")
+        draft.put("rollouts.type", "servers", "vllm_mode")
+        draft.put("rollouts.servers", [url], *names)
+        draft.put("rollouts.deadlines.gone_seconds", float(draft.ask("vllm_server_timeout")), "vllm_server_timeout")
+        draft.note("differs", "vllm_mode", "the server is started in another way, see docs/servers.md")
+    elif draft.ask("use_vllm"):
+        draft.put("rollouts.type", "engine", "use_vllm")
+        why = "the engine in this process samples from the weights in training: no copy, no correction between the two"
+        draft.note("differs", "use_vllm", why)
+
+
+def _generation_kwargs(draft: Draft) -> None:
+    given = draft.ask("generation_kwargs") or {}
+    if not isinstance(given, dict):
+        draft.note("unread", "generation_kwargs", "it is no dictionary. Write its keys under rollouts")
+        return
+    for name, value in given.items():
+        match name:
+            case "stop" | "stop_strings":
+                stops = [value] if isinstance(value, str) else list(value or ())
+                draft.put("rollouts.stop", stops, "generation_kwargs")
+            case "min_tokens" | "min_new_tokens":
+                draft.put("rollouts.min_completion_tokens", value, "generation_kwargs")
+            case "temperature" | "top_p" | "top_k" | "min_p":  # in TRL they override the options of that name
+                line = draft.line("generation_kwargs") or 0
+                draft.found.options[name] = Given(value, line)
+                draft.put(f"rollouts.{name}", value, "generation_kwargs")
+            case _:
+                draft.note("unsupported", "generation_kwargs", f"completions are drawn without {name}")
+
+
+def _policy(draft: Draft) -> None:
+    wide = draft.ask("bf16") is False and not draft.ask("fp16")
+    draft.put("policy.compute_type", "float32" if wide else "bfloat16", "bf16", "fp16")
+    if draft.ask("fp16"):
+        draft.note("unsupported", "fp16", "there is no float16 with its loss scaling; bfloat16 is used")
+    if draft.ask("use_cpu"):
+        draft.put("policy.device", "cpu", "use_cpu")
+    deepspeed = draft.ask("deepspeed")
+    if isinstance(deepspeed, str):
+        draft.put("policy.parallel", "deepspeed", "deepspeed")
+        draft.put("policy.deepspeed", deepspeed, "deepspeed")
+    elif deepspeed is not None:
+        draft.note("unsupported", "deepspeed", "write it into a JSON file, name that in policy.deepspeed, and set "
+                   "policy.parallel to deepspeed")  # fmt: skip
+    if draft.ask("fsdp"):
+        draft.put("policy.parallel", "fsdp", "fsdp")
+
+
+def _length(draft: Draft, batch: TrlBatch, step: Step, rows: int | None) -> int | None:
+    """The number of steps, and the batch of each; None where only the number of rows would tell."""
+    sources = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+    draft.put("run.prompts_per_step", step.prompts, *sources, "generation_batch_size", "num_generations")
+    if step.updates > 1:
+        draft.put("run.completions_per_update", step.completions_per_update, *sources)
+        draft.note(
+            "differs", "steps_per_generation", "TRL shuffles completions into updates, here groups stay together"
+        )
+    if not step.is_exact:
+        why = (
+            "an update of TRL mixes two batches of completions here, or two passes over one; the recipe makes one "
+            "update of every batch. Set steps_per_generation to a multiple of gradient_accumulation_steps to be sure"
+        )
+        draft.note("unsupported", "gradient_accumulation_steps", why)
+    if step.iterations > 1:
+        draft.put("run.passes_per_step", step.iterations, "num_iterations")
+    rows = rows if rows is not None else draft.found.train.limit if draft.found.train else None
+    asked, epochs = draft.ask("max_steps"), draft.ask("num_train_epochs")
+    if asked > 0:
+        steps, names = step.count(asked), ("max_steps",)
+    elif rows is not None:
+        steps, names = step.count(batch.updates(epochs=epochs, rows=rows)), ("num_train_epochs",)
+    else:
+        why = f"that is {epochs:g} x rows / {step.prompts} steps. Say --rows, or set run.steps; its default is 100"
+        draft.note("unread", "num_train_epochs", why)
+        return None
+    updates = step.updates * step.iterations
+    comment = f"{draft.said(*names)}; {updates} update{'s'[: updates > 1]} each"
+    draft.put("run.steps", steps, comment=comment)
+    if asked > 0 and steps * updates != asked:
+        draft.note("differs", "max_steps", f"a step makes {updates} updates: {steps * updates} in all")
+    return steps
+
+
+def _optimizer(draft: Draft, step: Step, steps: int | None) -> None:
+    schedule, optimizer = str(draft.ask("lr_scheduler_type")), str(draft.ask("optim"))
+    if schedule not in SCHEDULES:
+        draft.note("unsupported", "lr_scheduler_type", "there are linear, cosine and constant; cosine is used")
+    draft.put("optimizer.schedule", SCHEDULES.get(schedule, "cosine"), "lr_scheduler_type")
+    if optimizer not in OPTIMIZERS:
+        draft.note("unsupported", "optim", "there is AdamW, in 32 and in 8 bits; that in 32 bits is used")
+    if draft.is_given("optim"):
+        draft.put("optimizer.type", OPTIMIZERS.get(optimizer, "adamw"), "optim")
+    warmup = draft.ask("warmup_steps")
+    if 0 < warmup < 1 and steps is None:
+        draft.note("unread", "warmup_steps", "it is a share of a number of updates that is not known. Say --rows")
+    elif warmup:
+        updates = math.ceil(warmup * (steps or 0) * step.updates * step.iterations) if warmup < 1 else int(warmup)
+        draft.put("optimizer.warmup_updates", updates, "warmup_steps")
+
+
+def _run(draft: Draft, step: Step, steps: int | None) -> None:
+    if draft.ask("output_dir"):
+        draft.put("run.folder", draft.ask("output_dir"), "output_dir")
+    name = draft.ask("run_name")
+    if name is not None and Path(str(name)).name == str(name):
+        draft.put("run.name", str(name), "run_name")
+    elif name is not None:
+        draft.note("unsupported", "run_name", "it is not the name of one folder. Set run.name")
+    _save(draft, step, steps)
+    report = draft.ask("report_to")
+    wanted = [] if report in ("none", None, []) else [report] if isinstance(report, str) else list(report)
+    if wanted in (["all"], []):
+        if wanted:
+            draft.note("differs", "report_to", "what has a key in the environment is used")
+        else:
+            draft.put("run.track", [], "report_to")
+        return
+    for other in [tracker for tracker in wanted if tracker not in (*TRACKERS, "none")]:
+        draft.note("unsupported", "report_to", f"there is no {other}; there are {', '.join(TRACKERS)}")
+    draft.put("run.track", [tracker for tracker in wanted if tracker in TRACKERS], "report_to")
+
+
+def _in_steps(value: float, step: Step, steps: int | None) -> int | None:
+    """A number of updates, or a share of all of them, in steps; None where it is a share of what is not known."""
+    if 0 < value < 1:
+        return None if steps is None else max(math.ceil(value * steps), 1)
+    return max(round(value / (step.updates * step.iterations)), 1)
+
+
+def _save(draft: Draft, step: Step, steps: int | None) -> None:
+    strategy = draft.ask("save_strategy")
+    every = 0 if strategy == "no" else _in_steps(draft.ask("save_steps"), step, steps)
+    if strategy not in ("no", "steps") or every is None:
+        name = "save_strategy" if strategy not in ("no", "steps") else "save_steps"
+        draft.note("unsupported", name, "set run.save_every_steps; checkpoints are written after every 10 steps")
+        return
+    draft.put("run.save_every_steps", every, "save_strategy" if strategy == "no" else "save_steps")
+    limit = draft.ask("save_total_limit")
+    if every:
+        kept = limit or max((steps or 1000 * every) // every, 1)
+        draft.put("run.keep_checkpoints", kept, "save_total_limit")
+
+
+def _evaluation(draft: Draft, step: Step, rows: int | None) -> None:
+    strategy = draft.ask("eval_strategy")
+    if strategy == "epoch":
+        draft.note(
+            "unsupported", "eval_strategy", "set evaluation.every_steps; it is measured before and after the run"
+        )
+    elif strategy == "steps":
+        every = draft.ask("eval_steps") or draft.ask("logging_steps")
+        in_steps = _in_steps(every, step, draft.values.get("run.steps"))
+        if in_steps is None:
+            draft.note("unread", "eval_steps", "it is a share of a number of steps that is not known. Say --rows")
+        else:
+            draft.put("evaluation.every_steps", in_steps, "eval_steps")
+            draft.put("evaluation.samples", draft.ask("num_generations_eval") or draft.ask("num_generations"),
+                      "num_generations_eval", "num_generations")  # fmt: skip
+            draft.put("evaluation.temperature", draft.values.get("rollouts.temperature", draft.ask("temperature")),
+                      "temperature")  # fmt: skip
+    if draft.found.evaluation is None and rows is not None and rows < 5000:
+        comment = "held out of the training data; TRL would train on them"
+        draft.put("evaluation.num_prompts", max(rows // 10, 1), comment=comment)
+
+
+def _idle_and_lost(draft: Draft) -> None:
+    """Options that were written and mean nothing here, or are lost."""
+    for name, given in draft.found.options.items():
+        option = table()[name]
+        if option.fate == "nothing":
+            draft.note("nothing", name, option.why)
+        elif option.fate == "unsupported" and given.value != option.default:
+            draft.note("unsupported", name, option.why)
+
+
+def relative(path: Path, folder: Path) -> str:
+    """A path as it is written into a recipe in that folder."""
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()

@@ -1,0 +1,59 @@
+"""What do a model's completions look like, category by category? The page beside an evaluation's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from oncurve.evaluate.evaluate import CATEGORIES, Evaluation, Example
+from oncurve.rewards.base import Category
+
+TITLES = {
+    "correct": "Right answer in the right form",
+    "wrong": "Wrong answer in the right form",
+    "bad_format": "Not in the form that was asked for",
+    "error": "Could not be graded",
+}
+
+
+def analysis_markdown(evaluation: Evaluation, *, limit: int = 3, max_characters: int = 1500) -> str:
+    """Every category with its share, its mean length and its first ``limit`` examples.
+
+    A category without an example has its line in the table and nothing else.
+    """
+    lines = [
+        f"# {evaluation.name}, after {evaluation.step} steps",
+        "",
+        "| category | completions [95 %] | mean tokens | cut off |",
+        "|---|---:|---:|---:|",
+    ]
+    groups: dict[Category, list[Example]] = {
+        name: [one for one in evaluation.examples if one.category == name] for name in CATEGORIES
+    }
+    for name, examples in groups.items():
+        length = f"{fmean(one.num_tokens for one in examples):.0f}" if examples else "-"
+        cut = sum(one.finish_reason != "stop" for one in examples)
+        lines.append(f"| {TITLES[name]} | {evaluation.category_share(name)} | {length} | {cut} |")
+    for name, examples in groups.items():
+        if examples:
+            lines += ["", f"## {TITLES[name]}: {len(examples)}"]
+            for example in examples[:limit]:
+                lines += ["", *_example_lines(example, max_characters)]
+    return "\n".join(lines) + "\n"
+
+
+def _example_lines(example: Example, max_characters: int) -> Iterator[str]:
+    right_anyway = example.correct_any_format and not example.is_correct
+    yield f"Row {example.index}, {example.num_tokens} tokens, ended by {example.finish_reason}" + (
+        "; the answer is right, and only its form is not" if right_anyway else ""
+    )
+    if example.detail:
+        yield f"The grader noted: {' '.join(example.detail.split())[:300]}"
+    completion = example.completion
+    if len(completion) > max_characters:
+        completion = f"{completion[:max_characters]} [...]"
+    for title, text in (("question", example.question), ("reference", example.answer), ("completion", completion)):
+        yield ""
+        yield f"{title}:"
+        yield ""
+        yield from (f"    {line}" for line in text.splitlines() or [""])  # indented: code, whatever it holds

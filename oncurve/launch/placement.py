@@ -1,0 +1,100 @@
+"""What samples on this machine: the process that trains, or servers on GPUs of their own?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HALF_WIDTH_BYTES = 2
+WEIGHT_SHARE = 0.5
+"""Of a GPU's memory that a server's weights may fill; the rest is for keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one process sees of a machine."""
+
+    kind: Literal["cpu", "mps", "cuda"]
+    memory_bytes: tuple[float, ...] = ()
+    """Of each GPU."""
+    has_vllm: bool = False
+    """An environment with vLLM is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """What of a recipe decides."""
+
+    trainers: int = 1
+    """Processes that train on this machine, each on a GPU."""
+    weights: float = 0.0
+    """How many numbers the model has."""
+    heads: int = 1
+    """Attention heads, over which servers cut a model."""
+    is_quantized: bool = False
+    """The base is in few bits, of which servers can be given no whole weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The layout, and the sentence that says why."""
+
+    sampler: Literal["engine", "servers"]
+    servers: int = 0
+    tensor_parallel: int = 1
+    """GPUs of one server."""
+    why: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What was chosen, why, and how to have it otherwise."""
+        if self.sampler == "engine":
+            return (
+                f"placement: {self.why}, so this process samples as well (rollouts.type engine). For servers, set "
+                f"rollouts.type=servers and rollouts.own_servers or rollouts.vllm_servers"
+            )
+        return (
+            f"placement: {self.why} (rollouts.type servers, vllm_servers {self.servers}, tensor_parallel "
+            f"{self.tensor_parallel}). For sampling in this process, set rollouts.type=engine; for other numbers, "
+            f"rollouts.type=servers and these keys"
+        )
+
+
+def choose_placement(machine: Machine, wants: Wants) -> Placement:
+    """Servers on the GPUs that no process trains on, where there are some; this process otherwise.
+
+    A server takes the fewest GPUs, a power of two that divides the heads, over which its half-width weights fill at
+    most half of the memory.
+    """
+    gpus = len(machine.memory_bytes)
+    if machine.kind != "cuda" or not gpus:
+        return Placement("engine", why="there is no CUDA GPU here" + " but Apple's" * (machine.kind == "mps"))
+    spare = gpus - wants.trainers
+    memory = min(machine.memory_bytes)
+    sizes = [2**power for power in range(spare.bit_length()) if 2**power <= spare and wants.heads % 2**power == 0]
+    fitting = [size for size in sizes if wants.weights * HALF_WIDTH_BYTES <= size * WEIGHT_SHARE * memory]
+    if gpus == 1:
+        why = "there is one GPU, on which training and sampling take turns"
+    elif spare < 1:
+        why = f"there are {gpus} GPUs, all of which train"
+    elif wants.is_quantized:
+        why = f"there are {gpus} GPUs, but a base in few bits (policy.quantization) cannot be handed to servers"
+    elif not machine.has_vllm:
+        why = f"there are {gpus} GPUs, but no environment with vLLM is named (rollouts.vllm_python)"
+    elif not fitting:
+        why = f"there are {gpus} GPUs, but the weights do not fit on the {spare} that no process trains on"
+    else:
+        return _on_servers(gpus, spare, min(fitting), wants.trainers)
+    return Placement("engine", why=why)
+
+
+def _on_servers(gpus: int, spare: int, each: int, trainers: int) -> Placement:
+    servers = spare // each
+    of_each = "a GPU" if each == 1 else f"{each} GPUs"
+    count = (
+        f"{servers} vLLM server{'s' * (servers > 1)} of {of_each} {'each ' * (servers > 1)}sample{'s' * (servers == 1)}"
+    )
+    left = spare - servers * each
+    idle = f", and {left} stay{'s' * (left == 1)} idle" if left else ""
+    trains = "the policy trains on the first" if trainers == 1 else f"the policy trains on the first {trainers}"
+    return Placement("servers", servers, each, why=f"there are {gpus} GPUs: {trains}, {count} on the others{idle}")

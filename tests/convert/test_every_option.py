@@ -1,0 +1,146 @@
+"""Is every option of TRL's GRPOConfig taken over, found idle or reported, and none dropped without a word?"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncurve.config.load import known_keys
+from oncurve.convert.document import options_markdown
+from oncurve.convert.draft import Draft, recipe_text
+from oncurve.convert.options import Found, Given, RewardSource, Rows, older, table, trl_version
+from oncurve.convert.trl import convert
+
+ROOT = Path(__file__).resolve().parents[2]
+LINE = 77
+SERVERS = {"use_vllm": True, "vllm_mode": "server"}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "vllm_mode": {"use_vllm": True},
+    "vllm_server_base_url": SERVERS,
+    "vllm_server_host": SERVERS,
+    "vllm_server_port": SERVERS,
+    "vllm_server_timeout": SERVERS,
+    "vllm_importance_sampling_correction": SERVERS,
+    "vllm_importance_sampling_mode": SERVERS,
+    "vllm_importance_sampling_clip_max": SERVERS,
+    "vllm_importance_sampling_clip_min": SERVERS,
+    "vllm_importance_sampling_cap": SERVERS,
+    "use_bias_correction_kl": {"beta": 0.04},
+    "sync_ref_model": {"beta": 0.04},
+    "ref_model_mixup_alpha": {"beta": 0.04, "sync_ref_model": True},
+    "ref_model_sync_steps": {"beta": 0.04, "sync_ref_model": True},
+    "entropy_target": {"use_adaptive_entropy": True},
+    "entropy_coef_delta": {"use_adaptive_entropy": True},
+    "entropy_coef_max": {"use_adaptive_entropy": True},
+    "eval_steps": {"eval_strategy": "steps"},
+    "num_generations_eval": {"eval_strategy": "steps"},
+}
+"""Options that count only beside others."""
+OTHER: dict[str, Any] = {
+    "num_generations": 4, "per_device_train_batch_size": 16,
+    "steps_per_generation": 2, "generation_batch_size": 16, "max_steps": 30, "lr_scheduler_type": "cosine",
+    "warmup_steps": 5, "optim": "adamw_bnb_8bit", "bf16": False, "report_to": "wandb", "save_strategy": "no",
+    "save_total_limit": 3, "eval_strategy": "steps", "eval_steps": 20, "num_generations_eval": 2,
+    "deepspeed": "zero.json", "fsdp": "full_shard", "model_init_kwargs": {"revision": "v1"}, "min_p": 0.1,
+    "generation_kwargs": {"stop": ["</answer>"]}, "vllm_mode": "server", "vllm_server_base_url": "http://a:1",
+    "vllm_server_host": "10.0.0.5", "vllm_importance_sampling_mode": "token_truncate",
+    "vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_cap": 2.0, "loss_type": "grpo",
+    "importance_sampling_level": "sequence", "scale_rewards": "none", "reward_weights": [2.0, 3.0],
+    "multi_objective_aggregation": "normalize_then_sum", "epsilon_high": 0.28, "delta": 4.0,
+    "top_entropy_quantile": 0.2, "top_p": 0.9,
+}  # fmt: skip
+
+
+def converted(options: dict[str, Any]) -> Draft:
+    rewards = [RewardSource({"type": "custom", "function": f"mine.py:{name}"}, ("answer",)) for name in ("one", "two")]
+    given = {name: Given(value, LINE) for name, value in options.items()}
+    rows = Rows("rows.jsonl", is_json=True, line=1)
+    return convert(Found("train.py", given, Given("embedded", 1), rows, rewards=rewards), rows=4000)
+
+
+def keys(draft: Draft) -> str:
+    """The recipe without its comments."""
+    return "\n".join(re.sub(r"  # .*", "", line) for line in recipe_text(draft, "").splitlines() if line[:1] != "#")
+
+
+def another(name: str) -> Any:
+    default = table()[name].default
+    if name in OTHER:
+        return OTHER[name]
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, (int, float)):
+        return default * 2 + 1
+    return "something"
+
+
+def test_the_table_holds_every_field_of_the_installed_trl_with_its_default() -> None:
+    trl = pytest.importorskip("trl", reason="TRL is not installed: it comes with the extra trl")
+    assert trl.__version__ == trl_version()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fields = dataclasses.fields(trl.GRPOConfig)
+    found = {f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory() for f in fields}
+    assert {option.name: option.default for option in table().values()} == found
+    assert not set(older()) & set(found)
+
+
+def test_what_is_taken_over_has_a_key_of_the_recipe() -> None:
+    known = {*known_keys(), "rewards.weight"}
+    targets = {option.to for option in table().values() if option.to} | {old.to for old in older().values() if old.to}
+    assert targets <= known
+
+
+@pytest.mark.parametrize("name", [o.name for o in table().values() if o.fate in ("direct", "computed")])
+def test_an_option_that_is_taken_over_changes_the_recipe_or_is_reported(name: str) -> None:
+    before = TOGETHER.get(name, {})
+    changed = converted({**before, name: another(name)})
+    is_reported = any(note.line == LINE and note.what.startswith(name) and note.is_loss for note in changed.notes)
+    assert keys(changed) != keys(converted(before)) or is_reported
+
+
+@pytest.mark.parametrize("name", [o.name for o in table().values() if o.fate == "unsupported"])
+def test_an_option_without_equal_is_reported_with_its_line_and_only_if_it_differs(name: str) -> None:
+    reported = [note for note in converted({name: another(name)}).notes if note.kind == "unsupported"]
+    assert [(note.what.split(" = ")[0], note.line) for note in reported] == [(name, LINE)]
+    assert not any(note.is_loss for note in converted({name: table()[name].default}).notes)
+
+
+@pytest.mark.parametrize("name", [o.name for o in table().values() if o.fate == "nothing"])
+def test_an_idle_option_is_said_to_be_idle_and_changes_nothing(name: str) -> None:
+    draft = converted({name: another(name)})
+    assert [note.what.split(" = ")[0] for note in draft.notes if note.kind == "nothing"] == [name]
+    assert keys(draft) == keys(converted({}))
+
+
+@pytest.mark.parametrize("name", list(older()))
+def test_an_older_name_is_not_unknown(name: str) -> None:
+    value = 0.1 if name == "warmup_ratio" else 100 if name == "max_prompt_length" else "no"
+    draft = converted({name: value})
+    assert not [note for note in draft.notes if note.kind == "unknown"]
+    assert keys(draft) != keys(converted({})) or draft.notes or older()[name].now == "eval_strategy"
+
+
+def test_an_unknown_option_is_reported_with_the_nearest_name() -> None:
+    [note] = [note for note in converted({"num_generation": 4}).notes if note.is_loss]
+    assert (note.kind, note.line) == ("unknown", LINE)
+    assert "'num_generations'" in note.why
+
+
+def test_defaults_that_differ_are_written_out() -> None:
+    said = keys(converted({}))
+    for line in ("beta2: 0.999", "gradient_checkpointing: true", "max_completion_tokens: 512", "seed: 42",
+                 "schedule: linear", "compute_type: bfloat16", "std_epsilon: 0.0001", "clip_high: 0.2", "track: []",
+                 "type: dapo"):  # fmt: skip
+        assert line in said
+
+
+def test_the_page_shows_the_table_of_the_converter() -> None:
+    page = (ROOT / "docs" / "coming_from_trl.md").read_text(encoding="utf-8")
+    between = page.split("<!-- options:begin -->\n")[1].split("<!-- options:end -->")[0]
+    assert between == options_markdown() + "\n", "python -m oncurve.convert.document docs/coming_from_trl.md writes it"

@@ -1,0 +1,81 @@
+"""Is the layout the one that the machine and the recipe ask for?"""
+
+from __future__ import annotations
+
+import pytest
+
+from oncurve.config.load import parse_config
+from oncurve.errors import ConfigError
+from oncurve.launch.placement import Machine, Wants, choose_placement
+from oncurve.rollouts.servers.children import gpu_shares, visible_gpus
+from oncurve.wiring.servers import place, settle
+
+GIB = 2.0**30
+RECIPE = "{model: Qwen/Qwen2.5-7B, data: {type: gsm8k}}"
+
+
+def gpus(count: int, gib: float = 80.0, *, has_vllm: bool = True) -> Machine:
+    return Machine("cuda", (gib * GIB,) * count, has_vllm)
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "overrides", "expected"),
+    [
+        (Machine("cpu", (), True), "Qwen2.5-7B", [], ("engine", 0, 1)),
+        (Machine("mps", (), True), "Qwen2.5-7B", [], ("engine", 0, 1)),
+        (gpus(1), "Qwen2.5-7B", [], ("engine", 0, 1)),
+        (gpus(2), "Qwen2.5-7B", [], ("servers", 1, 1)),
+        (gpus(4), "Qwen2.5-7B", [], ("servers", 3, 1)),
+        (gpus(8), "Qwen2.5-7B", [], ("servers", 7, 1)),
+        (gpus(2), "Qwen2.5-32B", [], ("engine", 0, 1)),
+        (gpus(4), "Qwen2.5-32B", [], ("servers", 1, 2)),
+        (gpus(8), "Qwen2.5-32B", [], ("servers", 3, 2)),
+        (gpus(8, 24.0), "Qwen2.5-7B", [], ("servers", 3, 2)),
+        (gpus(4, 24.0), "Qwen2.5-32B", [], ("engine", 0, 1)),
+        (gpus(8, has_vllm=False), "Qwen2.5-7B", [], ("engine", 0, 1)),
+        (gpus(8), "Qwen2.5-7B", ["policy.lora={}"], ("servers", 7, 1)),
+        (gpus(8), "Qwen2.5-7B", ["policy.lora={}", "policy.quantization=nf4"], ("engine", 0, 1)),
+    ],
+)
+def test_a_machine_and_a_recipe_have_one_layout(
+    machine: Machine, model: str, overrides: list[str], expected: tuple[str, int, int]
+) -> None:
+    found = place(parse_config(RECIPE, [f"model=Qwen/{model}", *overrides]), machine)
+    assert (found.sampler, found.servers, found.tensor_parallel) == expected
+    assert found.sentence.startswith("placement: there ")
+    other = "rollouts.type=engine" if expected[0] == "servers" else "rollouts.type=servers"
+    assert other in found.sentence, "how to have it otherwise"
+
+
+@pytest.mark.parametrize(("trainers", "expected"), [(1, 7), (4, 4), (7, 1), (8, 0)])
+def test_servers_get_the_gpus_that_nothing_trains_on(trainers: int, expected: int) -> None:
+    found = choose_placement(gpus(8), Wants(trainers=trainers, weights=7e9, heads=28))
+    assert found.servers == expected
+    assert (found.sampler == "servers") == (expected > 0)
+
+
+def test_what_a_server_spreads_over_divides_the_heads_and_nothing_is_hidden() -> None:
+    wants = Wants(weights=30e9, heads=14)
+    assert choose_placement(gpus(8), wants).tensor_parallel == 2
+    assert "1 stays idle" in choose_placement(gpus(8), wants).why
+    assert choose_placement(gpus(8, 40.0), wants).sampler == "engine", "four GPUs would do, and do not divide 14 heads"
+    assert "do not fit" in choose_placement(gpus(8, 40.0), wants).why
+
+
+def test_servers_see_gpus_of_their_own_behind_those_of_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,GPU-5a,7")
+    seen = visible_gpus(4)
+    assert gpu_shares(seen, trainers=1, servers=3, each=1) == ["1", "GPU-5a", "7"]
+    assert gpu_shares(seen, trainers=2, servers=1, each=2) == ["GPU-5a,7"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpu_shares(visible_gpus(8), trainers=1, servers=3, each=2) == ["1,2", "3,4", "5,6"]
+    with pytest.raises(ConfigError, match="that takes 9 GPUs, and this process sees 8"):
+        gpu_shares(visible_gpus(8), trainers=1, servers=4, each=2)
+
+
+def test_only_a_recipe_that_leaves_it_open_is_settled() -> None:
+    config, said = settle(parse_config(RECIPE, ["policy.device=cpu"]))
+    assert config.rollouts.type == "engine"
+    assert said is not None
+    forced = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.vllm_servers=2"])
+    assert settle(forced) == (forced, None)

@@ -1,0 +1,124 @@
+"""Does a profile see every phase of a step, change nothing, and cost nothing when nobody asks for it?"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oncurve.algorithm.presets import build
+from oncurve.observe.profile import PARTS, Limits, Spent, read_profile
+from oncurve.observe.record import read_metrics, read_rollouts, read_rows
+from oncurve.records import Prompt
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine import engine as engine_module
+from oncurve.rollouts.engine.engine import Engine
+from oncurve.train.limits import gemm_flops, read_bandwidth
+from oncurve.train.policy import Policy
+from oncurve.train.profiling import Profiler, make_profiler
+from oncurve.train.run import Run
+
+SAMPLING = SamplingParams(max_completion_tokens=8)
+TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))
+LIMITS = Limits(1e12, 1e11)
+
+
+@pytest.fixture
+def run_of(
+    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
+) -> Callable[..., tuple[Run, Policy]]:
+    """Three steps with two updates each; with a profiler if its settings are given."""
+
+    def train(folder: str, **settings: Any) -> tuple[Run, Policy]:
+        policy = make_policy(tokens_per_microbatch=60)
+
+        def watched(engine: Engine, place: Path) -> Profiler | None:
+            return Profiler(policy, engine, place, **settings) if settings else None
+
+        run = train_in(
+            policy,
+            make_prompts(*TEXTS),
+            lambda prompt, completion: completion.token_ids[0] % 2 == 0,
+            build("grpo", group_size=4, max_completion_tokens=8),
+            SAMPLING,
+            steps=3,
+            prompts_per_step=4,
+            updates_per_step=2,
+            folder=folder,
+            rollouts_every_steps=1,
+            watched=watched,
+        )
+        return run, policy
+
+    return train
+
+
+def comparable(run: Run) -> list[dict[str, float]]:
+    rows = read_metrics(run.folder.path)
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "speed/", "memory/"))} for row in rows]
+
+
+@pytest.mark.parametrize("way", ["own layers", "modules"])
+def test_every_phase_is_timed_with_its_work_and_nothing_changes(
+    way: str, run_of: Callable[..., tuple[Run, Policy]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "modules":
+        monkeypatch.setattr(engine_module, "trunk_of", lambda model: None)
+    plain, untouched = run_of("plain")
+    assert not {"logprobs", "backward", "annotate", "update"} & set(vars(untouched)), "nothing is wrapped"
+    profiled, _ = run_of("profiled", limits=LIMITS)
+    for step in (1, 2, 3):
+        assert read_rollouts(plain.folder.path, step) == read_rollouts(profiled.folder.path, step)
+    assert comparable(plain) == comparable(profiled)
+
+    _, found = read_profile(profiled.folder.path)
+    names = {row.name for row in found}
+    assert {"sample", "load", "prefill", "decode", "grade", "train"} <= names
+    assert {"old_reference", "forward", "backward", "optimizer"} <= names
+    by_name = {row.name: row for row in found}
+    for phase in ("sample", "train"):
+        inside = sum(by_name[part].spent.seconds for part in PARTS[phase] if part in by_name)
+        assert inside > 0
+    for part in ("prefill", "decode", "old_reference", "forward", "backward"):
+        assert by_name[part].multiplied
+        assert by_name[part].spent.tokens > 0
+    assert by_name["optimizer"].read
+
+
+def test_work_is_that_of_the_tokens_of_the_step(run_of: Callable[..., tuple[Run, Policy]]) -> None:
+    run, _ = run_of("run", limits=LIMITS)
+    for row in read_rows(run.folder.path / "profile.jsonl")[1:]:
+        phases = {name: Spent(**values) for name, values in row["phases"].items()}
+        groups = read_rollouts(run.folder.path, row["step"])
+        sampled = [c["num_tokens"] for group in groups for c in group["completions"]]
+        assert phases["decode"].tokens == sum(sampled) - len(sampled)
+        assert phases["sample"].tokens == sum(sampled)
+        assert phases["decode"].calls == max(sampled) - 1
+        assert phases["optimizer"].calls == 2
+        assert phases["backward"].calls == phases["forward"].calls
+        assert phases["backward"].operations == pytest.approx(2 * phases["forward"].operations)
+
+
+def test_a_trace_of_one_step_names_the_phases(run_of: Callable[..., tuple[Run, Policy]]) -> None:
+    run, _ = run_of("traced", limits=None, trace_step=2)
+    [trace] = run.folder.path.glob("trace_step_*")
+    assert trace.name == "trace_step_000002.json.gz"
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert {"prefill", "decode", "forward", "backward", "optimizer"} <= {event.get("name") for event in events}
+    assert not (run.folder.path / "profile.jsonl").exists()
+
+
+def test_a_profile_that_nobody_asked_for_is_none(make_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    policy, engine, said = make_policy(), Engine(SAMPLING), []
+    made = make_profiler(policy, engine, tmp_path, is_profiled=False, trace_step=None, say=said.append)
+    assert (made, said, engine.around) == (None, [], None)
+
+
+def test_the_limits_are_rates_of_this_machine() -> None:
+    assert gemm_flops(torch.float32, size=64, repeats=2) > 1e6
+    assert read_bandwidth(gibibytes=0.001, repeats=2) > 1e6
