@@ -201,16 +201,28 @@ class Pass:
         ``grad``, the gradient of the layer's output residual, becomes that of its input in place. ``added`` is the
         gradient of what the MLP adds; None where it is the same.
         """
-        ops, sizes = self.ops, self.sizes
+        of_mlp = self._mlp_backward(state, layer, matrices, grad, added)  # two functions: each lets go of what it made
+        return [*self._attention_backward(state, layer, matrices, grad), *of_mlp]
+
+    def _mlp_backward(
+        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor | None
+    ) -> list[Tensor | None]:
+        """Of the second norm and the MLP; ``grad`` becomes the gradient of the residual before them."""
         g = (grad if added is None else added).to(self.compute_type)
         second, x, gate_up = self._mlp_again(state, layer, matrices)
-        acted = ops.swiglu_backward(g @ matrices.down, gate_up)
+        acted = self.ops.swiglu_backward(g @ matrices.down, gate_up)
         grad_down = layer.down.gradients(g, acted)
         grad_gate_up = joint_gradients(layer.gate_up, gate_up, x, at_once=len(matrices.gate_up) == 1)
         g = project_backward(gate_up, matrices.gate_up)
-        grad_second = torch.zeros_like(layer.second_norm, dtype=grad.dtype)
-        ops.norm_backward(g, second, layer.second_norm, state.second_scale, grad, grad_second)
+        grad_norm = torch.zeros_like(layer.second_norm, dtype=grad.dtype)
+        self.ops.norm_backward(g, second, layer.second_norm, state.second_scale, grad, grad_norm)
+        return [grad_norm, *grad_gate_up, *grad_down]
 
+    def _attention_backward(
+        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor
+    ) -> list[Tensor | None]:
+        """Of the first norm and attention; ``grad`` becomes the gradient of the layer's input."""
+        ops, sizes = self.ops, self.sizes
         g = grad.to(self.compute_type)
         grad_output = layer.output.gradients(g, state.mixed)
         at = (state.qkv, state.attention, self.angles, self.layout, sizes)
@@ -220,17 +232,14 @@ class Pass:
         g = grad_qkv.to(self.compute_type)
         grad_weights = joint_gradients(layer.qkv, g, x, at_once=len(matrices.qkv) == 1)
         g = project_backward(g, matrices.qkv)
-        grad_first = torch.zeros_like(layer.first_norm, dtype=grad.dtype)
-        ops.norm_backward(g, state.first, layer.first_norm, state.first_scale, grad, grad_first)
+        grad_norm = torch.zeros_like(layer.first_norm, dtype=grad.dtype)
+        ops.norm_backward(g, state.first, layer.first_norm, state.first_scale, grad, grad_norm)
         return [
-            grad_first,
+            grad_norm,
             *grad_weights,
             *(() if layer.biases is None else self._bias_gradients(layer.biases, grad_qkv)),
             *grad_head_norms,
             *grad_output,
-            grad_second,
-            *grad_gate_up,
-            *grad_down,
         ]
 
     def _bias_gradients(self, biases: Sequence[Tensor], grad_qkv: Tensor) -> list[Tensor]:
