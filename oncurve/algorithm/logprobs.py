@@ -14,6 +14,8 @@ from torch import Tensor
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at one time."""
+CPU_CHUNK_TOKENS = 256
+"""The same on a CPU, whose caches hold the logits of a small vocabulary then."""
 
 
 def from_logits(
@@ -55,9 +57,11 @@ class TorchHeadOps:
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """See ``HeadOps``."""
-        logprobs, entropy = from_logits(logits, targets, temperature=temperature)
-        normalizer = logits.gather(1, targets[:, None]).squeeze(1) / temperature - logprobs
-        return logprobs, entropy, normalizer
+        scaled = logits if temperature == 1 else logits / temperature
+        log_p = torch.log_softmax(scaled, dim=-1)
+        logprobs = log_p.gather(1, targets[:, None]).squeeze(1)
+        normalizer = scaled.gather(1, targets[:, None]).squeeze(1) - logprobs
+        return logprobs, -log_p.exp().mul_(log_p).sum(dim=-1), normalizer
 
     def head_backward(
         self,
@@ -69,11 +73,15 @@ class TorchHeadOps:
     ) -> Tensor:
         """d log p_target / dz = (onehot - p) / T;  dH / dz = -p (log p + H) / T"""
         (normalizer, entropy), (grad_logprobs, grad_entropy) = saved, grads
-        log_p = (logits / temperature).sub_(normalizer[:, None])
-        p = log_p.exp()
-        grad = log_p.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None]).mul_(p).neg_()
-        grad.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
-        return grad.div_(temperature)
+        log_p = (logits if temperature == 1 else logits.div_(temperature)).sub_(normalizer[:, None])
+        own = grad_logprobs / temperature
+        if grad_entropy.any():
+            p = log_p.exp()
+            grad = log_p.add_(entropy[:, None]).mul_(grad_entropy[:, None] / -temperature).sub_(own[:, None]).mul_(p)
+        else:
+            grad = log_p.exp_().mul_(-own[:, None])
+        grad[torch.arange(len(grad), device=grad.device), targets] += own
+        return grad
 
 
 def from_hidden(
@@ -82,13 +90,15 @@ def from_hidden(
     targets: Int[Tensor, " N"],
     *,
     temperature: float = 1.0,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
     ops: HeadOps | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """The same as ``from_logits(hidden @ weight.T, ...)`` without holding all logits.
 
-    ``ops`` computes on a chunk of logits; torch does if None.
+    ``chunk_tokens`` are computed at one time, or what suits the device. ``ops`` computes on a chunk of logits;
+    torch does if None.
     """
+    chunk_tokens = chunk_tokens or (CPU_CHUNK_TOKENS if hidden.device.type == "cpu" else CHUNK_TOKENS)
     return _ChunkedHead.apply(hidden, weight, targets, temperature, chunk_tokens, ops or TorchHeadOps())  # type: ignore[return-value]
 
 

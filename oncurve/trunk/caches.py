@@ -22,8 +22,6 @@ class LayerCache:
     own_values: Tensor
     prompt_keys: Tensor
     prompt_values: Tensor
-    keys_axis: int
-    """Where the positions of own keys lie; those of own values lie on axis 2."""
 
     def all(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """In the order in which attention takes them."""
@@ -31,8 +29,8 @@ class LayerCache:
 
     def grow(self, positions: int) -> None:
         """Make room for so many positions (whole blocks) of each completion."""
-        self.own_keys = _longer(self.own_keys, self.keys_axis, positions)
-        self.own_values = _longer(self.own_values, 2, positions)
+        self.own_keys = _longer(self.own_keys, positions)
+        self.own_values = _longer(self.own_values, positions)
 
     def move(self, slots: Tensor) -> None:
         """Let the completions in these slots lie in slots 0, 1, ... in this order."""
@@ -40,11 +38,10 @@ class LayerCache:
             buffer[: len(slots)] = buffer.index_select(0, slots)
 
 
-def _longer(buffer: Tensor, axis: int, positions: int) -> Tensor:
-    shape = list(buffer.shape)
-    shape[axis] = positions
-    longer = buffer.new_zeros(shape)
-    longer.narrow(axis, 0, buffer.shape[axis]).copy_(buffer)
+def _longer(buffer: Tensor, positions: int) -> Tensor:
+    slots, heads, before, width = buffer.shape
+    longer = buffer.new_zeros(slots, heads, positions, width)
+    longer[:, :, :before] = buffer
     return longer
 
 

@@ -13,40 +13,14 @@ from oncurve.trunk.layout import prompt_layout
 from oncurve.trunk.native_decoding import NativeLayers
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
-from oncurve.trunk.torch_ops import attend
+from oncurve.trunk.torch_decoding import TorchLayers
 from oncurve.trunk.training import Angles, Pass
-from oncurve.trunk.weights import LayerWeights, Trunk, norm_heads, project
+from oncurve.trunk.weights import Trunk
 
 GROWTH = 64
 """Positions by which the buffers of completions grow at least; they double as long as that is more."""
 PREFILL_TOKENS = 4096
 """Prompt tokens computed at one time."""
-
-
-class TorchLayers:
-    """All layers for one token per row, in torch alone: the definition that the kernels must meet."""
-
-    def __init__(self, trunk: Trunk, weights: Sequence[LayerWeights], compute_type: torch.dtype) -> None:
-        self.trunk, self.weights, self.compute_type = trunk, weights, compute_type
-        self.ops = operations(compute_type)
-
-    def __call__(self, residual: Tensor, rotary: Angles, places: Tensor, caches: Sequence[LayerCache]) -> Tensor:
-        """One more token per row: residual [R, H] to the normed output of the last layer [R, H] in the wide type."""
-        sizes, added = self.trunk.sizes, None
-        for layer, matrices, cache in zip(self.trunk.layers, self.weights, caches, strict=True):
-            residual, x = self._add_norm(residual, added, layer.first_norm, self.compute_type)
-            qkv = project(x, matrices.qkv, matrices.qkv_bias)
-            if layer.head_norms is not None:
-                norm_heads(qkv, layer.head_norms, sizes)
-            mixed = attend(qkv, rotary, places, cache.all(), sizes)
-            residual, x = self._add_norm(residual, mixed @ matrices.output.T, layer.second_norm, self.compute_type)
-            added = self.ops.swiglu(project(x, matrices.gate_up)) @ matrices.down.T
-        return self._add_norm(residual, added, self.trunk.body.norm.weight, self.trunk.wide)[1]
-
-    def _add_norm(
-        self, residual: Tensor, added: Tensor | None, weight: Tensor, out_type: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        return self.ops.add_norm(residual, added, weight, self.trunk.sizes.epsilon, out_type)[:2]
 
 
 class Decoder:
@@ -66,17 +40,18 @@ class Decoder:
     ) -> None:
         """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
 
-        Keys and values are kept in ``kv_type``; None is the compute type, the only one that the kernels decode with.
+        Keys and values are kept in ``kv_type``; None is the compute type where kernels decode, which know no other, and
+        the wide type where torch does, which attends in it.
         """
         self.trunk, self.head, self.compute_type = trunk, head, compute_type
         self.ops, self.wide_ops = operations(compute_type), operations(trunk.wide)
         self.weights = trunk.weights(compute_type)
-        kv_type = kv_type or compute_type
+        kv_type = kv_type or (compute_type if isinstance(self.ops, NativeOps) else trunk.wide)
         self.cache_ops = self.ops if kv_type == compute_type else torch_ops
         self.layers = (
             NativeLayers(trunk, self.cache_ops, slots)
             if isinstance(self.cache_ops, NativeOps)
-            else TorchLayers(trunk, self.weights, compute_type)
+            else TorchLayers(trunk, self.weights, self.ops, compute_type, slots=slots)
         )
         self.completion_tokens = completion_tokens
         self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens)))
@@ -84,9 +59,7 @@ class Decoder:
         own = (slots, self.capacity, trunk.sizes, kv_type)
         prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, kv_type)
         ops = self.cache_ops
-        self.caches = [
-            LayerCache(*ops.own_cache(*own), *ops.prompt_cache(*prompts), ops.KEYS_AXIS) for _ in trunk.layers
-        ]
+        self.caches = [LayerCache(*ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""
@@ -113,7 +86,7 @@ class Decoder:
                 self.cache_ops.store_prompts(qkv, angles, layout, places, caches, self.trunk.sizes)
 
             state = pass_.forward(layer, matrices, residual, added, store)
-            residual, added = state.second, pass_.feed_forward(state, layer, matrices)
+            residual, added = pass_.feed_forward(state, matrices)
         last = (part.index_select(0, layout.predicts) for part in (residual, added))
         _, hidden, _ = self.ops.add_norm(*last, self.trunk.body.norm.weight, self.trunk.sizes.epsilon, self.trunk.wide)
         return hidden @ self.head.T

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -120,6 +120,14 @@ class Layout:
         return torch.cat([torch.tensor([0]), (~is_same).nonzero().flatten() + 1, torch.tensor([len(starts)])])
 
     @cached_property
+    def readers(self) -> list[tuple[slice, slice | Tensor]]:
+        """For each prompt with completions: its places, and those of all tokens that read it."""
+        runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for own, length, prompt, prompt_length in self.spans[self.num_prompts :].tolist():
+            runs.setdefault((prompt, prompt + prompt_length), []).append((own, own + length))
+        return [(slice(*prompt), _together(own)) for prompt, own in runs.items()]
+
+    @cached_property
     def outputs(self) -> Tensor:
         """For each place of the sequence, its place among the padded outputs of all blocks laid end to end [N]."""
         outputs = torch.zeros(self.ids.shape[1], dtype=torch.long, device=self.ids.device)
@@ -134,7 +142,8 @@ class Layout:
 def make_layout(batch: Batch, device: torch.device) -> Layout:
     """The sequence of a batch: rows of one group behind their prompt, the last token of a completion left out.
 
-    Nothing is predicted from the last token, so it is never read.
+    Nothing is predicted from the last token, so it is never read. A row that nobody reads fills up the sequence to
+    ``whole_tokens``.
     """
     ids: list[Tensor] = []
     positions: list[Tensor] = []
@@ -159,7 +168,10 @@ def make_layout(batch: Batch, device: torch.device) -> Layout:
         before = torch.arange(own.start - 1, own.stop)
         before[0] = prompts[group][-1]
         predicts.append(before[batch.mask[row, : counts[row]]])
-    blocks = [*_blocks([Row(prompt) for prompt in prompts.values()], device)]
+    alone = [*prompts.values()]
+    if padding := whole_tokens(end) - end:
+        alone.append(write(torch.zeros(padding, dtype=torch.long), 0))
+    blocks = [*_blocks([Row(prompt) for prompt in alone], device)]
     blocks += _blocks([row for row in rows if len(row.own)], device)
     return Layout(
         torch.cat(ids)[None].to(device),
@@ -170,15 +182,29 @@ def make_layout(batch: Batch, device: torch.device) -> Layout:
 
 
 def prompt_layout(prompts: Sequence[Sequence[int]], device: torch.device) -> Layout:
-    """The sequence of prompts alone; what is predicted is the token after each of them."""
-    starts = [0, *accumulate(len(prompt) for prompt in prompts)]
-    rows = [Row(range(start, start + len(prompt))) for start, prompt in zip(starts, prompts, strict=False)]
+    """The sequence of prompts alone, filled up likewise; what is predicted is the token after each of them."""
+    tokens = sum(len(prompt) for prompt in prompts)
+    padding = whole_tokens(tokens) - tokens
+    read = [*prompts, [0] * padding] if padding else prompts
+    starts = [0, *accumulate(len(prompt) for prompt in read)]
+    positions = [*(torch.arange(len(prompt)) for prompt in prompts), torch.zeros(padding, dtype=torch.long)]
+    rows = [Row(range(start, start + len(prompt))) for start, prompt in zip(starts, read, strict=False)]
     return Layout(
-        torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long, device=device)[None],
-        torch.cat([torch.arange(len(prompt)) for prompt in prompts])[None].to(device),
+        torch.tensor([token for prompt in read for token in prompt], dtype=torch.long, device=device)[None],
+        torch.cat(positions)[None].to(device),
         tuple(_blocks(rows, device)),
-        torch.tensor([row.own[-1] for row in rows], device=device),
+        torch.tensor([row.own[-1] for row in rows[: len(prompts)]], device=device),
     )
+
+
+def whole_tokens(tokens: int) -> int:
+    """Tokens, rounded up so that few different numbers occur: by at most a sixteenth, from 256 tokens on.
+
+    For every size of a matrix product in bfloat16 torch prepares code, which takes milliseconds once and half a
+    mebibyte for good.
+    """
+    step = max(16, 1 << max(tokens.bit_length() - 5, 0))
+    return -(-tokens // step) * step
 
 
 def _blocks(rows: Sequence[Row], device: torch.device) -> list[Block]:
@@ -209,3 +235,10 @@ def _table(starts: Tensor, lengths: Tensor, width: int) -> Tensor:
     """Places of runs as a table padded on the right with place 0."""
     steps = torch.arange(width)
     return torch.where(steps < lengths[:, None], starts[:, None] + steps, 0)
+
+
+def _together(runs: Sequence[tuple[int, int]]) -> slice | Tensor:
+    """The places of runs in ascending order, as a slice where nothing lies between them."""
+    if all(end == start for (_, end), (start, _) in pairwise(runs)):
+        return slice(runs[0][0], runs[-1][1])
+    return torch.cat([torch.arange(*run) for run in runs])

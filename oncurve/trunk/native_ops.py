@@ -144,8 +144,6 @@ class NativeOps:
         )
         return grad_qkv
 
-    KEYS_AXIS = 2
-
     def own_cache(self, slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Room for keys and values [slots, kv_heads, positions, D]; keys lie in blocks of 16 positions [D, 16]."""
         keys, values = torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)

@@ -12,23 +12,41 @@ from torch import Tensor
 
 from oncurve.trunk.layout import Block, Layout
 
-KEYS_AXIS = 3
-"""Where the positions of a completion's keys lie in its cache."""
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class Rotary(Protocol):
     """Cosines and sines of the positions of all tokens, [N, D / 2] each, in the wide type."""
 
-    cosine: Tensor
-    sine: Tensor
+    @property
+    def cosine(self) -> Tensor:
+        """Of every position."""
+        ...
+
+    @property
+    def sine(self) -> Tensor:
+        """Of every position."""
+        ...
 
 
 class Heads(Protocol):
     """The sizes of attention."""
 
-    heads: int
-    kv_heads: int
-    head_size: int
+    @property
+    def heads(self) -> int:
+        """Of queries."""
+        ...
+
+    @property
+    def kv_heads(self) -> int:
+        """Of keys and values."""
+        ...
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of a head: D."""
+        ...
 
 
 def add_norm(
@@ -36,130 +54,148 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x + y, its root-mean-square norm times the weight, and 1 / rms for the backward pass [N]."""
     total = x if y is None else x + y
-    scale = torch.rsqrt(total.square().mean(dim=-1) + epsilon)
-    return total, (total * scale[:, None] * weight).to(out_type), scale
+    scale = torch.linalg.vector_norm(total, dim=-1).square_().div_(total.shape[-1]).add_(epsilon).rsqrt_()
+    return total, (total * scale[:, None]).mul_(weight).to(out_type), scale
 
 
 def norm_backward(g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, grad_x: Tensor, grad_weight: Tensor) -> None:
     """Add the gradients of the norm: to grad_x scale (g w - xhat mean(g w xhat)), to grad_weight sum(g xhat)."""
-    wide = g.to(x.dtype)
-    normed = x * scale[:, None]
-    weighted = wide * weight
-    grad_x += scale[:, None] * (weighted - normed * (weighted * normed).mean(dim=-1, keepdim=True))
-    grad_weight += (wide * normed).sum(dim=0)
+    product = x * g
+    shift = torch.mv(product, weight).mul_(scale.pow(3)).div_(-x.shape[-1])
+    grad_weight += torch.mv(product.T, scale)
+    grad_x += torch.mul(g, weight, out=product).mul_(scale[:, None]).addcmul_(x, shift[:, None])
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of rows that hold gate and up side by side."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
+    return torch.nn.functional.silu(gate).mul_(up)
 
 
 def swiglu_backward(g: Tensor, gate_up: Tensor) -> Tensor:
     """silu(gate) * up once more; gate and up are overwritten with their gradients."""
     gate, up = gate_up.chunk(2, dim=-1)
-    sigmoid = torch.sigmoid(gate)
-    silu = gate * sigmoid
+    silu = torch.nn.functional.silu(gate)
     out = silu * up
-    grad_gate = g * up * (sigmoid + silu * (1 - sigmoid))
-    up.copy_(g * silu)
-    gate.copy_(grad_gate)
+    gate.copy_(torch.ops.aten.silu_backward(up.mul_(g), gate))
+    torch.mul(g, silu, out=up)
     return out
 
 
-def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tuple[Tensor, list[Tensor]]:
+def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """What every token of a packed sequence gathers [N, heads D], and what ``attention_backward`` takes for ``kept``.
 
-    Attention is computed in the wide type; what is kept are the probabilities of each block [R, heads, T, S + T].
+    Attention is computed in the wide type: each row's own tokens among themselves, then all tokens behind a prompt with
+    it. The two parts are weighted by their shares of the softmax, whose logarithms of sums are kept [N, heads].
     """
-    mixed = qkv.new_empty(len(qkv), sizes.heads * sizes.head_size)
-    kept = []
+    q, k, v = _turned(qkv, rotary, sizes)
+    mixed, logs = torch.empty_like(q), q.new_empty(q.shape[:2])
     for block in layout.blocks:
-        q, k, v = _gather(qkv, rotary, block, sizes)
-        scores = torch.bmm(_by_key(q, sizes), _flat(k).transpose(1, 2)).view(*q.shape[:3], -1)
-        scores *= sizes.head_size**-0.5
-        scores.masked_fill_(~block.visible()[:, None], -torch.inf)
-        p = torch.softmax(scores, dim=-1, out=scores)
-        o = torch.bmm(_by_key(p, sizes), _flat(v)).view_as(q).transpose(1, 2).reshape(len(block.queries), -1)
-        mixed.index_copy_(0, block.queries[block.real], o[block.real].to(mixed.dtype))
-        kept.append(p)
-    return mixed, kept
+        own, own_logs = _flash(*_padded(block, q, k, v, sizes), 0.0, True)
+        places = block.queries[block.real]
+        mixed[places], logs[places] = (_tokens(part)[block.real] for part in (own, own_logs))
+    for prompt, places in layout.readers:
+        part, part_logs = _flash(
+            _stacked(q[places], sizes), _heads_first(k[prompt]), _heads_first(v[prompt]), 0.0, False
+        )
+        part, part_logs = _unstacked(part, sizes), _unstacked(part_logs[..., None], sizes)[..., 0]
+        before, total = logs[places], torch.logaddexp(logs[places], part_logs)
+        share = (before - total).exp_()[..., None]
+        mixed[places] = (mixed[places] * share).addcmul_(part, (part_logs - total).exp_()[..., None])
+        logs[places] = total
+    out = mixed.flatten(1).to(qkv.dtype)
+    return out, (out, logs)
 
 
 def attention_backward(
     grad_mixed: Tensor,
     qkv: Tensor,
-    kept: list[Tensor],
+    kept: tuple[Tensor, Tensor],
     rotary: Rotary,
     layout: Layout,
     sizes: Heads,
 ) -> Tensor:
-    """The gradient of queries, keys and values of all tokens [N, C], in the wide type; ``kept`` is used up."""
-    d = sizes.head_size
-    grad_qkv = torch.zeros(qkv.shape, dtype=rotary.cosine.dtype)
-    to_q, to_k, to_v = grad_qkv.split([sizes.heads * d, sizes.kv_heads * d, sizes.kv_heads * d], dim=1)
-    for block in reversed(layout.blocks):
-        p = kept.pop()
-        q, k, v = _gather(qkv, rotary, block, sizes)
-        g = grad_mixed.index_select(0, block.queries).to(q.dtype) * block.real[:, None]
-        g = _by_key(g.view(block.rows, -1, sizes.heads, d).transpose(1, 2), sizes)
-        by_key = _by_key(p, sizes)
-        grad_v = torch.bmm(by_key.transpose(1, 2), g).view_as(v)
-        grad_scores = torch.bmm(g, _flat(v).transpose(1, 2))  # of the probabilities, then in place of the scores
-        grad_scores -= (grad_scores * by_key).sum(dim=-1, keepdim=True)
-        grad_scores *= by_key
-        grad_scores *= d**-0.5
-        grad_q = torch.bmm(grad_scores, _flat(k)).view_as(q)
-        grad_k = torch.bmm(grad_scores.transpose(1, 2), _by_key(q, sizes)).view_as(k)
-        for to, places, grad in (
-            (to_q, block.queries, rotate(grad_q, rotary, block.queries, back=True)),
-            (to_k, block.keys, rotate(grad_k, rotary, block.keys, back=True)),
-            (to_v, block.keys, grad_v),
-        ):
-            to.index_add_(0, places, grad.transpose(1, 2).reshape(len(places), -1))
-    return grad_qkv
+    """The gradient of queries, keys and values of all tokens [N, C], in the wide type."""
+    q, k, v = _turned(qkv, rotary, sizes)
+    mixed, g = (part.to(q.dtype).view_as(q) for part in (kept[0], grad_mixed))
+    logs, shared = kept[1], sizes.heads // sizes.kv_heads
+    grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    for block in layout.blocks:
+        padded_g, padded_mixed = (_rows(block, part) for part in (g, mixed))
+        # infinite where there is no query: its probabilities become zero
+        sums = logs.index_select(0, block.queries).masked_fill_(~block.real[:, None], torch.inf)
+        sums = sums.unflatten(0, (block.rows, -1)).transpose(1, 2)
+        grads = _flash_backward(padded_g, *_padded(block, q, k, v, sizes), padded_mixed, sums, 0.0, True)
+        places = block.queries[block.real]
+        grad_q[places] = _tokens(grads[0])[block.real]
+        for to, grad in ((grad_k, grads[1]), (grad_v, grads[2])):
+            to[places] = _tokens(grad)[block.real].unflatten(1, (-1, shared)).sum(dim=2)
+    for prompt, places in layout.readers:
+        at = (_stacked(q[places], sizes), _heads_first(k[prompt]), _heads_first(v[prompt]))
+        sums = _stacked(logs[places][..., None], sizes)[..., 0]
+        grads = _flash_backward(_stacked(g[places], sizes), *at, _stacked(mixed[places], sizes), sums, 0.0, False)
+        grad_q[places] += _unstacked(grads[0], sizes)
+        grad_k[prompt] += grads[1][0].transpose(0, 1)
+        grad_v[prompt] += grads[2][0].transpose(0, 1)
+    cosine, sine = whole_angles(rotary)
+    return torch.cat([turn(grad_q, cosine, -sine), turn(grad_k, cosine, -sine), grad_v], dim=1).flatten(1)
 
 
-def _gather(qkv: Tensor, rotary: Rotary, block: Block, sizes: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """q [R, heads, T, D], k and v [R, kv_heads, S + T, D] in the wide type, rotated by their positions."""
-    d = sizes.head_size
-    q, k, v = qkv.split([sizes.heads * d, sizes.kv_heads * d, sizes.kv_heads * d], dim=1)
-
-    def take(part: Tensor, places: Tensor, heads: int) -> Tensor:
-        picked = part.to(rotary.cosine.dtype).index_select(0, places)
-        return picked.view(block.rows, -1, heads, d).transpose(1, 2)
-
-    return (
-        rotate(take(q, block.queries, sizes.heads), rotary, block.queries),
-        rotate(take(k, block.keys, sizes.kv_heads), rotary, block.keys),
-        take(v, block.keys, sizes.kv_heads).contiguous(),
-    )
+def _turned(qkv: Tensor, rotary: Rotary, sizes: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """q [N, heads, D], k and v [N, kv_heads, D] in the wide type, turned by their positions."""
+    wide = qkv.to(rotary.cosine.dtype).unflatten(1, (-1, sizes.head_size))
+    q, k = turn(wide[:, : -sizes.kv_heads], *whole_angles(rotary)).split([sizes.heads, sizes.kv_heads], dim=1)
+    return q, k, wide[:, -sizes.kv_heads :]
 
 
-def _by_key(x: Tensor, sizes: Heads) -> Tensor:
-    """[R, heads, T, X] as [R * kv_heads, heads / kv_heads * T, X]: query heads of one key head side by side."""
-    return x.reshape(len(x) * sizes.kv_heads, -1, x.shape[-1])
+def _padded(block: Block, q: Tensor, k: Tensor, v: Tensor, sizes: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Own tokens of a block's rows [R, heads, T, D]; keys and values stand once for each of their query heads."""
+    shared = sizes.heads // sizes.kv_heads
+    spread = (part.repeat_interleave(shared, dim=1) for part in (k, v))
+    return _rows(block, q), *(_rows(block, part) for part in spread)  # type: ignore[return-value]
 
 
-def _flat(x: Tensor) -> Tensor:
-    """[R, kv_heads, L, D] as [R * kv_heads, L, D]."""
-    return x.reshape(-1, *x.shape[2:])
+def _rows(block: Block, x: Tensor) -> Tensor:
+    """[N, heads, D] as [R, heads, T, D]; padding holds what stands at place 0."""
+    return x.index_select(0, block.queries).unflatten(0, (block.rows, -1)).transpose(1, 2)
 
 
-def rotate(x: Tensor, rotary: Rotary, places: Tensor, *, back: bool = False) -> Tensor:
-    """Heads [R, heads, T, D] turned by the angle of their positions (rotary embedding), or back."""
-    shape = (x.shape[0], 1, x.shape[2], -1)
-    cosine, sine = (part.index_select(0, places).view(shape) for part in (rotary.cosine, rotary.sine))
-    a, b = x.chunk(2, dim=-1)
-    if back:
-        sine = -sine
-    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
+def _tokens(x: Tensor) -> Tensor:
+    """[R, heads, T, ...] as [R * T, heads, ...]."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _stacked(x: Tensor, sizes: Heads) -> Tensor:
+    """[n, heads, D] as [1, kv_heads, n * heads / kv_heads, D]: all that reads one key head side by side."""
+    return x.unflatten(1, (sizes.kv_heads, -1)).transpose(0, 1).flatten(1, 2)[None]
+
+
+def _unstacked(x: Tensor, sizes: Heads) -> Tensor:
+    """The way back."""
+    return x[0].unflatten(1, (-1, sizes.heads // sizes.kv_heads)).transpose(0, 1).flatten(1, 2)
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[S, kv_heads, D] as [1, kv_heads, S, D]."""
+    return x.transpose(0, 1)[None]
+
+
+def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Heads [N, heads, D] turned by the angles of their positions (rotary embedding), given as by ``whole_angles``."""
+    return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, dims=-1), sine)
+
+
+def whole_angles(rotary: Rotary) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of all numbers of a head [N, 1, D]; the sines of the first half are negated."""
+    cosine = torch.cat([rotary.cosine, rotary.cosine], dim=-1)
+    sine = torch.cat([-rotary.sine, rotary.sine], dim=-1)
+    return cosine[:, None], sine[:, None]
 
 
 def own_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Room for the keys [slots, kv_heads, D, positions] and values [slots, kv_heads, positions, D] of completions."""
-    keys = torch.zeros(slots, sizes.kv_heads, sizes.head_size, positions, dtype=dtype)
-    return keys, torch.zeros(slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
+    """Room for the keys and the values of completions [slots, kv_heads, positions, D] each."""
+    keys, values = torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
+    return keys, values
 
 
 def prompt_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -171,54 +207,7 @@ def store_prompts(
     qkv: Tensor, rotary: Rotary, layout: Layout, slots: Tensor, caches: tuple[Tensor, Tensor], sizes: Heads
 ) -> None:
     """Write the keys and values of a layout's prompts, in the order of ``layout.spans``, to slots of the caches."""
-    d = sizes.head_size
-    for (start, length, *_), slot in zip(layout.spans.tolist(), slots.tolist(), strict=True):
-        places = torch.arange(start, start + length)
-        k, v = qkv[start : start + length, sizes.heads * d :].view(length, 2, sizes.kv_heads, d).unbind(1)
-        turned = rotate(k.to(rotary.cosine.dtype).transpose(0, 1)[None], rotary, places)[0]
-        caches[0][slot, :, :, :length] = turned.transpose(1, 2).to(caches[0].dtype)
-        caches[1][slot, :, :length] = v.transpose(0, 1).to(caches[1].dtype)
-
-
-def attend(
-    qkv: Tensor, rotary: Rotary, places: Tensor, caches: tuple[Tensor, Tensor, Tensor, Tensor], sizes: Heads
-) -> Tensor:
-    """Attention of one new token per row to its prompt and its own past, which then holds it too: [R, heads D].
-
-    ``places`` holds for each row its slot, its own tokens so far, its prompt's slot and the prompt's tokens. Keys lie
-    as [slots, kv_heads, D, capacity], values as [slots, kv_heads, capacity, D].
-    """
-    own_keys, own_values, prompt_keys, prompt_values = caches
-    d, rows = sizes.head_size, len(qkv)
-    slots, past, prompts, lengths = places.unbind(1)
-    q, k, v = qkv.to(rotary.cosine.dtype).split([sizes.heads * d, sizes.kv_heads * d, sizes.kv_heads * d], dim=1)
-    everyone = torch.arange(rows)
-    q = rotate(q.view(rows, 1, sizes.heads, d).transpose(1, 2), rotary, everyone).squeeze(2)
-    k = rotate(k.view(rows, 1, sizes.kv_heads, d).transpose(1, 2), rotary, everyone).squeeze(2)
-    own_keys[slots, :, :, past] = k.to(own_keys.dtype)
-    own_values[slots, :, past] = v.view(rows, sizes.kv_heads, d).to(own_values.dtype)
-    seen, width = int(past.max()) + 1, int(lengths.max())
-    q = q.view(rows, sizes.kv_heads, -1, d).to(own_keys.dtype) * d**-0.5
-    in_place = bool((slots == everyone).all())
-
-    def mine(buffer: Tensor) -> Tensor:
-        return buffer[:rows] if in_place else buffer.index_select(0, slots)
-
-    scores = torch.cat(
-        [_by_prompt(q, prompt_keys[..., :width], prompts), torch.matmul(q, mine(own_keys[..., :seen]))], dim=-1
-    ).to(rotary.cosine.dtype)
-    hidden = torch.cat([torch.arange(width) >= lengths[:, None], torch.arange(seen) > past[:, None]], dim=1)
-    p = torch.softmax(scores.masked_fill_(hidden[:, None, None], -torch.inf), dim=-1).to(own_keys.dtype)
-    mixed = _by_prompt(p[..., :width], prompt_values[:, :, :width], prompts)
-    mixed = mixed + torch.matmul(p[..., width:], mine(own_values[:, :, :seen]))
-    return mixed.reshape(rows, -1).to(qkv.dtype)
-
-
-def _by_prompt(x: Tensor, shared: Tensor, prompts: Tensor) -> Tensor:
-    """x [R, kv_heads, Q, A] @ shared[prompt] [kv_heads, A, B]: neighbours of one prompt share a product."""
-    slots, counts = torch.unique_consecutive(prompts, return_counts=True)
-    pieces = []
-    for part, slot in zip(x.split(counts.tolist()), slots.tolist(), strict=True):
-        together = part.transpose(0, 1).flatten(1, 2)  # [kv_heads, rows * Q, A]
-        pieces.append(torch.matmul(together, shared[slot]).unflatten(1, part.shape[0:3:2]).transpose(0, 1))
-    return torch.cat(pieces)
+    _, k, v = _turned(qkv, rotary, sizes)
+    for (start, length, *_), slot in zip(layout.spans.tolist(), slots.tolist(), strict=False):
+        for cache, part in zip(caches, (k, v), strict=True):
+            cache[slot, :, :length] = part[start : start + length].transpose(0, 1)

@@ -2,6 +2,7 @@
 
 Both directions are written out: a layer keeps what its backward pass cannot cheaply make again, matrix products run in
 the compute type, and residuals, norms, attention and the gradients of residuals in float32 (float64 for such models).
+Products in a half-width type are cheap: then gate and up, nearly half of what a layer would keep, are made again.
 """
 
 from __future__ import annotations
@@ -50,10 +51,13 @@ class Kept:
     """What the operations keep of attention."""
     mixed: Tensor
     """The output of attention before its projection [N, heads D]."""
-    second: Tensor
-    """The residual before the MLP [N, H]."""
+    attended: Tensor
+    """What attention adds to the residual [N, H]."""
+    second: Tensor | None
+    """The residual before the MLP [N, H]; None if it is to be made again, from ``first`` and ``attended``."""
     second_scale: Tensor
-    gate_up: Tensor
+    gate_up: Tensor | None
+    """Likewise."""
 
 
 Store = Callable[[Tensor], None]
@@ -105,17 +109,16 @@ class _Layers(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         angles = Angles(*trunk.rotary(layout.positions[0]))
-        weights = trunk.weights(compute_type)
         pass_ = Pass(layout, angles, trunk.sizes, operations(compute_type), compute_type)
         residual, added = embedded.contiguous(), None
         kept: list[Any] = []
-        for layer, matrices in zip(trunk.layers, weights, strict=True):
-            before = (residual, added)
+        for layer in trunk.layers:
+            before, matrices = (residual, added), trunk.layer_weights(layer, compute_type)
             state = pass_.forward(layer, matrices, residual, added)
-            residual, added = state.second, pass_.feed_forward(state, layer, matrices)
+            residual, added = pass_.feed_forward(state, matrices)
             if keeps != "nothing":
                 kept.append(before if keeps == "inputs" else state)
-        ctx.pass_, ctx.trunk, ctx.weights, ctx.kept, ctx.keeps = pass_, trunk, weights, kept, keeps
+        ctx.pass_, ctx.trunk, ctx.kept, ctx.keeps = pass_, trunk, kept, keeps
         assert added is not None
         return residual, added
 
@@ -130,12 +133,13 @@ class _Layers(torch.autograd.Function):
         grad = grad.contiguous().clone()
         reversed_gradients: list[list[Tensor | None]] = []
         added: Tensor | None = grad_added.contiguous()
-        for layer, matrices in zip(reversed(ctx.trunk.layers), reversed(ctx.weights), strict=True):
-            state = ctx.kept.pop()
+        for layer in reversed(ctx.trunk.layers):
+            state, matrices = ctx.kept.pop(), ctx.trunk.layer_weights(layer, ctx.pass_.compute_type)
             if ctx.keeps == "inputs":
                 state = ctx.pass_.forward(layer, matrices, *state)
             reversed_gradients.append(ctx.pass_.backward(state, layer, matrices, grad, added))
             added = None
+        ctx.pass_ = None  # whoever keeps the loss for its value keeps no tables
         gradients = [gradient for layer in reversed(reversed_gradients) for gradient in layer]
         return grad, None, None, None, None, *gradients
 
@@ -172,11 +176,22 @@ class Pass:
         attended = mixed @ matrices.output.T
         second, x, second_scale = ops.add_norm(first, attended, layer.second_norm, sizes.epsilon, self.compute_type)
         gate_up = project(x, matrices.gate_up)
-        return Kept(first, first_scale, qkv, heads_before, attention, mixed, second, second_scale, gate_up)
+        return Kept(first, first_scale, qkv, heads_before, attention, mixed, attended, second, second_scale, gate_up)
 
-    def feed_forward(self, state: Kept, layer: LayerParameters, matrices: LayerWeights) -> Tensor:
-        """What the MLP adds to the residual."""
-        return self.ops.swiglu(state.gate_up) @ matrices.down.T
+    def feed_forward(self, state: Kept, matrices: LayerWeights) -> tuple[Tensor, Tensor]:
+        """The residual before the MLP and what the MLP adds to it; the state lets go of what is made again."""
+        assert state.second is not None
+        assert state.gate_up is not None
+        second, added = state.second, self.ops.swiglu(state.gate_up) @ matrices.down.T
+        if self.compute_type != second.dtype:
+            state.second = state.gate_up = None
+        return second, added
+
+    def _mlp_again(self, state: Kept, layer: LayerParameters, matrices: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
+        """The residual before the MLP, its norm, and gate and up."""
+        before = (state.first, state.attended) if state.second is None else (state.second, None)
+        second, x, _ = self.ops.add_norm(*before, layer.second_norm, self.sizes.epsilon, self.compute_type)
+        return second, x, project(x, matrices.gate_up) if state.gate_up is None else state.gate_up
 
     def backward(
         self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor | None
@@ -186,16 +201,28 @@ class Pass:
         ``grad``, the gradient of the layer's output residual, becomes that of its input in place. ``added`` is the
         gradient of what the MLP adds; None where it is the same.
         """
-        ops, sizes = self.ops, self.sizes
-        g = (grad if added is None else added).to(self.compute_type)
-        acted = ops.swiglu_backward(g @ matrices.down, state.gate_up)
-        grad_down = layer.down.gradients(g, acted)
-        _, x, _ = ops.add_norm(state.second, None, layer.second_norm, sizes.epsilon, self.compute_type)
-        grad_gate_up = joint_gradients(layer.gate_up, state.gate_up, x, at_once=len(matrices.gate_up) == 1)
-        g = project_backward(state.gate_up, matrices.gate_up)
-        grad_second = torch.zeros_like(layer.second_norm, dtype=grad.dtype)
-        ops.norm_backward(g, state.second, layer.second_norm, state.second_scale, grad, grad_second)
+        of_mlp = self._mlp_backward(state, layer, matrices, grad, added)  # two functions: each lets go of what it made
+        return [*self._attention_backward(state, layer, matrices, grad), *of_mlp]
 
+    def _mlp_backward(
+        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor | None
+    ) -> list[Tensor | None]:
+        """Of the second norm and the MLP; ``grad`` becomes the gradient of the residual before them."""
+        g = (grad if added is None else added).to(self.compute_type)
+        second, x, gate_up = self._mlp_again(state, layer, matrices)
+        acted = self.ops.swiglu_backward(g @ matrices.down, gate_up)
+        grad_down = layer.down.gradients(g, acted)
+        grad_gate_up = joint_gradients(layer.gate_up, gate_up, x, at_once=len(matrices.gate_up) == 1)
+        g = project_backward(gate_up, matrices.gate_up)
+        grad_norm = torch.zeros_like(layer.second_norm, dtype=grad.dtype)
+        self.ops.norm_backward(g, second, layer.second_norm, state.second_scale, grad, grad_norm)
+        return [grad_norm, *grad_gate_up, *grad_down]
+
+    def _attention_backward(
+        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor
+    ) -> list[Tensor | None]:
+        """Of the first norm and attention; ``grad`` becomes the gradient of the layer's input."""
+        ops, sizes = self.ops, self.sizes
         g = grad.to(self.compute_type)
         grad_output = layer.output.gradients(g, state.mixed)
         at = (state.qkv, state.attention, self.angles, self.layout, sizes)
@@ -205,17 +232,14 @@ class Pass:
         g = grad_qkv.to(self.compute_type)
         grad_weights = joint_gradients(layer.qkv, g, x, at_once=len(matrices.qkv) == 1)
         g = project_backward(g, matrices.qkv)
-        grad_first = torch.zeros_like(layer.first_norm, dtype=grad.dtype)
-        ops.norm_backward(g, state.first, layer.first_norm, state.first_scale, grad, grad_first)
+        grad_norm = torch.zeros_like(layer.first_norm, dtype=grad.dtype)
+        ops.norm_backward(g, state.first, layer.first_norm, state.first_scale, grad, grad_norm)
         return [
-            grad_first,
+            grad_norm,
             *grad_weights,
             *(() if layer.biases is None else self._bias_gradients(layer.biases, grad_qkv)),
             *grad_head_norms,
             *grad_output,
-            grad_second,
-            *grad_gate_up,
-            *grad_down,
         ]
 
     def _bias_gradients(self, biases: Sequence[Tensor], grad_qkv: Tensor) -> list[Tensor]:

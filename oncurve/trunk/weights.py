@@ -102,9 +102,11 @@ class Trunk:
 
     def weights(self, compute_type: torch.dtype) -> list[LayerWeights]:
         """The layers' matrices in a type, as they are now; they do not follow later changes."""
-        if compute_type == self.wide:
-            return [_as_they_are(layer) for layer in self.layers]
-        return [_rounded(layer, compute_type) for layer in self.layers]
+        return [self.layer_weights(layer, compute_type) for layer in self.layers]
+
+    def layer_weights(self, layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
+        """The same of one of the layers."""
+        return _as_they_are(layer) if compute_type == self.wide else _rounded(layer, compute_type)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions [N], [N, D / 2] each, as the model's own rotary embedding makes them."""
@@ -194,7 +196,10 @@ def _as_they_are(layer: LayerParameters) -> LayerWeights:
 @torch.no_grad()
 def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
     def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return (torch.cat([part.to(compute_type) for part in parts]),)
+        joined = parts[0].new_empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=compute_type)
+        for place, part in zip(joined.split([len(part) for part in parts]), parts, strict=True):
+            place.copy_(part)
+        return (joined,)
 
     return LayerWeights(
         qkv=join([matrix.current() for matrix in layer.qkv]),

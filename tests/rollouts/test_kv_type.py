@@ -15,6 +15,7 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import fused as fused_module
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.train.policy import Policy
+from oncurve.trunk.build import library
 from oncurve.trunk.decoding import Decoder, TorchLayers
 from oncurve.wiring import make_sampler
 
@@ -57,8 +58,12 @@ def test_float32_keys_and_values_bring_bfloat16_no_further_from_float32(
 ) -> None:
     policy, prompts = make_policy("llama", compute_type="bfloat16"), make_prompts(*TEXTS)
     narrow = rounding(policy, sampled(policy, prompts, BFLOAT16))
-    assert narrow == rounding(policy, sampled(policy, prompts, None)), "auto is the type of the arithmetic"
-    assert rounding(policy, sampled(policy, prompts, FLOAT32)) < 1.1 * narrow
+    wide = rounding(policy, sampled(policy, prompts, FLOAT32))
+    assert wide < 1.1 * narrow
+    fastest = (
+        wide if library() is None else narrow
+    )  # the kernels attend in the type of the arithmetic, torch in float32
+    assert rounding(policy, sampled(policy, prompts, None)) == fastest
 
 
 @pytest.mark.parametrize("max_rows", [5, 32])

@@ -7,16 +7,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from own_layer_cases import FAMILIES
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from oncurve.trunk import torch_ops
 from oncurve.trunk.build import library
@@ -25,11 +18,6 @@ from oncurve.trunk.native_decoding import NativeLayers
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.weights import Trunk
 
-FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-}
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]
 """Longer and shorter than a block of positions, and one of one block and a rest."""
 PROMPT_OF = [0, 0, 0, 1, 2, 2, 0]
@@ -52,10 +40,13 @@ SHAPES = {
 types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def need_kernels() -> None:
     if library() is None:
         pytest.skip("no C++ compiler, so there are no kernels to compare")
+
+
+kernels = pytest.mark.usefixtures("need_kernels")
 
 
 def make(family: str, shape: str) -> PreTrainedModel:
@@ -87,6 +78,7 @@ def run(decoder: Decoder, tokens: Tensor, chosen: Sequence[int]) -> list[Tensor]
     return logits
 
 
+@kernels
 @types
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,6 +99,7 @@ def test_kernels_decode_what_torch_decodes(family: str, shape: str, dtype: torch
         assert (found - exact).square().mean() <= 1.1 * (expected - exact).square().mean()
 
 
+@kernels
 @types
 @torch.no_grad()
 def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> None:
@@ -126,6 +119,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> N
         assert torch.equal(hidden([row])[:, 0], together[:, row])
 
 
+@kernels
 @types
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 16), (17, 33), (48, 64), (16, 5)])
 def test_packing_keeps_every_weight_once(rows: int, inputs: int, dtype: torch.dtype) -> None:
@@ -136,3 +130,24 @@ def test_packing_keeps_every_weight_once(rows: int, inputs: int, dtype: torch.dt
     assert len(packed) % (16 * 32) == 0
     expected = matrix.to(dtype).flatten().sort().values
     assert torch.equal(packed[packed != 0].sort().values, expected[expected != 0])
+
+
+@torch.no_grad()
+def test_rows_in_any_slots_at_any_positions_decode_in_torch_what_they_decode_alone() -> None:
+    model = make("qwen2", "odd")
+    tokens, started = torch.randint(1, 64, (24, len(PROMPT_OF))), [0, 0, 3, 0, 9, 3, 0]
+    slots = [17, 2, 3, 11, 0, 9, 1]
+    with patch("oncurve.trunk.decoding.operations", return_value=torch_ops):
+        alone = [run(decoder_of(model, torch.float32, slots=20), tokens, [row]) for row in range(len(slots))]
+        decoder = decoder_of(model, torch.float32, slots=20)
+        decoder.prefill(PROMPTS, [2, 0, 1])
+        for step in range(20):
+            running = [row for row in range(len(slots)) if step >= started[row] and not (row == 3 and step > 5)]
+            past = torch.tensor([step - started[row] for row in running])
+            prompts = [PROMPT_OF[row] for row in running]
+            lengths = torch.tensor([len(PROMPTS[prompt]) for prompt in prompts])
+            at = torch.tensor([slots[row] for row in running]), past, torch.tensor([[2, 0, 1][p] for p in prompts])
+            logits = decoder.step(tokens[past, running], lengths + past, torch.stack([*at, lengths], dim=1))
+            for place, row in enumerate(running):
+                expected = alone[row][int(past[place])][0]
+                torch.testing.assert_close(logits[place], expected, atol=2e-5, rtol=1e-4)

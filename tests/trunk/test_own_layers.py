@@ -7,6 +7,7 @@ import torch
 from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_batch
 
 from oncurve.batch import Batch
+from oncurve.trunk.layout import make_layout, whole_tokens
 from oncurve.trunk.weights import Trunk, supports, trunk_of
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -75,3 +76,17 @@ def test_rounded_matrices_follow_the_weights() -> None:
     again = trunk.weights(torch.bfloat16)
     assert torch.equal(again[0].output, model.model.layers[0].self_attn.o_proj.weight.bfloat16())
     assert trunk.weights(torch.float32)[0].output is model.model.layers[0].self_attn.o_proj.weight
+
+
+def test_sequences_come_in_few_lengths_and_are_filled_up_by_little() -> None:
+    filled = {tokens: whole_tokens(tokens) for tokens in range(1, 5000)}
+    assert all(tokens <= whole < tokens + max(16, tokens / 15) for tokens, whole in filled.items())
+    assert len(set(filled.values())) < 100
+
+
+def test_a_row_that_fills_up_the_sequence_is_read_by_nobody(batch: Batch) -> None:
+    layout = make_layout(batch, torch.device("cpu"))
+    real = 4 + 2 + int((batch.completion_lengths - 1).sum())
+    assert layout.ids.shape[1] == whole_tokens(real) > real
+    assert int(layout.predicts.max()) < real
+    assert all(prompt.stop <= real for prompt, _ in layout.readers)
