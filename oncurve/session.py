@@ -126,7 +126,8 @@ def _run(
     config: Config, recipe: str, path: Path, processes: Processes, console: Console, *, quiet: bool = False
 ) -> Result:
     """All of a new run up to the measurement of its model."""
-    config, placement = processes.first(lambda: wiring.settle(config))
+    settled, placement = processes.first(lambda: wiring.settle(config))
+    config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest stays each process's own, and is compared
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
     for finding in wiring.check_algorithm(config):

@@ -56,6 +56,7 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     server.stdout.close()
 
 
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_of_a_page_does_what_it_says(page: Path, run_page: Run, tmp_path: Path) -> None:
     done = run_page(page, tmp_path)

@@ -87,6 +87,7 @@ DEEPSPEED_PYTHON = os.environ.get("ONCURVE_DEEPSPEED_PYTHON") or (
 )
 
 
+@pytest.mark.timeout(1000)  # DeepSpeed may have to compile first
 @pytest.mark.slow
 @pytest.mark.skipif(
     DEEPSPEED_PYTHON is None,

@@ -68,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 @needs_deepspeed
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # DeepSpeed may have to compile first
+@pytest.mark.timeout(1000)  # DeepSpeed may have to compile first
 def test_one_process_is_killed_and_two_are_resumed(
     tmp_path: Path,
     start: Callable[..., Run],
