@@ -127,7 +127,7 @@ def _run(
 ) -> Result:
     """All of a new run up to the measurement of its model."""
     settled, placement = processes.first(lambda: wiring.settle(config))
-    config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest stays each process's own, and is compared
+    config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
     for finding in wiring.check_algorithm(config):

@@ -58,7 +58,7 @@ def script_says(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     assert PYTHON is not None
     command = [PYTHON, str(script), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)  # its kernels are compiled at first use
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return torch.load(folder / "found.pt", weights_only=False)
 

@@ -109,7 +109,7 @@ def test_the_launcher_of_deepspeed_starts_a_run_under_zero_that_is_resumed(tmp_p
             capture_output=True,
             text=True,
             check=False,
-            timeout=250,
+            timeout=900,
         )
         assert done.returncode == 0, done.stdout[-2500:] + done.stderr[-3000:]
         assert done.stdout.count("run finished") == 1
