@@ -75,6 +75,26 @@ class Block:
         """Which of ``queries`` are no padding [R * T]."""
         return (torch.arange(self.own) < self.spans[:, 1, None]).flatten().to(self.device)
 
+    @cached_property
+    def run(self) -> slice | None:
+        """The places of ``queries`` where they are one run of the sequence, so that nothing need be gathered."""
+        first, last = int(self.spans[0, 0]), int(self.spans[0, 0]) + self.rows * self.own
+        starts = first + self.own * torch.arange(self.rows)
+        is_run = bool((self.spans[:, 0] == starts).all() and (self.spans[:, 1] == self.own).all())
+        return slice(first, last) if is_run else None
+
+    def take(self, x: Tensor) -> Tensor:
+        """Own tokens by row [R, T, ...] of something that all tokens have [N, ...]; padding holds that of place 0."""
+        picked = x.index_select(0, self.queries) if self.run is None else x[self.run]
+        return picked.unflatten(0, (self.rows, self.own))
+
+    def put(self, to: Tensor, x: Tensor) -> None:
+        """The way back: write what own tokens hold [R, T, ...] to their places in [N, ...]."""
+        if self.run is None:
+            to[self.queries[self.real]] = x.flatten(0, 1)[self.real]
+        else:
+            to[self.run].unflatten(0, (self.rows, self.own)).copy_(x)
+
     def visible(self) -> Tensor:
         """Who sees whom [R, T, S + T]; padding sees itself, because a softmax over nothing is not a number."""
         steps = torch.arange(self.own)

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from oncurve.trunk.layout import Block, Layout
+from oncurve.trunk.layout import Layout
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -88,21 +89,21 @@ def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tupl
     Attention is computed in the wide type: each row's own tokens among themselves, then all tokens behind a prompt with
     it. The two parts are weighted by their shares of the softmax, whose logarithms of sums are kept [N, heads].
     """
-    q, k, v = _turned(qkv, rotary, sizes)
-    mixed, logs = torch.empty_like(q), q.new_empty(q.shape[:2])
+    parts = _turned(qkv, rotary, sizes)
+    mixed = parts.new_empty(len(qkv), sizes.heads, sizes.head_size)
+    logs = parts.new_empty(mixed.shape[:2])
     for block in layout.blocks:
-        own, own_logs = _flash(*_padded(block, q, k, v, sizes), 0.0, True)
-        places = block.queries[block.real]
-        mixed[places], logs[places] = (_tokens(part)[block.real] for part in (own, own_logs))
+        rows = block.take(parts)
+        for own, _, _, at in _by_key_head(rows, rows, sizes):
+            for to, part in zip((mixed, logs), _flash(*at, 0.0, True), strict=True):
+                block.put(to[:, own], part.transpose(1, 2))
     for prompt, places in layout.readers:
-        part, part_logs = _flash(
-            _stacked(q[places], sizes), _heads_first(k[prompt]), _heads_first(v[prompt]), 0.0, False
-        )
-        part, part_logs = _unstacked(part, sizes), _unstacked(part_logs[..., None], sizes)[..., 0]
-        before, total = logs[places], torch.logaddexp(logs[places], part_logs)
-        share = (before - total).exp_()[..., None]
-        mixed[places] = (mixed[places] * share).addcmul_(part, (part_logs - total).exp_()[..., None])
-        logs[places] = total
+        for own, _, _, at in _by_key_head(parts[places][None], parts[prompt][None], sizes):
+            part, part_logs = (x[0].transpose(0, 1) for x in _flash(*at, 0.0, False))
+            total = torch.logaddexp(logs[places, own], part_logs)
+            of_own, of_prompt = ((part - total).exp_()[..., None] for part in (logs[places, own], part_logs))
+            mixed[places, own] = (mixed[places, own] * of_own).addcmul_(part, of_prompt)
+            logs[places, own] = total
     out = mixed.flatten(1).to(qkv.dtype)
     return out, (out, logs)
 
@@ -116,68 +117,62 @@ def attention_backward(
     sizes: Heads,
 ) -> Tensor:
     """The gradient of queries, keys and values of all tokens [N, C], in the wide type."""
-    q, k, v = _turned(qkv, rotary, sizes)
-    mixed, g = (part.to(q.dtype).view_as(q) for part in (kept[0], grad_mixed))
-    logs, shared = kept[1], sizes.heads // sizes.kv_heads
-    grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    parts, logs = _turned(qkv, rotary, sizes), kept[1]
+    mixed, g = (part.to(parts.dtype).unflatten(1, (sizes.heads, -1)) for part in (kept[0], grad_mixed))
+    grads = torch.empty_like(parts)
     for block in layout.blocks:
-        padded_g, padded_mixed = (_rows(block, part) for part in (g, mixed))
-        # infinite where there is no query: its probabilities become zero
-        sums = logs.index_select(0, block.queries).masked_fill_(~block.real[:, None], torch.inf)
-        sums = sums.unflatten(0, (block.rows, -1)).transpose(1, 2)
-        grads = _flash_backward(padded_g, *_padded(block, q, k, v, sizes), padded_mixed, sums, 0.0, True)
-        places = block.queries[block.real]
-        grad_q[places] = _tokens(grads[0])[block.real]
-        for to, grad in ((grad_k, grads[1]), (grad_v, grads[2])):
-            to[places] = _tokens(grad)[block.real].unflatten(1, (-1, shared)).sum(dim=2)
+        rows, sums = block.take(parts), block.take(logs)
+        if block.run is None:  # no probability where there is no query
+            sums.flatten(0, 1).masked_fill_(~block.real[:, None], torch.inf)
+        outer = [block.take(part) for part in (g, mixed)] + [sums]
+        for own, key, value, at in _by_key_head(rows, rows, sizes):
+            grad_q, grad_k, grad_v = _flash_backward_of([part[:, :, own] for part in outer], at, is_causal=True)
+            for to, grad in ((own, grad_q), (key, grad_k), (value, grad_v)):
+                block.put(grads[:, to], grad)
     for prompt, places in layout.readers:
-        at = (_stacked(q[places], sizes), _heads_first(k[prompt]), _heads_first(v[prompt]))
-        sums = _stacked(logs[places][..., None], sizes)[..., 0]
-        grads = _flash_backward(_stacked(g[places], sizes), *at, _stacked(mixed[places], sizes), sums, 0.0, False)
-        grad_q[places] += _unstacked(grads[0], sizes)
-        grad_k[prompt] += grads[1][0].transpose(0, 1)
-        grad_v[prompt] += grads[2][0].transpose(0, 1)
+        outer = [part[places][None] for part in (g, mixed, logs)]
+        for own, key, value, at in _by_key_head(parts[places][None], parts[prompt][None], sizes):
+            grad_q, grad_k, grad_v = _flash_backward_of([part[:, :, own] for part in outer], at, is_causal=False)
+            grads[places, own] += grad_q[0]
+            grads[prompt, key] += grad_k[0]
+            grads[prompt, value] += grad_v[0]
     cosine, sine = whole_angles(rotary)
-    return torch.cat([turn(grad_q, cosine, -sine), turn(grad_k, cosine, -sine), grad_v], dim=1).flatten(1)
+    both = grads[:, : -sizes.kv_heads]
+    both.copy_(turn(both, cosine, -sine))
+    return grads.flatten(1)
 
 
-def _turned(qkv: Tensor, rotary: Rotary, sizes: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """q [N, heads, D], k and v [N, kv_heads, D] in the wide type, turned by their positions."""
-    wide = qkv.to(rotary.cosine.dtype).unflatten(1, (-1, sizes.head_size))
-    q, k = turn(wide[:, : -sizes.kv_heads], *whole_angles(rotary)).split([sizes.heads, sizes.kv_heads], dim=1)
-    return q, k, wide[:, -sizes.kv_heads :]
+def _turned(qkv: Tensor, rotary: Rotary, sizes: Heads) -> Tensor:
+    """Heads of queries, keys and values [N, heads + 2 kv_heads, D] in the wide type, turned by their positions."""
+    heads = qkv.unflatten(1, (-1, sizes.head_size))
+    out = torch.empty(heads.shape, dtype=rotary.cosine.dtype)
+    out[:, : -sizes.kv_heads] = turn(heads[:, : -sizes.kv_heads].to(out.dtype), *whole_angles(rotary))
+    out[:, -sizes.kv_heads :] = heads[:, -sizes.kv_heads :]
+    return out
 
 
-def _padded(block: Block, q: Tensor, k: Tensor, v: Tensor, sizes: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """Own tokens of a block's rows [R, heads, T, D]; keys and values stand once for each of their query heads."""
+def _by_key_head(
+    readers: Tensor, read: Tensor, sizes: Heads
+) -> Iterator[tuple[slice, int, int, tuple[Tensor, Tensor, Tensor]]]:
+    """For each key head: the places among all heads of its queries, of its keys and of its values, and their numbers.
+
+    ``readers`` [B, T, heads + 2 kv_heads, D] and ``read`` [B, S, ...] give q [B, Q, T, D], k and v [B, Q, S, D], where
+    keys and values lie once for their Q query heads.
+    """
     shared = sizes.heads // sizes.kv_heads
-    spread = (part.repeat_interleave(shared, dim=1) for part in (k, v))
-    return _rows(block, q), *(_rows(block, part) for part in spread)  # type: ignore[return-value]
+    for head in range(sizes.kv_heads):
+        own, key, value = slice(head * shared, (head + 1) * shared), sizes.heads + head, head - sizes.kv_heads
+        k, v = (read[:, None, :, place].expand(-1, shared, -1, -1) for place in (key, value))
+        yield own, key, value, (readers[:, :, own].transpose(1, 2), k, v)
 
 
-def _rows(block: Block, x: Tensor) -> Tensor:
-    """[N, heads, D] as [R, heads, T, D]; padding holds what stands at place 0."""
-    return x.index_select(0, block.queries).unflatten(0, (block.rows, -1)).transpose(1, 2)
-
-
-def _tokens(x: Tensor) -> Tensor:
-    """[R, heads, T, ...] as [R * T, heads, ...]."""
-    return x.transpose(1, 2).flatten(0, 1)
-
-
-def _stacked(x: Tensor, sizes: Heads) -> Tensor:
-    """[n, heads, D] as [1, kv_heads, n * heads / kv_heads, D]: all that reads one key head side by side."""
-    return x.unflatten(1, (sizes.kv_heads, -1)).transpose(0, 1).flatten(1, 2)[None]
-
-
-def _unstacked(x: Tensor, sizes: Heads) -> Tensor:
-    """The way back."""
-    return x[0].unflatten(1, (-1, sizes.heads // sizes.kv_heads)).transpose(0, 1).flatten(1, 2)
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """[S, kv_heads, D] as [1, kv_heads, S, D]."""
-    return x.transpose(0, 1)[None]
+def _flash_backward_of(
+    outer: Sequence[Tensor], at: tuple[Tensor, Tensor, Tensor], *, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries [B, T, Q, D], keys and values [B, S, D]; ``outer``: gradient, output and its logarithms."""
+    g, mixed, sums = (part.transpose(1, 2) for part in outer)
+    grad_q, grad_k, grad_v = _flash_backward(g, *at, mixed, sums, 0.0, is_causal)
+    return grad_q.transpose(1, 2), grad_k.sum(dim=1), grad_v.sum(dim=1)
 
 
 def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -207,7 +202,7 @@ def store_prompts(
     qkv: Tensor, rotary: Rotary, layout: Layout, slots: Tensor, caches: tuple[Tensor, Tensor], sizes: Heads
 ) -> None:
     """Write the keys and values of a layout's prompts, in the order of ``layout.spans``, to slots of the caches."""
-    _, k, v = _turned(qkv, rotary, sizes)
+    k, v = _turned(qkv, rotary, sizes)[:, sizes.heads :].chunk(2, dim=1)
     for (start, length, *_), slot in zip(layout.spans.tolist(), slots.tolist(), strict=False):
         for cache, part in zip(caches, (k, v), strict=True):
             cache[slot, :, :length] = part[start : start + length].transpose(0, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_batch
@@ -29,6 +31,19 @@ def test_float64_gradients_are_those_of_the_padded_model(
     padded, expected = gradients(model, batch)
     packed, found = gradients(model, batch, packed=True, recompute=recompute)
     assert (padded - packed).abs().max() < 1e-10
+    assert largest_error(found, expected) < 1e-10
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 3, 1, 4, 2, 5]], ids=["one group", "two in turns"])
+def test_rows_of_equal_length_and_groups_in_turns_have_the_same_float64_gradients(
+    order: list[int], batch: Batch
+) -> None:
+    full = replace(batch, completion_lengths=torch.full((6,), 7), mask=torch.ones(6, 7, dtype=torch.bool))
+    full, model = full.select(torch.tensor(order)), make("qwen2", torch.float64)
+    blocks = make_layout(full, torch.device("cpu")).blocks
+    assert any(block.run is not None and block.rows > 1 for block in blocks) == (len(order) == 3)
+    _, expected = gradients(model, full)
+    _, found = gradients(model, full, packed=True)
     assert largest_error(found, expected) < 1e-10
 
 
