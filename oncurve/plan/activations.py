@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from oncurve.plan import constants
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
+from oncurve.trunk.rounding import whole_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Microbatch:
 def largest_microbatch(work: Work, setup: Setup) -> Microbatch:
     """What ``tokens_per_microbatch`` holds of rows of full length, one row at least.
 
-        packed:  rows = completions of whole prompts that fit, N = prompts S + rows (T - 1)
+        packed:  rows = completions of whole prompts that fit, N = prompts S + rows (T - 1), rounded up a little
         padded:  rows = budget / (S + T),                      N = rows (S + T)
 
     Source: ``Batch.plan_microbatches``, ``train/packed.py``. With several ranks each has its share of the prompts.
@@ -49,12 +50,12 @@ def largest_microbatch(work: Work, setup: Setup) -> Microbatch:
         if rows and used + more > setup.tokens_per_microbatch:
             break
         rows, prompts, used = rows + 1, prompts + begins, used + more
-    own = rows * (completion - 1)
+    tokens = prompts * prompt + rows * (completion - 1)
     masked = rows * (completion - 1) * (prompt + completion - 1)
     return Microbatch(
-        tokens=prompts * prompt + own,
+        tokens=whole_tokens(tokens) if setup.has_own_layers else tokens,
         trained_tokens=rows * completion,
-        queries=prompts * prompt + own,
+        queries=tokens,
         keys=prompts * prompt + rows * (prompt + completion - 1),
         mask_entries=masked,
         repeats=rows_per_update // rows,
@@ -73,7 +74,8 @@ def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
     The mask is turned into numbers of the compute type once per layer, and kept. With an adapter, each of its layers
     keeps a product of rank numbers per token. Through our own layers, ``trunk/training.py``:
 
-        c N (2 MLP + 2 Q + 2 KV) + 4 N (2 H + heads)          of attention only the logarithms of its sums
+        float32:     4 N (2 MLP + 2 Q + 2 KV + 2 H + heads)      of attention only the logarithms of its sums
+        half width:  2 N (2 Q + 2 KV + H) + 4 N (H + heads)      the MLP's inputs are made again
 
     Source: counted, ``constants.py``.
     """
@@ -92,9 +94,11 @@ def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
 
 def _own_layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
     """What a layer of ``trunk/training.py`` keeps: ``Kept``."""
-    values = constants.OWN_MLP * shape.mlp + 2 * shape.query_size + 2 * shape.kv_size
-    wide = constants.OWN_WIDE_HIDDEN * shape.hidden + shape.heads
-    return batch.tokens * (setup.width * values + 4 * wide)
+    attention = 2 * shape.query_size + 2 * shape.kv_size
+    if setup.width == 4:
+        values = constants.OWN_MLP * shape.mlp + attention + constants.OWN_WIDE_HIDDEN * shape.hidden
+        return 4 * batch.tokens * (values + shape.heads)
+    return batch.tokens * (setup.width * (attention + shape.hidden) + 4 * (shape.hidden + shape.heads))
 
 
 def kept_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
@@ -130,9 +134,14 @@ def layer_buffers(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
 
 
 def backward_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """Gradients of activations that are alive while one layer runs backward: c N 3 MLP + 4 N 3 H. Source: counted."""
-    mlp = setup.width * constants.BACKWARD_MLP * shape.mlp
-    return batch.tokens * (mlp + 4 * constants.BACKWARD_HIDDEN * shape.hidden)
+    """Gradients of activations that are alive while one layer runs backward: c N 3 MLP + 4 N 3 H. Source: counted.
+
+    Our own layers in half width make gate and up, and the residual before them, again: c N 2 MLP + 4 N H more.
+    """
+    mlp, hidden = constants.BACKWARD_MLP, constants.BACKWARD_HIDDEN
+    if setup.has_own_layers and setup.width == 2:
+        mlp, hidden = mlp + constants.OWN_MLP, hidden + 1
+    return batch.tokens * (setup.width * mlp * shape.mlp + 4 * hidden * shape.hidden)
 
 
 def head_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:

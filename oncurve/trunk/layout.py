@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oncurve.batch import Batch
+from oncurve.trunk.rounding import whole_tokens
 
 WASTE = 1.3
 """Rows share an attention call while padding them to its longest makes at most this many times their own tokens."""
@@ -215,16 +216,6 @@ def prompt_layout(prompts: Sequence[Sequence[int]], device: torch.device) -> Lay
         tuple(_blocks(rows, device)),
         torch.tensor([row.own[-1] for row in rows[: len(prompts)]], device=device),
     )
-
-
-def whole_tokens(tokens: int) -> int:
-    """Tokens, rounded up so that few different numbers occur: by at most a sixteenth, from 256 tokens on.
-
-    For every size of a matrix product in bfloat16 torch prepares code, which takes milliseconds once and half a
-    mebibyte for good.
-    """
-    step = max(16, 1 << max(tokens.bit_length() - 5, 0))
-    return -(-tokens // step) * step
 
 
 def _blocks(rows: Sequence[Row], device: torch.device) -> list[Block]:

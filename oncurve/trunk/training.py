@@ -51,8 +51,8 @@ class Kept:
     """What the operations keep of attention."""
     mixed: Tensor
     """The output of attention before its projection [N, heads D]."""
-    attended: Tensor
-    """What attention adds to the residual [N, H]."""
+    attended: Tensor | None
+    """What attention adds to the residual [N, H]; None where ``second`` is kept."""
     second: Tensor | None
     """The residual before the MLP [N, H]; None if it is to be made again, from ``first`` and ``attended``."""
     second_scale: Tensor
@@ -183,7 +183,9 @@ class Pass:
         assert state.second is not None
         assert state.gate_up is not None
         second, added = state.second, self.ops.swiglu(state.gate_up) @ matrices.down.T
-        if self.compute_type != second.dtype:
+        if self.compute_type == second.dtype:
+            state.attended = None
+        else:
             state.second = state.gate_up = None
         return second, added
 
