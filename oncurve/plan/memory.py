@@ -178,7 +178,7 @@ def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> flo
     if 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
         return 0.0
     kind = "own" if setup.has_own_layers else "checkpointing" if setup.checkpointing else "full"
-    kind = "lora" if setup.method == "lora" else kind
+    kind = "lora" if setup.method == "lora" and not setup.has_own_layers else kind
     churn = shape.layers * (layer_bytes(shape, setup, batch) + backward_bytes(shape, setup, batch))
     return constants.CPU_FRAGMENTATION[kind] * churn
 
@@ -189,6 +189,7 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     KV cache: rows x (S + T) x 2 layers KV c          rows: whole groups, at most rollouts.max_rows
     reading prompts: one layer's widest tensors, and one layer's keys and values repeated for all heads
     logits of the next token: 4 x 4 x rows x V
+    our own layers: their matrices once more in the order of the kernels, c each; and rounded, or with the adapter added
     """
     rows = -(-work.rows_at_once // setup.ranks)
     length = work.prompt_tokens + work.completion_tokens
@@ -198,6 +199,10 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     reading = setup.width * prompts * 3 * shape.mlp
     repeated = 2.0 * setup.width * rows * length * shape.query_size if shape.heads != shape.kv_heads else 0.0
     yield Component("sampling buffers", logits + max(reading, repeated), ("sample",), is_buffer=True)
+    if setup.has_own_layers:
+        copies = 2 if setup.method == "lora" or setup.width == 2 else 1
+        matrices = copies * setup.width * shape.layers * shape.layer_matrix_parameters
+        yield Component("matrices for sampling", float(matrices), ("sample",), is_buffer=True)
 
 
 def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:

@@ -95,8 +95,11 @@ class Setup:
 
     @property
     def has_own_layers(self) -> bool:
-        """Packed rows go through the layers of ``oncurve.trunk``: on a CPU, no adapter; see ``train/forward.py``."""
-        return not self.is_gpu and self.packed and self.method == "full"
+        """Packed rows go through the layers of ``oncurve.trunk``: on a CPU, whole weights; see ``train/forward.py``.
+
+        An adapter with dropout goes through the model's own, which is not told apart here.
+        """
+        return not self.is_gpu and self.packed and self.quantization is None
 
     @property
     def width(self) -> int:

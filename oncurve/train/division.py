@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from oncurve.errors import OncurveError
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import RewardFunction, grade
-from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.rollouts.base import PolicyView, Sampler, SamplingParams
 from oncurve.train.distributed import Processes
 from oncurve.train.interruption import Interrupted, Interruption
-from oncurve.train.policy import Policy
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """A policy whose weights may lie in parts on several processes."""
+
+    def publish(self) -> None:
+        """Put them together to sample from."""
+        ...
 
 
 class DividedSampler:
@@ -27,9 +35,10 @@ class DividedSampler:
         self.sampler, self.processes = sampler, processes
         self.interruption = interruption or Interruption(is_alone=False)
 
-    def load_weights(self, policy: Policy, version: int) -> None:
+    def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on. Weights in parts are put together here, by all processes."""
-        policy.publish()
+        if isinstance(policy, InParts):
+            policy.publish()
         self.sampler.load_weights(policy, version)
 
     def sample(
@@ -59,9 +68,10 @@ class LedSampler:
         self.sampler, self.processes = sampler, processes
         self.interruption = interruption or Interruption(is_alone=False)
 
-    def load_weights(self, policy: Policy, version: int) -> None:
+    def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on. All processes must call it."""
-        policy.publish()
+        if isinstance(policy, InParts):
+            policy.publish()
         if self.sampler is not None:
             self.sampler.load_weights(policy, version)
 

@@ -50,7 +50,7 @@ def make_adamw(trained: Iterable[nn.Parameter], settings: OptimizerSettings) -> 
     if settings.type == "adamw":
         return torch.optim.AdamW(trained, **common, weight_decay=settings.weight_decay, fused=True)
     try:
-        from bitsandbytes.optim import AdamW8bit
+        from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError(
             "optimizer.type is adamw_8bit, which needs bitsandbytes, and it is not installed. "

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from oncurve.errors import LostProcess, TrainingError
 from oncurve.train.launched import Place
@@ -31,9 +32,9 @@ class Pulse:
         self.react: Callable[[int], None] | None = None
         """Called with the number of a signal that another process got, once, in this thread."""
         timeout = timedelta(seconds=silent_seconds)
-        store = dist.TCPStore(place.address, place.port, timeout=timeout, wait_for_workers=False)
+        store = TCPStore(place.address, place.port, timeout=timeout, wait_for_workers=False)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # its store outlives the processes
-        self._store = dist.PrefixStore(f"oncurve/{attempt}", store)
+        self._store = PrefixStore(f"oncurve/{attempt}", store)
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()

@@ -246,7 +246,7 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
         if flat.numel():
-            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+            digest.update(flat.view(torch.uint8).numpy().data)
     return None if is_empty else digest.hexdigest()
 
 

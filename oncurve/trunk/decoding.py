@@ -87,8 +87,10 @@ class Decoder:
 
             state = pass_.forward(layer, matrices, residual, added, store)
             residual, added = pass_.feed_forward(state, matrices)
-        last = (part.index_select(0, layout.predicts) for part in (residual, added))
-        _, hidden, _ = self.ops.add_norm(*last, self.trunk.body.norm.weight, self.trunk.sizes.epsilon, self.trunk.wide)
+        assert added is not None
+        residual, added = (part.index_select(0, layout.predicts) for part in (residual, added))
+        norm, epsilon = self.trunk.body.norm.weight, self.trunk.sizes.epsilon
+        _, hidden, _ = self.ops.add_norm(residual, added, norm, epsilon, self.trunk.wide)
         return hidden @ self.head.T
 
     def step(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:

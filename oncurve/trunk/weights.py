@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -119,6 +119,11 @@ class Trunk:
 def body_of(model: PreTrainedModel) -> Any:
     """The part of a causal language model between its token ids and its head."""
     return getattr(model, model.base_model_prefix)
+
+
+def head_matrix(model: PreTrainedModel) -> Tensor:
+    """The matrix that turns last hidden states into logits [V, H]."""
+    return cast("nn.Linear", model.get_output_embeddings()).weight
 
 
 _TRUNKS: WeakKeyDictionary[PreTrainedModel, Trunk] = WeakKeyDictionary()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -143,9 +144,19 @@ def small_batch(*, prompts: int, group_size: int, prompt_tokens: int, completion
     return Batch(ids, lengths[0], completions, mask, lengths[1], groups, torch.ones(rows), zeros, size)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("packed", [True, False])
-def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(packed: bool, checkpointing: bool) -> None:
+@pytest.mark.parametrize(
+    ("packed", "checkpointing", "compute"),
+    [
+        (True, False, "float32"),
+        (True, True, "float32"),
+        (False, False, "float32"),
+        (False, True, "float32"),
+        (True, False, "bfloat16"),
+    ],
+)
+def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
+    packed: bool, checkpointing: bool, compute: Literal["float32", "bfloat16"]
+) -> None:
     """Within 6 %, on a model small enough for a test; a change of the forward pass must change the constants."""
     from oncurve.train.policy import OptimizerSettings, Policy
 
@@ -165,6 +176,7 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(packed: bool, che
         model,
         None,  # type: ignore[arg-type]
         optimizer=OptimizerSettings(),
+        compute_type=compute,
         packing=packed,
         gradient_checkpointing=checkpointing,
         tokens_per_microbatch=10_000,
@@ -179,6 +191,6 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(packed: bool, che
     kept = sum(changes)
     work = Work(prompts=4, group_size=4, prompt_tokens=24, completion_tokens=32, mean_completion_tokens=32)
     setup = Setup(
-        compute="float32", is_gpu=False, packed=packed, checkpointing=checkpointing, tokens_per_microbatch=10_000
+        compute=compute, is_gpu=False, packed=packed, checkpointing=checkpointing, tokens_per_microbatch=10_000
     )
     assert kept_bytes(SMALL, setup, largest_microbatch(work, setup)) == pytest.approx(kept, rel=0.06)

@@ -18,7 +18,7 @@ from oncurve.rollouts.engine.streams import uniforms
 from oncurve.trunk.caches import whole_blocks
 from oncurve.trunk.decoding import Decoder
 from oncurve.trunk.native_ops import NativeOps
-from oncurve.trunk.weights import Trunk
+from oncurve.trunk.weights import Trunk, head_matrix
 
 Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Takes the name of a part of sampling ("load", "prefill", "decode") and its function; gives what is called instead."""
@@ -76,7 +76,7 @@ class FusedSampling:
             make = Decoder if self.around is None else self.around("load", Decoder)
             decoder: Decoder = make(
                 self.trunk,
-                self.policy.model.get_output_embeddings().weight,
+                head_matrix(self.policy.model),
                 compute_type,
                 slots=room.slots,
                 prompt_slots=room.prompt_slots,

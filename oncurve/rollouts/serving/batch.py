@@ -20,7 +20,7 @@ from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.rows import ADMIT_SHARE, ends
 from oncurve.rollouts.servers.contract import Asked, Sampled
 from oncurve.trunk.decoding import Decoder
-from oncurve.trunk.weights import Trunk
+from oncurve.trunk.weights import Trunk, head_matrix
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ class OpenBatch(FusedSampling):
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             self._decoder = Decoder(
                 trunk,
-                policy.model.get_output_embeddings().weight,
+                head_matrix(policy.model),
                 compute_type,
                 slots=sizes.rows,
                 prompt_slots=sizes.prompts,
