@@ -98,7 +98,7 @@ class Trainer:
 
 
 def disturb(
-    trainer: Trainer, servers: Servers | VllmProcesses, urls: list[str], stopped: float
+    trainer: Trainer, servers: Servers | VllmProcesses, urls: list[str], stopped: float, refused: float
 ) -> list[dict[str, Any]]:
     """One fault after another, each when the servers of the one before are back; what was done, and at which step."""
     done: list[dict[str, Any]] = []
@@ -108,9 +108,10 @@ def disturb(
         done.append({"what": what, "step": trainer.step})
         print(json.dumps(done[-1]), flush=True)
 
-    def kill(*victims: str) -> None:
+    def kill(*victims: str, away: float = 0.0) -> None:
         for url in victims:
             servers.signal(url, signal.SIGKILL)
+        time.sleep(away)
         for url in victims:
             time.sleep(2.0)
             servers.again(url)
@@ -133,22 +134,28 @@ def disturb(
         ("the other killed", lambda: kill(second)),
         (f"one stopped for {stopped:g} s", stop),
         ("a third one joins", join),
-        ("all killed", lambda: kill(*urls)),
+        (f"all killed, connections refused for {refused:g} s", lambda: kill(*urls, away=refused)),
     ]
     for what, do in faults:
         if not wait(3):
             break
         note(what)
+        began = time.perf_counter()
         do()
+        while trainer.process.poll() is None and not any(map(is_up, urls)):
+            time.sleep(0.1)
+        # until the fault is over and one server at least takes connections again
+        done[-1]["seconds"] = round(time.perf_counter() - began, 1)
     return done
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", help="python of an environment with vLLM")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--silent", type=float, default=6.0)
-    parser.add_argument("--stopped", type=float, default=15.0)
+    parser.add_argument("--stopped", type=float, default=60.0, help="seconds for which one is stopped")
+    parser.add_argument("--refused", type=float, default=30.0, help="seconds for which none takes a connection")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
@@ -166,7 +173,7 @@ def main() -> None:
             calm = Trainer(folder, "calm", urls, asked).found()
             print(json.dumps(calm), flush=True)
             trainer = Trainer(folder, "disturbed", urls, asked)
-            faults = disturb(trainer, servers, list(urls), asked.stopped)
+            faults = disturb(trainer, servers, list(urls), asked.stopped, asked.refused)
             disturbed = trainer.found()
         finally:
             for one in Trainer.started:

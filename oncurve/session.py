@@ -366,16 +366,19 @@ def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:
 def report(result: Result, *, console: Console) -> None:
     """The table of before and after, examples, pictures, summary and report of a run that is finished."""
     metrics = read_metrics(result.folder)
+    comparison = compare(result.base, result.trained) if result.trained is not None else None
     if len(metrics) > 1:
         picture = plot_run(metrics, result.folder / "curves.png", title=result.folder.name)
-        text = summarize(metrics, manifest=read_manifest(result.folder), title=str(result.folder))
+        compared = comparison.summary() if comparison is not None else None
+        text = summarize(
+            metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder)
+        )
         profile = profile_text(result.folder)
         (result.folder / "summary.txt").write_text(f"{text}\n{profile}\n" if profile else f"{text}\n", encoding="utf-8")
         if profile:
             console.print(profile, highlight=False)
         console.print(f"curves: {picture}", highlight=False)
-    if result.trained is not None:
-        comparison = compare(result.base, result.trained)
+    if comparison is not None:
         comparison.write(result.folder)
         console.print(comparison.table())
         console.print(comparison.examples_text(limit=2), markup=False, highlight=False)

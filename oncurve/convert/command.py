@@ -34,7 +34,7 @@ def convert_file(
     found = read_file(path)
     folder = Path.cwd() if output is None else output.parent
     functions = relative(path, folder)
-    beside = folder / f"{path.stem}_rewards.py"
+    beside = folder / f"{(output or path).stem}_rewards.py"
     if found.extracted is not None:
         functions = beside.name
     draft = convert(found, processes=processes, rows=rows, functions=functions)
@@ -84,7 +84,8 @@ def report(draft: Draft, written: list[str], text: str) -> str:
     if problems:
         lines += ["", "The recipe does not load yet:", *(f"  {line}" for line in problems)]
     else:
-        lines += ["", f"`oncurve check {written[0]}` tries its data and rewards, `oncurve plan` its memory."]
+        first = "When what is not known stands in it, `" if any(note.kind == "unread" for note in draft.notes) else "`"
+        lines += ["", f"{first}oncurve check {written[0]}` tries its data and rewards, `oncurve plan` its memory."]
     return "\n".join(lines)
 
 

@@ -124,9 +124,11 @@ def reward_hacking(case: Case) -> Finding | None:
 
 
 def overfitting(case: Case) -> Finding | None:
-    """Accuracy rises on training prompts and not on held-out ones."""
+    """Accuracy rises on training prompts and not on held-out ones, by more than their interval leaves open."""
     correct, held_out = case.curve("reward/correct"), answers_held_out(case)
     if not _has_risen(case, correct) or not _is_flat_held_out(case) or held_out.values[0] > 0.9:
+        return None
+    if correct.end - correct.start <= held_out_interval(case, held_out, -1)[1] - held_out.values[0]:
         return None
     return Finding(
         severity="warning",

@@ -44,11 +44,15 @@ _PHASES = ("sample", "grade", "train", "evaluate", "save")
 
 
 def summarize(
-    metrics: Sequence[Mapping[str, Any]], *, manifest: Mapping[str, Any] | None = None, title: str = ""
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    manifest: Mapping[str, Any] | None = None,
+    comparison: Mapping[str, Any] | None = None,
+    title: str = "",
 ) -> str:
     """A run as text: what was held out, how training went, where the time went, what failed.
 
-    ``metrics`` are the rows of ``read_metrics``. "start" and "end" are means over the first and last tenth of the
+    ``metrics`` are the rows of ``read_metrics``, ``comparison`` is what ``comparison.json`` holds. "start" and "end" are means over the first and last tenth of the
     steps. A metric that was not recorded has no line; the loss has none on purpose, as it measures no progress.
 
     Raises DataError without a row.
@@ -57,6 +61,7 @@ def summarize(
         raise DataError("there are no metrics to summarize; the run has not finished a step.")
     parts = [
         _head(metrics, manifest or {}, title),
+        _compared(comparison) if comparison else [],
         _held_out(metrics),
         _training(metrics),
         _time(metrics),
@@ -79,6 +84,17 @@ def _head(metrics: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any], tit
     return lines
 
 
+def _compared(comparison: Mapping[str, Any]) -> list[str]:
+    """Before and after on the test problems, each share with the change that they agree on."""
+    before, after = comparison["names"]
+    lines = [f"Test problems, {comparison['num_prompts']:,}: {before} and {after}, with 95 % intervals of the change"]
+    for row in comparison["rows"]:
+        start, end = (share["successes"] / max(share["total"], 1) for share in (row["before"], row["after"]))
+        change = f"{100 * row['change']:+.1f} points, {100 * row['low']:+.1f} to {100 * row['high']:+.1f}"
+        lines.append(f"  {row['name']:<26}{start:>8.1%} to {end:.1%} ({change})")
+    return lines
+
+
 def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     for name, key in _HELD_OUT:
@@ -94,7 +110,7 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
             text += f", best {best:.1%} at step {best_step}"
         lines.append(text)
     if not lines:
-        return ["Held-out: not evaluated during the run"]
+        return ["During the run: not evaluated"]
     last = next(row for row in reversed(metrics) if "evaluation/correct_fraction" in row or _has_any(row, _HELD_OUT))
     details: list[str] = []
     if math.isfinite(count := last.get("evaluation/num_examples", math.nan)):
@@ -102,7 +118,7 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     low, high = (last.get(f"evaluation/correct_{end}_fraction", math.nan) for end in ("low", "high"))
     if math.isfinite(low + high):
         details.append(f"last 95 % interval of correct {low:.1%} to {high:.1%}")
-    return [f"Held-out{': ' if details else ''}{', '.join(details)}", *lines]
+    return [f"Validation problems, during the run{': ' if details else ''}{', '.join(details)}", *lines]
 
 
 def _has_any(row: Mapping[str, Any], entries: Sequence[tuple[str, str]]) -> bool:

@@ -40,11 +40,14 @@ def plan_recipe(
 ) -> str:
     """The plan of a recipe as text or JSON. No torch, no weights; config.json is fetched only for an unknown model.
 
+    Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
+
     Raises ConfigError or CheckpointError for a recipe, a model or a device that is not there.
     """
     config = load_config(recipe, overrides)
     table = load_devices(devices)
-    device = find_device(gpu or ("cpu" if config.policy.device == "cpu" else DEFAULT_GPU), table)
+    is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
+    device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
     if shard is not None and shard not in get_args(Shard):
         raise ConfigError(f"--shard {shard}: choose one of {', '.join(get_args(Shard))}")
     if placement not in get_args(Placement):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -50,7 +51,10 @@ def report(
     metrics = read_metrics(run)
     if metrics:
         manifest = read_manifest(run) if (run / "manifest.json").is_file() else None
-        out.print(summarize(metrics, manifest=manifest, title=str(run)), markup=False, highlight=False)
+        compared = run / "comparison.json"
+        comparison = json.loads(compared.read_text(encoding="utf-8")) if compared.is_file() else None
+        text = summarize(metrics, manifest=manifest, comparison=comparison, title=str(run))
+        out.print(text, markup=False, highlight=False)
     if png:
         from oncurve.observe.plots import plot_run
 

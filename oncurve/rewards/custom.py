@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -225,7 +226,11 @@ class _PerSample(_Adapted):
         return self._in_either_form(call)
 
     def _arguments(self, prompt: Prompt) -> dict[str, Any]:
-        """The columns that the parameters after the first name; the second one is the answer, whatever its name."""
+        """The columns that the parameters after the first name.
+
+        The second one is the answer under whatever name, unless that reads like another column's misspelt: then nothing
+        is given, and the call fails for the want of it.
+        """
         named = [
             key
             for key, p in list(self._parameters.items())[1:]
@@ -237,7 +242,9 @@ class _PerSample(_Adapted):
             return {**prompt.row, **{key: known[key] for key in named if key in known}}
         arguments = {key: known[key] for key in named if key in known}
         if named and named[0] not in arguments and self._parameters[named[0]].default is inspect.Parameter.empty:
-            arguments[named[0]] = answer
+            others = [column for column in prompt.row if column != self.answer_column]
+            if not difflib.get_close_matches(named[0], others, n=1, cutoff=0.8):
+                arguments[named[0]] = answer
         return arguments
 
     @staticmethod

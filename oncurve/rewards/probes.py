@@ -6,10 +6,10 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.records import Completion, Prompt, Reward, mean_of
 from oncurve.rewards.answers import find_answer
 
 Row = Mapping[str, Any]
@@ -42,6 +42,8 @@ class ProbeResult:
     """The completion that earned the most, shortened."""
     num_failed: int = 0
     """Completions that could not be graded."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each named part of the reward over the completions that have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +152,16 @@ def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: f
 
 
 def describe_probes(results: Sequence[ProbeResult], gold: ProbeResult, *, max_share: float = 0.2) -> str:
-    """A table of what gold and every probe earned; suspicious ones are marked and shown."""
+    """A table of what gold and every probe earned, in all and by part; suspicious ones are marked and shown."""
     found = suspicious(results, gold.mean_reward, max_share=max_share)
-    lines = [f"{'completion':<24}{'mean':>8}{'best':>8}  failed"]
+    parts = list(dict.fromkeys(name for result in (gold, *results) for name in result.parts))
+    widths = [max(len(name), 6) + 2 for name in parts]
+    headers = "".join(f"{name:>{width}}" for name, width in zip(parts, widths, strict=True))
+    lines = [f"{'completion':<24}{'mean':>8}{'best':>8}  failed{headers}"]
     for result in (gold, *results):
         line = f"{result.name:<24}{result.mean_reward:>8.3f}{result.max_reward:>8.3f}{result.num_failed:>8}"
+        cells = (f"{result.parts[name]:.3f}" if name in result.parts else "-" for name in parts)
+        line += "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         lines.append(f"{line}  <- {result.example!r}" if result in found else line)
     return "\n".join(lines)
 
@@ -185,7 +192,18 @@ def _measured(
     if not earned:
         return ProbeResult(name, math.nan, math.nan, "", num_failed)
     best, example = max(earned, key=lambda pair: pair[0])
-    return ProbeResult(name, sum(value for value, _ in earned) / len(earned), best, _shortened(example), num_failed)
+    graded = [reward for reward in rewards if reward.value is not None]
+    return ProbeResult(
+        name,
+        mean_of([value for value, _ in earned]).value,
+        best,
+        _shortened(example),
+        num_failed,
+        parts={
+            part: mean_of([reward.parts[part] for reward in graded if part in reward.parts]).value
+            for part in dict.fromkeys(part for reward in graded for part in reward.parts)
+        },
+    )
 
 
 _MISSES = ("numbers_listed", "numbers_listed_in_form", "question_repeated", "prompt_repeated")

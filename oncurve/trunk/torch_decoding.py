@@ -78,7 +78,7 @@ class Turn:
     hidden: Tensor | None
     """Which positions of prompts and of own tokens a slot does not see [span, 1, 1, S + T]; None if it sees all."""
     cosine: Tensor
-    """[span, heads + kv_heads, D], with what scales the scores in those of queries; zero in slots without a row."""
+    """[span, heads + kv_heads, D / 2], with what scales the scores in those of queries; zero in slots without a row."""
     sine: Tensor
 
     def gather(self, x: Tensor) -> Tensor:
@@ -130,7 +130,8 @@ class TorchLayers:
             hidden[slots, : groups.width] = torch.arange(groups.width) >= lengths[:, None]
             hidden[slots, groups.width :] = torch.arange(seen) > past[:, None]
             hidden = hidden[:, None, None]
-        angles = [part * self._scale() for part in torch_ops.whole_angles(rotary)]
+        heads = self.trunk.sizes.heads + self.trunk.sizes.kv_heads
+        angles = [part * self._scale() for part in rotary.by_head(heads)]
         rows, (cosine, sine) = (None, angles) if is_plain else (slots, [_spread(part, slots, span) for part in angles])
         return Turn(span, rows, seen - 1 if is_even else (slots, past), seen, groups, hidden, cosine, sine)
 

@@ -30,6 +30,10 @@ class Rotary(Protocol):
         """Of every position."""
         ...
 
+    def by_head(self, heads: int, /) -> tuple[Tensor, Tensor]:
+        """Both once for each head [N, heads, D / 2]."""
+        ...
+
 
 class Heads(Protocol):
     """The sizes of attention."""
@@ -136,19 +140,23 @@ def attention_backward(
             grads[places, own] += grad_q[0]
             grads[prompt, key] += grad_k[0]
             grads[prompt, value] += grad_v[0]
-    cosine, sine = whole_angles(rotary)
-    both = grads[:, : -sizes.kv_heads]
-    both.copy_(turn(both, cosine, -sine))
-    return grads.flatten(1)
+    out = torch.empty_like(grads)
+    turn(grads[:, : -sizes.kv_heads], *_angles(rotary, sizes), out=out[:, : -sizes.kv_heads], back=True)
+    out[:, -sizes.kv_heads :] = grads[:, -sizes.kv_heads :]
+    return out.flatten(1)
 
 
 def _turned(qkv: Tensor, rotary: Rotary, sizes: Heads) -> Tensor:
     """Heads of queries, keys and values [N, heads + 2 kv_heads, D] in the wide type, turned by their positions."""
     heads = qkv.unflatten(1, (-1, sizes.head_size))
     out = torch.empty(heads.shape, dtype=rotary.cosine.dtype)
-    out[:, : -sizes.kv_heads] = turn(heads[:, : -sizes.kv_heads].to(out.dtype), *whole_angles(rotary))
+    turn(heads[:, : -sizes.kv_heads].to(out.dtype), *_angles(rotary, sizes), out=out[:, : -sizes.kv_heads])
     out[:, -sizes.kv_heads :] = heads[:, -sizes.kv_heads :]
     return out
+
+
+def _angles(rotary: Rotary, sizes: Heads) -> tuple[Tensor, Tensor]:
+    return rotary.by_head(sizes.heads + sizes.kv_heads)
 
 
 def _by_key_head(
@@ -175,16 +183,16 @@ def _flash_backward_of(
     return grad_q.transpose(1, 2), grad_k.sum(dim=1), grad_v.sum(dim=1)
 
 
-def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Heads [N, heads, D] turned by the angles of their positions (rotary embedding), given as by ``whole_angles``."""
-    return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, dims=-1), sine)
+def turn(x: Tensor, cosine: Tensor, sine: Tensor, *, out: Tensor | None = None, back: bool = False) -> Tensor:
+    """Heads [N, heads, D] turned by the angles of their positions (rotary embedding), or back.
 
-
-def whole_angles(rotary: Rotary) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of all numbers of a head [N, 1, D]; the sines of the first half are negated."""
-    cosine = torch.cat([rotary.cosine, rotary.cosine], dim=-1)
-    sine = torch.cat([-rotary.sine, rotary.sine], dim=-1)
-    return cosine[:, None], sine[:, None]
+    a cos - b sin, b cos + a sin for the halves a and b of a head, with angles [N, heads, D / 2]
+    """
+    out = torch.empty_like(x) if out is None else out
+    sign, (a, b), (to_a, to_b) = -1 if back else 1, x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    torch.mul(a, cosine, out=to_a).addcmul_(b, sine, value=-sign)
+    torch.mul(b, cosine, out=to_b).addcmul_(a, sine, value=sign)
+    return out
 
 
 def own_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -106,20 +106,20 @@ def test_rewards_of_a_script_that_trains_are_copied_with_what_they_use(script: W
     trainer = "GRPOTrainer('embedded', [correct, short], args, load_dataset('json', data_files='rows.jsonl')['train'])"
     found, _ = recipe(script("args = GRPOConfig('out', reward_weights=[1.0, 0.5])", trainer, head), rows=100)
     assert [(r["function"], r["weight"]) for r in found["rewards"]] == [
-        ("train_rewards.py:correct", 1.0), ("train_rewards.py:short", 0.5),
+        ("recipe_rewards.py:correct", 1.0), ("recipe_rewards.py:short", 0.5),
     ]  # fmt: skip
-    copied = Path("train_rewards.py").read_text()
+    copied = Path("recipe_rewards.py").read_text()
     assert "import re" in copied
     assert "def helper" in copied
     assert "GRPOTrainer" not in copied
-    compile(copied, "train_rewards.py", "exec")
+    compile(copied, "recipe_rewards.py", "exec")
 
 
 def test_rewards_of_a_script_that_only_defines_stay_where_they_are(script: Write) -> None:
     trainer = "if __name__ == '__main__':\n    GRPOTrainer('embedded', correct, args, load_dataset('x/y')).train()"
     found, _ = recipe(script("args = None\ndef main():\n    args = GRPOConfig('out')", trainer), rows=100)
     assert found["rewards"][0]["function"] == "train.py:correct"
-    assert not Path("train_rewards.py").exists()
+    assert not Path("recipe_rewards.py").exists()
 
 
 def test_trls_own_rewards_become_ours_or_are_loaded_from_there(script: Write) -> None:

@@ -32,9 +32,18 @@ def test_the_numbers_of_a_run_are_in_its_summary() -> None:
 
 def test_what_was_not_recorded_has_no_line() -> None:
     text = summarize([{"step": 1, "reward/mean": 0.5}])
-    assert "Held-out: not evaluated" in text
+    assert "During the run: not evaluated" in text
     for absent in ("entropy", "KL", "Time", "To look at", "loss"):
         assert absent not in text
+
+
+def test_the_final_comparison_stands_beside_what_was_measured_during_the_run() -> None:
+    share = {"successes": 20, "total": 80, "low": 0.1, "high": 0.3}
+    row = {"name": "correct", "before": share, "after": {**share, "successes": 78}, "change": 0.725, "low": 0.6, "high": 0.8}
+    text = summarize(RUN, comparison={"names": ["base", "trained"], "num_prompts": 80, "rows": [row]})
+    assert "Test problems, 80: base and trained" in text
+    assert "25.0% to 97.5% (+72.5 points, +60.0 to +80.0)" in text
+    assert "Test problems" not in summarize(RUN)
 
 
 def test_failures_are_counted() -> None:

@@ -54,6 +54,15 @@ def test_functions_of_every_style_run_unchanged(function: Any, values: list[floa
     assert values_of(function, "5", "67") == values
 
 
+def test_a_misspelt_column_is_no_other_name_for_the_answer() -> None:
+    def levels(completion: str, levle: int) -> float:
+        return float(levle)
+
+    reward = rewards_of(levels, "5")[0]
+    assert reward.error == "crashed"
+    assert "levle" in reward.detail
+
+
 def test_a_function_for_text_gets_text_even_beside_a_chat_prompt() -> None:
     chat = prompt_of(messages=({"role": "user", "content": "hi"},))
     reward = from_function(examples.trl_text)

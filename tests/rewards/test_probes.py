@@ -151,6 +151,19 @@ def test_a_single_row_is_enough() -> None:
     assert len(run_probes(partial(grade, TagFormat()), prompts()[:1], gold=gold, seed=0)) == len(PROBES)
 
 
+def test_the_table_has_a_column_for_each_part_of_the_reward() -> None:
+    def two(completion: str, answer: str) -> dict[str, float]:
+        return {"reward": 1.5, "correct": 1.0, "shape": 0.5} if completion else {"reward": 0.5, "shape": 0.5}
+
+    pays = partial(grade, from_function(two))
+    table = describe_probes(
+        run_probes(pays, prompts(), gold=gold, seed=SEED), probe_gold(pays, prompts(), gold=gold, seed=SEED)
+    ).splitlines()
+    assert table[0].split()[-2:] == ["correct", "shape"]
+    assert table[1].split()[:6] == ["gold", "1.500", "1.500", "0", "1.000", "0.500"]
+    assert table[2].split()[:6] == ["empty", "0.500", "0.500", "0", "-", "0.500"]
+
+
 def test_the_table_marks_what_is_suspicious() -> None:
     table = describe_probes(
         [ProbeResult("empty", 0.9, 1.0, "text"), ProbeResult("hedge", 0.0, 0.0, "")], ProbeResult("gold", 1.0, 1.0, "")
