@@ -44,7 +44,8 @@ OUR_SETTINGS = (
     "bfloat16:8192",
     "bfloat16:2048",
     "bfloat16:1024",
-    "bfloat16:1024+checkpointing",
+    "bfloat16:512",
+    "bfloat16:512+checkpointing",
 )
 """Type of the arithmetic and tokens per microbatch."""
 MIB = 2**20
