@@ -142,10 +142,8 @@ def disturb(
         note(what)
         began = time.perf_counter()
         do()
-        while trainer.process.poll() is None and not any(map(is_up, urls)):
-            time.sleep(0.1)
-        # until the fault is over and one server at least takes connections again
-        done[-1]["seconds"] = round(time.perf_counter() - began, 1)
+        trainer.until(lambda: any(map(is_up, urls)))
+        done[-1]["seconds"] = round(time.perf_counter() - began, 1)  # until one server at least can be reached again
     return done
 
 

@@ -370,9 +370,7 @@ def report(result: Result, *, console: Console) -> None:
     if len(metrics) > 1:
         picture = plot_run(metrics, result.folder / "curves.png", title=result.folder.name)
         compared = comparison.summary() if comparison is not None else None
-        text = summarize(
-            metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder)
-        )
+        text = summarize(metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder))
         profile = profile_text(result.folder)
         (result.folder / "summary.txt").write_text(f"{text}\n{profile}\n" if profile else f"{text}\n", encoding="utf-8")
         if profile:

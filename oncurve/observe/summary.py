@@ -52,8 +52,9 @@ def summarize(
 ) -> str:
     """A run as text: what was held out, how training went, where the time went, what failed.
 
-    ``metrics`` are the rows of ``read_metrics``, ``comparison`` is what ``comparison.json`` holds. "start" and "end" are means over the first and last tenth of the
-    steps. A metric that was not recorded has no line; the loss has none on purpose, as it measures no progress.
+    ``metrics`` are the rows of ``read_metrics``, ``comparison`` what ``comparison.json`` holds. "start" and "end" are
+    means over the first and last tenth of the steps. A metric that was not recorded has no line; the loss has none on
+    purpose, as it measures no progress.
 
     Raises DataError without a row.
     """

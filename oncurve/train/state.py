@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import os
 import shutil
 import time
@@ -116,8 +117,16 @@ def _copied(policy: Policy, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     made: dict[int, Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in made:
-            made[id(tensor)] = policy.whole(tensor).to("cpu", copy=True).contiguous()
+            made[id(tensor)] = _apart(policy.whole(tensor).detach())
     return {name: made[id(tensor)] for name, tensor in tensors.items()}
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """A copy in CPU memory that the heap has no part in, so that a freed snapshot leaves no gaps there."""
+    if not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    room = mmap.mmap(-1, tensor.numel() * tensor.element_size())
+    return torch.frombuffer(room, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def write(snapshot: Snapshot, policy: Policy, root: Path, *, rank: int = 0) -> Path | None:

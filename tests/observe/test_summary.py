@@ -39,7 +39,8 @@ def test_what_was_not_recorded_has_no_line() -> None:
 
 def test_the_final_comparison_stands_beside_what_was_measured_during_the_run() -> None:
     share = {"successes": 20, "total": 80, "low": 0.1, "high": 0.3}
-    row = {"name": "correct", "before": share, "after": {**share, "successes": 78}, "change": 0.725, "low": 0.6, "high": 0.8}
+    change = {"change": 0.725, "low": 0.6, "high": 0.8}
+    row = {"name": "correct", "before": share, "after": {**share, "successes": 78}, **change}
     text = summarize(RUN, comparison={"names": ["base", "trained"], "num_prompts": 80, "rows": [row]})
     assert "Test problems, 80: base and trained" in text
     assert "25.0% to 97.5% (+72.5 points, +60.0 to +80.0)" in text
