@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "step"), counted(2000, "row")
+    ('1 step', '2,000 rows')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 class OncurveError(Exception):
     """A problem with a message for the user: where it is, what was found, what to do.
 

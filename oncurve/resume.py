@@ -14,7 +14,7 @@ from rich.text import Text
 
 from oncurve.config.load import parse_config
 from oncurve.config.schema import Config
-from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped
+from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
 from oncurve.evaluate.evaluate import Evaluation, read_evaluation
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
@@ -359,7 +359,7 @@ def _check_rows(path: Path, step: int, *, warn: Callable[[str], None]) -> None:
     """Say which records are missing: they cannot be made again without their steps."""
     there = {row.get("step") for row in read_rows(path / METRICS)}
     if missing := [str(number) for number in range(1, step + 1) if number not in there]:
-        warn(f"{path / METRICS} has no record of {len(missing)} steps that were done, such as {missing[0]}")
+        warn(f"{path / METRICS} has no record of {counted(len(missing), 'step')}, done already, such as {missing[0]}")
 
 
 def _flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from oncurve.data.sources import Located, Row, did_you_mean, listed, read_generated, read_stored
-from oncurve.errors import ConfigError, DataError
+from oncurve.errors import ConfigError, DataError, counted
 from oncurve.rewards.answers import last_boxed
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class RowStatistics:
         """The same in a few lines for the console."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.answer_kinds.items() if count)
         lines = [
-            f"{self.num_rows:,} rows, {self.num_repeated:,} repeated questions",
+            f"{counted(self.num_rows, 'row')}, {counted(self.num_repeated, 'repeated question')}",
             f"columns: {', '.join(self.columns)}",
             f"answers: {kinds}",
         ]

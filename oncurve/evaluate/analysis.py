@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
+from oncurve.errors import counted
 from oncurve.evaluate.evaluate import CATEGORIES, Evaluation, Example
 from oncurve.rewards.base import Category
 
@@ -22,7 +23,7 @@ def analysis_markdown(evaluation: Evaluation, *, limit: int = 3, max_characters:
     A category without an example has its line in the table and nothing else.
     """
     lines = [
-        f"# {evaluation.name}, after {evaluation.step} steps",
+        f"# {evaluation.name}, after {counted(evaluation.step, 'step')}",
         "",
         "| category | completions [95 %] | mean tokens | cut off |",
         "|---|---:|---:|---:|",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from oncurve.errors import DataError
+from oncurve.errors import DataError, counted
 from oncurve.observe.progress import duration, sparkline
 
 _Form = Callable[[float], str]
@@ -164,12 +164,13 @@ def _trouble(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """What did not go as it should, counted; nothing when all went well."""
     lines: list[str] = []
     if errors := [value for value in _values(metrics, "reward/error_fraction") if value > 0]:
-        lines.append(f"  completions that could not be graded in {len(errors)} steps, at most {max(errors):.1%} of one")
+        steps = counted(len(errors), "step")
+        lines.append(f"  completions that could not be graded in {steps}, at most {max(errors):.1%} of one")
     lost = [(row.get("policy/skipped_updates", 0.0), row.get("policy/nonfinite_updates", 0.0)) for row in metrics]
     if count := sum(not_finite > 0 for _, not_finite in lost):
-        lines.append(f"  updates left out because the gradient was not finite, in {count} steps")
+        lines.append(f"  updates left out because the gradient was not finite, in {counted(count, 'step')}")
     if count := sum(skipped > not_finite for skipped, not_finite in lost):
-        lines.append(f"  updates left out because none of their groups had a signal, in {count} steps")
+        lines.append(f"  updates left out because none of their groups had a signal, in {counted(count, 'step')}")
     if broken := sorted({key for row in metrics for key, value in row.items() if not math.isfinite(value)}):
         lines.append(f"  not finite at some step: {', '.join(broken)}")
     silent = _values(metrics, "group/zero_signal_fraction")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from oncurve.errors import counted
 from oncurve.plan.constants import GPU_MARGIN
 from oncurve.plan.cost import Price, TrainerCost, compare_trainers, fits, price
 from oncurve.plan.failure import Failure, cost_of_failure
@@ -203,7 +204,7 @@ def _time(plan: Plan) -> Iterator[str]:
 
 def _cost(plan: Plan) -> Iterator[str]:
     yield ""
-    yield f"the run: {plan.work.steps} steps, about {plan.hours:.1f} hours without measuring and saving"
+    yield f"the run: {counted(plan.work.steps, 'step')}, about {plan.hours:.1f} hours without measuring and saving"
     if plan.device.on_demand is None and plan.device.spot is None:
         if plan.device.is_gpu:
             yield f"  no price of {plan.device.name} is known here; put yours into a table and give it with --devices"
@@ -224,8 +225,8 @@ def _failure(plan: Plan) -> Iterator[str]:
     worth = f", ${_usd(lost.usd, 'on_demand')}" if lost.usd.on_demand is not None else ""
     yield ""
     yield (
-        f"a trainer that is taken away costs at most {lost.steps} steps (run.save_every_steps): {lost.completions:,} "
-        f"completions, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}; half of it on average"
+        f"a trainer that is taken away costs at most {counted(lost.steps, 'step')} (run.save_every_steps): "
+        f"{lost.completions:,} completions, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}; half of it on average"
     )
     if plan.setup.sampler_devices:
         yield f"a sampler that is taken away costs at most {lost.sampler_tokens:,.0f} tokens; the run goes on"

@@ -53,8 +53,8 @@ def test_failures_are_counted() -> None:
             {"step": 2, "reward/error_fraction": 0.0, "policy/skipped_updates": 1.0, "policy/loss": 0.0},
             {"step": 3, "policy/skipped_updates": 0.5, "policy/loss": 0.0}]  # fmt: skip
     text = summarize(rows)
-    assert "could not be graded in 1 steps, at most 25.0% of one" in text
-    assert "because the gradient was not finite, in 1 steps" in text
+    assert "could not be graded in 1 step, at most 25.0% of one" in text
+    assert "because the gradient was not finite, in 1 step" in text
     assert "because none of their groups had a signal, in 2 steps" in text
     assert "not finite at some step: policy/loss" in text
 

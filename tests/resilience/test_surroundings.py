@@ -142,7 +142,7 @@ def test_missing_records_and_a_missing_recipe_are_said(nursery: Nursery, stopped
     (stopped / "config.yaml").unlink()
     status, said = nursery.run("resume", stopped)
     assert status == 0, said
-    assert "no record of 1 steps that were done, such as 3" in said
+    assert "no record of 1 step, done already, such as 3" in said
     assert "the recipe in the checkpoint is taken" in said
     assert steps_of(stopped) == [0, 1, 2, 4, 5, 6, 7, 8]
     ours, clean = (path / "model" / "model.safetensors" for path in (stopped, finished))
