@@ -226,7 +226,8 @@ def _failure(plan: Plan) -> Iterator[str]:
     yield ""
     yield (
         f"a trainer that is taken away costs at most {counted(lost.steps, 'step')} (run.save_every_steps): "
-        f"{lost.completions:,} completions, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}; half of it on average"
+        f"{lost.completions:,} completions, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}; "
+        "half of it on average"
     )
     if plan.setup.sampler_devices:
         yield f"a sampler that is taken away costs at most {lost.sampler_tokens:,.0f} tokens; the run goes on"
