@@ -132,9 +132,9 @@ def disturb(
     faults: list[tuple[str, Callable[[], None]]] = [
         ("one killed", lambda: kill(first)),
         ("the other killed", lambda: kill(second)),
-        (f"one stopped for {stopped:g} s", stop),
-        ("a third one joins", join),
         (f"all killed, connections refused for {refused:g} s", lambda: kill(*urls, away=refused)),
+        ("a third one joins", join),
+        (f"one stopped for {stopped:g} s", stop),
     ]
     for what, do in faults:
         if not wait(3):

@@ -20,7 +20,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
     (r"SIG(TERM|INT|USR1) ", "SIGTERM, SIGINT, SIGUSR1 in each phase; SIGTERM twice"),
     (r"(SIGKILL in .*), \d+ of \d+", r"\1"),
     (r"newest checkpoint: ", "newest checkpoint damaged in five ways"),
-    (r"resumed with another ", "resumed with another group size, data set, learning rate, number of processes: refused"),
+    (r"resumed with another ", "resumed with another group size, data set, rate, number of processes: refused"),
     (r"\d+ losses that are not finite", "one loss that is no number; many of them"),
 )
 
@@ -29,7 +29,7 @@ def group_of(name: str) -> str:
     """The row of the table to which a scenario belongs."""
     for pattern, row in GROUPS:
         if found := re.match(pattern, name):
-            return found.expand(row).replace("in between", "between").replace("in checkpoint", "in writing a checkpoint")
+            return found.expand(row).replace("in between", "between")
     return name
 
 
