@@ -41,7 +41,7 @@ from oncurve.train.policy import Policy
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
 LIMITS = replace(FAST, push_seconds=3.0, gone_seconds=30.0)
 PAUSE = f"{contract.PAUSE}?mode=abort&clear_cache=true"
-BUFFER = 2**16
+BUFFER_BYTES = 2**15
 MakeSampler = Callable[..., ServerSampler]
 
 
@@ -67,7 +67,7 @@ class BufferEnd:
 
     def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
         self.received = {}
-        buffer = torch.empty(BUFFER * 16, dtype=torch.uint8)
+        buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8)
         for header in fill(buffer, shipment):
             parts = buffer[: sum(header["tensor_sizes"])].clone().split(header["tensor_sizes"])
             facts = zip(header["names"], header["dtype_names"], header["shapes"], parts, strict=True)
