@@ -82,6 +82,10 @@ class ServerClient:
         """Take memory again, for ``weights`` or for the ``kv_cache``."""
         await self._call("POST", f"{contract.WAKE}?tags={tag}", within=within)
 
+    async def is_sleeping(self, *, within: float) -> bool:
+        """It gave memory back, or somebody paused it."""
+        return bool((await self._call("GET", contract.IS_SLEEPING, within=within))["is_sleeping"])
+
     async def num_workers(self, *, within: float) -> int:
         """Over how many GPUs it is spread."""
         return int((await self._call("GET", contract.WORLD_SIZE, within=within))["world_size"])

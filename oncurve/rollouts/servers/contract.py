@@ -27,6 +27,7 @@ UPDATE = "/update_weights"
 FINISH = "/finish_weight_update"
 WORLD_SIZE = "/get_world_size"
 SLEEP = "/sleep"
+IS_SLEEPING = "/is_sleeping"
 WAKE = "/wake_up"
 
 TOKEN_VARIABLE = "ONCURVE_SERVER_TOKEN"

@@ -15,6 +15,8 @@ State = Literal["down", "stale", "syncing", "ready", "asleep", "poisoned"]
 """down: no sign of life. stale: alive, with other weights than the current ones. syncing: taking them. ready: samples.
 asleep: it gave its memory back until it is wanted. poisoned: it failed while new weights took the place of old ones,
 and is left alone until it was started again."""
+DEFAULT = "default"
+"""What vLLM reports before it was given weights."""
 SLEEP_LEVEL = 2
 """Weights are dropped, not kept in the machine's memory: new ones come when it wakes."""
 
@@ -115,6 +117,8 @@ class Server:
         limits = self.fleet.deadlines
         try:
             report = await self.client.report(within=limits.silent_seconds / 2)
+            if not self.label and report.label != DEFAULT and not report.takes_keys:  # of a trainer before this one
+                self.is_asleep = self.is_wanted = await self.client.is_sleeping(within=limits.silent_seconds / 2)
         except ServerSlow as slow:
             if time.monotonic() - self._last_sign < limits.silent_seconds:
                 return 0.0

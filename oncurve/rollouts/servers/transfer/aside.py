@@ -16,23 +16,25 @@ def aside(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(value: T | None, error: BaseException | None) -> None:
+    async def do() -> T:
+        return work()
+
+    def settle(task: asyncio.Task[T]) -> None:
+        error = task.exception()
         if future.done():
             return
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(value)  # type: ignore[arg-type]
+            future.set_result(task.result())
 
     def run() -> None:
-        value: T | None = None
-        error: BaseException | None = None
-        try:
-            value = work()
-        except BaseException as raised:  # noqa: BLE001 - it is raised again where it is waited for
-            error = raised
+        own = asyncio.new_event_loop()
+        task = own.create_task(do())
+        own.run_until_complete(asyncio.wait([task]))
+        own.close()
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, error)
+            loop.call_soon_threadsafe(settle, task)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future

@@ -17,6 +17,8 @@ _CLASSES: dict[str, type] = {
     "TypedStorage": torch.storage.TypedStorage,
     "UntypedStorage": torch.UntypedStorage,
 }
+_TYPES = {"uint8": torch.uint8}
+"""The buffer is one of bytes."""
 _PLAIN = (int, bool, type(None))
 
 
@@ -38,7 +40,7 @@ def _plain(value: object) -> Any:
         return value
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, torch.dtype):
+    if value in _TYPES.values():
         return {"type": str(value).removeprefix("torch.")}
     if isinstance(value, tuple | list):  # a size or a stride
         return [_plain(one) for one in value]
@@ -55,8 +57,8 @@ def _real(value: Any) -> Any:
     match value:
         case {"bytes": str(text)}:
             return base64.b64decode(text, validate=True)
-        case {"type": str(name)} if isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
+        case {"type": str(name)} if name in _TYPES:
+            return _TYPES[name]
         case {"class": str(name)} if name in _CLASSES:
             return _CLASSES[name]
         case _:
