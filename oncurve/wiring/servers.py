@@ -24,8 +24,13 @@ def settle(config: Config) -> tuple[Config, str | None]:
     if config.rollouts.type != "auto":
         return config, None
     found = place(config, look_at_machine(config))
-    changes = {"type": found.sampler, "vllm_servers": found.servers, "tensor_parallel": found.tensor_parallel}
-    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), found.sentence
+    said = found.sentence
+    changes: dict[str, object] = {"type": found.sampler, "vllm_servers": found.servers}
+    changes["tensor_parallel"] = found.tensor_parallel
+    if found.sampler == "engine" and (config.rollouts.transfer != "fetch" or config.rollouts.sleep):
+        said += "; rollouts.transfer and rollouts.sleep, which are for servers, do nothing here"
+        changes |= {"transfer": "fetch", "sleep": False}  # what is recorded is loaded again by ``resume``
+    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), said
 
 
 def look_at_machine(config: Config) -> Machine:

@@ -100,5 +100,9 @@ def test_only_a_recipe_that_leaves_it_open_is_settled() -> None:
     config, said = settle(parse_config(RECIPE, ["policy.device=cpu"]))
     assert config.rollouts.type == "engine"
     assert said is not None
+    config, said = settle(parse_config(RECIPE, ["policy.device=cpu", "rollouts.transfer=nccl"]))
+    assert (config.rollouts.type, config.rollouts.transfer) == ("engine", "fetch")
+    assert said is not None
+    assert "rollouts.transfer" in said, "what was asked for and is not done is said"
     forced = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.vllm_servers=2"])
     assert settle(forced) == (forced, None)

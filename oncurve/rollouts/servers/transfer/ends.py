@@ -61,6 +61,8 @@ class NcclEnd:
 
         torch.cuda.set_device(self._device)  # each thread has its own
         self._communicator = trainer_init({"master_address": address, "master_port": port, "world_size": size})
+        if self._communicator.disabled:  # it would send nothing, without a word
+            raise RuntimeError("NCCL cannot be loaded into the process that trains")
 
     def send(self, shipment: Shipment) -> None:
         """Broadcast buffer after buffer."""
@@ -93,17 +95,17 @@ class IpcEnd:
         self._device = torch.cuda.current_device()
 
     def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
-        """Fill the buffer with as many weights as go into it, and say where it is."""
+        """Fill the buffer with as many weights as go into it, and say where it is. Each part may be asked for in
+        another thread."""
         from torch.multiprocessing.reductions import reduce_tensor
 
-        torch.cuda.set_device(self._device)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         largest = max((_num_bytes(shipment, weight) for weight in shipment.weights.values()), default=0)
         buffer = torch.empty(max(BUFFER_BYTES, largest), dtype=torch.uint8, device=f"cuda:{self._device}")
         handle = to_plain(reduce_tensor(buffer)[1])
         gpu = str(torch.cuda.get_device_properties(self._device).uuid)
         for header in fill(buffer, shipment):
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
             yield header | {"handles": {gpu: handle}}
         del buffer
         torch.cuda.ipc_collect()
@@ -159,7 +161,7 @@ def check_device(transfer: str, *, has_gpu: bool) -> None:
         return
     try:
         importlib.import_module("vllm.distributed.weight_transfer.nccl_common")
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise ConfigError(
             f"rollouts.transfer is nccl, for which this process needs vLLM as well, and it has none that can be loaded "
             f"({error}). Run `pip install 'oncurve[vllm]'` here, or set it to fetch"

@@ -66,7 +66,11 @@ class GroupPush:
 
     async def hand_over(self, members: Sequence[Server], shipment: Shipment) -> None:
         """Give them a version. Who does not get it is told so, and fetches it as a file or is started again."""
-        has_arrived = await self._form(members) and await self._send(members, shipment)
+        try:
+            has_arrived = await self._form(members) and await self._send(members, shipment)
+        except BaseException:  # whoever is in the middle of something cannot be in step again
+            self.close()
+            raise
         self._failures = 0 if has_arrived else self._failures + bool(members)
         if self._failures == MAX_FAILURES:
             self.say(
