@@ -11,6 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from oncurve.config.algorithm import AlgorithmSection
 from oncurve.config.rewards import R1ZeroReward, Reward
+from oncurve.config.rollouts import RolloutSection
 from oncurve.config.section import Fraction, NonNegative, Section
 
 
@@ -102,106 +103,6 @@ class EvaluationSection(Section):
     """0 is greedy. The same for both models."""
     samples: PositiveInt = 1
     """Completions per problem; more than one needs a temperature above 0."""
-
-
-class DeadlineSection(Section):
-    """servers: how long they may take for what."""
-
-    connect_seconds: PositiveFloat = 5.0
-    """Opening a connection."""
-    request_seconds: PositiveFloat = 600.0
-    """The completions of one prompt."""
-    push_seconds: PositiveFloat = 300.0
-    """Each part of handing over weights: fetching them, loading them."""
-    silent_seconds: PositiveFloat = 10.0
-    """A server that gives no sign of life for so long is lost, and its prompts go to others."""
-    gone_seconds: PositiveFloat = 300.0
-    """With no server ready for so long, the run saves and ends."""
-
-
-class RolloutSection(Section):
-    """How completions are sampled."""
-
-    type: Literal["auto", "engine", "transformers", "servers"] = "auto"
-    """engine: in this process, fast. transformers: its generate, the slow reference. servers: other processes, here or
-    elsewhere, any of which may die. auto: vLLM servers on the GPUs that nothing trains on, otherwise engine."""
-    temperature: PositiveFloat = 1.0
-    max_completion_tokens: PositiveInt = 256
-    min_completion_tokens: NonNegative = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: NonNegative = 0
-    min_p: Fraction = 0.0
-    stop: tuple[str, ...] = ()
-    """Strings that end a completion; they stay in it."""
-    max_rows: PositiveInt = 256
-    """Completions sampled at the same time."""
-    kv_tokens: PositiveInt | None = None
-    """engine: positions of prompts and completions whose keys and values are held at the same time; None: no limit."""
-    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """engine: type of keys and values. auto: that of the arithmetic, or float32 on a CPU without the kernels. Another
-    one is decoded without the CPU kernels, which is slower, and is refused where a model is sampled through its own
-    module."""
-    servers: tuple[str, ...] = ()
-    """servers: their addresses, such as [http://10.0.0.5:8100]."""
-    registry: str | None = None
-    """servers: a folder where servers leave their addresses, also while the run goes on."""
-    own_servers: NonNegative = 0
-    """servers: how many `oncurve serve` to start on this machine for the time of the run."""
-    vllm_servers: NonNegative = 0
-    """servers: how many vLLM servers to start on this machine for the time of the run."""
-    tensor_parallel: PositiveInt = 1
-    """servers: GPUs over which each of these vLLM servers spreads the model."""
-    vllm_python: str | None = None
-    """servers: the python of the environment with vLLM; None reads ONCURVE_VLLM_PYTHON."""
-    vllm_options: tuple[str, ...] = ()
-    """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
-    weights_folder: str | None = None
-    """servers: where new weights are put for them; None makes a folder in run.folder."""
-    weights_address: str | None = None
-    """servers: host:port where those that do not see that folder fetch weights from this process."""
-    staleness: Annotated[int, Field(ge=0, le=1)] = 0
-    """servers: 1 samples the next step while this one trains, from weights that are one step old."""
-    deadlines: DeadlineSection = DeadlineSection()
-
-    @model_validator(mode="after")
-    def _check_servers(self) -> RolloutSection:
-        has_servers = bool(self.servers or self.registry or self.vllm_servers or self.own_servers)
-        if self.type == "servers" and not has_servers:
-            raise ValueError(
-                "rollouts.type is servers, and none is named. Give rollouts.servers their addresses, rollouts.registry "
-                "a folder where they leave them, or rollouts.vllm_servers or rollouts.own_servers how many to start"
-            )
-        if self.own_servers and self.vllm_servers:
-            raise ValueError(
-                "rollouts.own_servers and rollouts.vllm_servers are both set; a run starts one kind. Leave one out"
-            )
-        if self.type != "servers" and (has_servers or self.staleness):
-            raise ValueError(
-                f"rollouts.type is {self.type}, and servers and staleness are for rollouts.type servers: this process "
-                f"samples from the weights in training. Set rollouts.type to servers, or leave them out"
-            )
-        for url in self.servers:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"rollouts.servers names {url!r}. Write an address such as http://10.0.0.5:8100")
-        return self
-
-    @model_validator(mode="after")
-    def _check_kv_dtype(self) -> RolloutSection:
-        if self.kv_dtype != "auto" and self.type != "engine":
-            raise ValueError(
-                f"rollouts.kv_dtype is {self.kv_dtype}, which the engine alone can keep; rollouts.type is {self.type}. "
-                f"Set kv_dtype to auto, or give vLLM its own option in rollouts.vllm_options"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> RolloutSection:
-        if self.min_completion_tokens > self.max_completion_tokens:
-            raise ValueError(
-                f"rollouts.min_completion_tokens is {self.min_completion_tokens}, more than "
-                f"rollouts.max_completion_tokens, {self.max_completion_tokens}. Lower the first or raise the second"
-            )
-        return self
 
 
 class LoraSection(Section):
@@ -357,6 +258,15 @@ class Config(Section):
                 f"run.completions_per_update is {size}, which does not divide the {self.completions_per_step} "
                 f"completions of a step (run.prompts_per_step {self.run.prompts_per_step} x algorithm.group_size "
                 f"{self.algorithm.group_size}). The nearest that does is {nearest}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_transfer(self) -> Config:
+        if self.rollouts.transfer != "fetch" and self.policy.lora is not None:
+            raise ValueError(
+                f"rollouts.transfer is {self.rollouts.transfer}, which sends whole weights, and policy.lora trains an "
+                f"adapter, a hundredth of them. Set rollouts.transfer to fetch"
             )
         return self
 

@@ -33,6 +33,8 @@ class Wants:
     """Attention heads, over which servers cut a model."""
     is_quantized: bool = False
     """The base is in few bits, of which servers can be given no whole weights."""
+    shares_gpu: bool = False
+    """A server on the trainer's own GPU is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ def choose_placement(machine: Machine, wants: Wants) -> Placement:
     gpus = len(machine.memory_bytes)
     if machine.kind != "cuda" or not gpus:
         return Placement("engine", why="there is no CUDA GPU here" + " but Apple's" * (machine.kind == "mps"))
+    if wants.shares_gpu:
+        return _on_one(machine, wants)
     spare = gpus - wants.trainers
     memory = min(machine.memory_bytes)
     sizes = [2**power for power in range(spare.bit_length()) if 2**power <= spare and wants.heads % 2**power == 0]
@@ -86,6 +90,21 @@ def choose_placement(machine: Machine, wants: Wants) -> Placement:
     else:
         return _on_servers(gpus, spare, min(fitting), wants.trainers)
     return Placement("engine", why=why)
+
+
+def _on_one(machine: Machine, wants: Wants) -> Placement:
+    """One server on the GPU that trains, if one GPU trains and the weights leave room on it."""
+    if wants.trainers > 1:
+        why = f"{wants.trainers} GPUs train, and a server cannot be on all of them"
+    elif wants.is_quantized:
+        why = "a base in few bits (policy.quantization) cannot be handed to a server"
+    elif not machine.has_vllm:
+        why = "no environment with vLLM is named (rollouts.vllm_python)"
+    elif wants.weights * HALF_WIDTH_BYTES > WEIGHT_SHARE * min(machine.memory_bytes):
+        why = "the weights fill more than half of the GPU that trains"
+    else:
+        return Placement("servers", 1, 1, why="one vLLM server is on the GPU that trains, as asked")
+    return Placement("engine", why=f"a server on the GPU that trains was asked for, but {why}")
 
 
 def _on_servers(gpus: int, spare: int, each: int, trainers: int) -> Placement:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from oncurve.rollouts.servers.children import ChildServers
     from oncurve.rollouts.servers.local_vllm import VllmServers
     from oncurve.rollouts.servers.sampler import ServerSampler
+    from oncurve.rollouts.servers.transfer.ways import Transfer
 
 
 def settle(config: Config) -> tuple[Config, str | None]:
@@ -23,8 +24,13 @@ def settle(config: Config) -> tuple[Config, str | None]:
     if config.rollouts.type != "auto":
         return config, None
     found = place(config, look_at_machine(config))
-    changes = {"type": found.sampler, "vllm_servers": found.servers, "tensor_parallel": found.tensor_parallel}
-    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), found.sentence
+    said = found.sentence
+    changes: dict[str, object] = {"type": found.sampler, "vllm_servers": found.servers}
+    changes["tensor_parallel"] = found.tensor_parallel
+    if found.sampler == "engine" and (config.rollouts.transfer != "fetch" or config.rollouts.sleep):
+        said += "; rollouts.transfer and rollouts.sleep, which are for servers, do nothing here"
+        changes |= {"transfer": "fetch", "sleep": False}  # what is recorded is loaded again by ``resume``
+    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), said
 
 
 def look_at_machine(config: Config) -> Machine:
@@ -45,7 +51,7 @@ def place(config: Config, machine: Machine) -> Placement:
     """The layout of a recipe on a machine: a function of both and of how many processes train here."""
     from oncurve.launch.placement import Wants, choose_placement
 
-    if len(machine.memory_bytes) < 2:
+    if len(machine.memory_bytes) < 1 + (not shares_gpu(config)):
         return choose_placement(machine, Wants())
     from oncurve.plan.find_shape import find_shape
 
@@ -57,6 +63,7 @@ def place(config: Config, machine: Machine) -> Placement:
             weights=float(shape.num_parameters),
             heads=shape.heads,
             is_quantized=config.policy.quantization is not None,
+            shares_gpu=shares_gpu(config),
         ),
     )
 
@@ -79,6 +86,7 @@ def make_server_sampler(config: Config) -> ServerSampler:
     from oncurve.wiring.policy import make_sampling
 
     chosen = config.rollouts
+    transfer = make_transfer(config)
     local: ChildServers | None = None
     if chosen.vllm_servers:
         local = start_vllm(config)
@@ -94,7 +102,47 @@ def make_server_sampler(config: Config) -> ServerSampler:
         max_rows=chosen.max_rows,
         deadlines=Deadlines(**chosen.deadlines.model_dump()),
         local=local,
+        transfer=transfer,
+        sleep=chosen.sleep,
     )
+
+
+def make_transfer(config: Config) -> Transfer | None:
+    """The way of weights from this GPU to servers without files; None where they are fetched.
+
+    Raises ConfigError where there is no GPU, or no vLLM in this environment.
+    """
+    import torch
+
+    from oncurve.rollouts.servers.children import free_ports
+    from oncurve.rollouts.servers.transfer.direct import DirectPush
+    from oncurve.rollouts.servers.transfer.ends import IpcEnd, NcclEnd, check_device
+    from oncurve.rollouts.servers.transfer.group import GroupPush
+    from oncurve.rollouts.servers.transfer.ways import Transfer
+
+    chosen = config.rollouts
+    if chosen.transfer == "fetch":
+        return None
+    check_device(chosen.transfer, has_gpu=torch.cuda.is_available() and config.policy.device != "cpu")
+    seconds = chosen.deadlines.push_seconds
+    if chosen.transfer == "nccl":
+        address = chosen.weights_address.rpartition(":")[0] if chosen.weights_address else None
+        push = GroupPush(NcclEnd, free_port=lambda: free_ports(1)[0], address=address, push_seconds=seconds)
+    else:
+        push = DirectPush(IpcEnd(), push_seconds=seconds)
+    wide = is_wide(config, on_cpu=False)
+    return Transfer(push, None if wide else torch.bfloat16, trains_meanwhile=chosen.staleness > 0)
+
+
+def is_wide(config: Config, *, on_cpu: bool) -> bool:
+    """Servers compute in float32, as the policy does."""
+    chosen = config.policy.compute_type
+    return chosen == "float32" or (chosen == "auto" and on_cpu)
+
+
+def shares_gpu(config: Config) -> bool:
+    """The one server is on the trainer's own GPU."""
+    return config.rollouts.sleep or config.rollouts.transfer == "ipc"
 
 
 def base_model(config: Config) -> str:
@@ -110,24 +158,27 @@ def start_vllm(config: Config) -> VllmServers:
     """As many vLLM servers on this machine as the recipe asks for, with the model that it trains."""
     import torch
 
-    from oncurve.rollouts.servers.children import gpu_shares, visible_gpus
+    from oncurve.rollouts.servers.children import gpu_shares, own_gpu, visible_gpus
     from oncurve.rollouts.servers.local_vllm import VllmServers
 
     chosen, on_cpu = config.rollouts, not torch.cuda.is_available()
     visible = [] if on_cpu else visible_gpus(torch.cuda.device_count())
     trainers = 0 if config.policy.device == "cpu" else trainers_here(len(visible))
-    wide = config.policy.compute_type == "float32" or (config.policy.compute_type == "auto" and on_cpu)
+    devices: list[str] = []
+    if visible and shares_gpu(config):
+        devices = own_gpu(visible, trainers=trainers)
+    elif visible:
+        devices = gpu_shares(visible, trainers=trainers, servers=chosen.vllm_servers, each=chosen.tensor_parallel)
     return VllmServers(
         base_model(config),
         chosen.vllm_servers,
         python=chosen.vllm_python,
-        dtype="float32" if wide else "bfloat16",
+        dtype="float32" if is_wide(config, on_cpu=on_cpu) else "bfloat16",
         on_cpu=on_cpu,
         logs=Path(config.run.folder) / "server_logs",
         options=chosen.vllm_options,
-        devices=gpu_shares(visible, trainers=trainers, servers=chosen.vllm_servers, each=chosen.tensor_parallel)
-        if visible
-        else (),
+        devices=devices,
+        sleeps=chosen.sleep,
         tensor_parallel=chosen.tensor_parallel,
     )
 

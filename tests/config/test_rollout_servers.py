@@ -15,6 +15,10 @@ from oncurve.wiring.servers import make_server_sampler
 RECIPE = "{model: embedded, data: {type: word_problems}}"
 
 
+OWN = ["rollouts.type=servers", "rollouts.own_servers=1"]
+VLLM = ["rollouts.type=servers", "rollouts.vllm_servers=1"]
+
+
 def recipe(*overrides: str) -> Config:
     return parse_config(RECIPE, list(overrides))
 
@@ -29,6 +33,14 @@ def recipe(*overrides: str) -> Config:
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.staleness=2"], "rollouts.staleness"),
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.staleness=1", "data.retire_above=0.9"], "grades"),
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.deadlines.gone_seconds=0"], "gone_seconds"),
+        (["rollouts.transfer=nccl", "rollouts.type=engine"], "for vLLM servers"),
+        ([*OWN, "rollouts.transfer=nccl"], "for vLLM servers"),
+        ([*VLLM, "rollouts.transfer=nccl", "rollouts.sleep=true"], "transfer to ipc"),
+        ([*VLLM, "rollouts.staleness=1", "rollouts.sleep=true"], "take turns"),
+        ([*VLLM, "rollouts.vllm_servers=2", "rollouts.transfer=ipc"], "vllm_servers to 1"),
+        ([*VLLM, "rollouts.tensor_parallel=2", "rollouts.sleep=true"], "tensor_parallel 1"),
+        (["rollouts.type=servers", "rollouts.servers=[http://a:1]", "rollouts.sleep=true"], "of this machine"),
+        ([*VLLM, "rollouts.transfer=ipc", "policy.lora={}"], "transfer to fetch"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: list[str], says: str) -> None:
@@ -56,6 +68,19 @@ def test_vllm_is_asked_for_by_the_path_of_its_python(monkeypatch: pytest.MonkeyP
         make_server_sampler(
             recipe("rollouts.type=servers", "rollouts.vllm_servers=1", "rollouts.vllm_python=no/such/python")
         )
+
+
+@pytest.mark.parametrize("transfer", ["nccl", "ipc"])
+def test_weights_without_files_want_a_gpu_before_any_server_is_started(transfer: str) -> None:
+    config = recipe(*VLLM, f"rollouts.transfer={transfer}", "policy.device=cpu", "rollouts.vllm_python=no/such/python")
+    with pytest.raises(ConfigError, match=f"rollouts.transfer is {transfer}, which needs a CUDA device.*to fetch"):
+        make_server_sampler(config)
+
+
+def test_one_server_of_this_machine_may_share_the_gpu() -> None:
+    for servers in (VLLM, ["rollouts.type=servers", "rollouts.servers=[http://127.0.0.1:8100]"]):
+        config = recipe(*servers, "rollouts.sleep=true", "rollouts.transfer=ipc")
+        assert config.rollouts.sleep
 
 
 def test_completions_that_are_a_step_old_want_a_correction() -> None:

@@ -7,7 +7,7 @@ import pytest
 from oncurve.config.load import parse_config
 from oncurve.errors import ConfigError
 from oncurve.launch.placement import Machine, Wants, choose_placement
-from oncurve.rollouts.servers.children import gpu_shares, visible_gpus
+from oncurve.rollouts.servers.children import gpu_shares, own_gpu, visible_gpus
 from oncurve.wiring.servers import place, settle
 
 GIB = 2.0**30
@@ -47,6 +47,29 @@ def test_a_machine_and_a_recipe_have_one_layout(
     assert other in found.sentence, "how to have it otherwise"
 
 
+@pytest.mark.parametrize("asked", ["rollouts.sleep=true", "rollouts.transfer=ipc"])
+def test_a_server_beside_the_trainer_is_there_where_it_is_asked_for_and_can_be(asked: str) -> None:
+    config = parse_config(RECIPE, [asked])
+    for machine in (gpus(1), gpus(2)):
+        found = place(config, machine)
+        assert (found.sampler, found.servers, found.tensor_parallel) == ("servers", 1, 1)
+        assert "on the GPU that trains" in found.sentence
+    for machine, why in (
+        (gpus(1, has_vllm=False), "vllm_python"),
+        (gpus(1, 24.0), "more than half"),
+        (Machine("cpu", (), True), "no CUDA GPU"),
+    ):
+        found = place(config, machine)
+        assert found.sampler == "engine"
+        assert why in found.sentence
+
+
+def test_a_server_beside_the_trainer_sees_its_gpu() -> None:
+    assert own_gpu(["3", "1"], trainers=1) == ["3"]
+    with pytest.raises(ConfigError, match="2 train"):
+        own_gpu(["3", "1"], trainers=2)
+
+
 @pytest.mark.parametrize(("trainers", "expected"), [(1, 7), (4, 4), (7, 1), (8, 0)])
 def test_servers_get_the_gpus_that_nothing_trains_on(trainers: int, expected: int) -> None:
     found = choose_placement(gpus(8), Wants(trainers=trainers, weights=7e9, heads=28))
@@ -77,5 +100,9 @@ def test_only_a_recipe_that_leaves_it_open_is_settled() -> None:
     config, said = settle(parse_config(RECIPE, ["policy.device=cpu"]))
     assert config.rollouts.type == "engine"
     assert said is not None
+    config, said = settle(parse_config(RECIPE, ["policy.device=cpu", "rollouts.transfer=nccl"]))
+    assert (config.rollouts.type, config.rollouts.transfer) == ("engine", "fetch")
+    assert said is not None
+    assert "rollouts.transfer" in said, "what was asked for and is not done is said"
     forced = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.vllm_servers=2"])
     assert settle(forced) == (forced, None)

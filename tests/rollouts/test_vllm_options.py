@@ -28,7 +28,9 @@ def test_tensor_parallel_memory_share_and_context_are_handed_to_every_server(tmp
     python.write_text(STAND_IN.format(folder=tmp_path))
     python.chmod(0o755)
     logs = tmp_path / "logs"
-    servers = VllmServers("model", 2, python=str(python), dtype="bfloat16", on_cpu=False, logs=logs, options=OPTIONS)
+    servers = VllmServers(
+        "model", 2, python=str(python), dtype="bfloat16", on_cpu=False, logs=logs, options=OPTIONS, sleeps=True
+    )
     try:
         files = [tmp_path / f"{port}.json" for port in servers.ports]
         deadline = time.monotonic() + 60
@@ -38,4 +40,5 @@ def test_tensor_parallel_memory_share_and_context_are_handed_to_every_server(tmp
     finally:
         servers.close()
     assert all(words[-6:] == list(OPTIONS) for words in given)
+    assert all("--enable-sleep-mode" in words for words in given)
     assert all(words[words.index("--dtype") + 1] == "bfloat16" for words in given)

@@ -144,6 +144,22 @@ def gpu_shares(visible: Sequence[str], *, trainers: int, servers: int, each: int
     return [",".join(own[place * each : (place + 1) * each]) for place in range(servers)]
 
 
+def own_gpu(visible: Sequence[str], *, trainers: int) -> list[str]:
+    """The GPU that trains, for the one server that shares it.
+
+    >>> own_gpu(["2", "3"], trainers=1)
+    ['2']
+
+    Raises ConfigError if several train: a server cannot be on all of their GPUs.
+    """
+    if trainers > 1:
+        raise ConfigError(
+            f"rollouts.sleep and rollouts.transfer ipc put a server on the GPU of the one process that trains, and "
+            f"{trainers} train. Leave them out, or start one process"
+        )
+    return [visible[0]]
+
+
 def visible_gpus(count: int) -> list[str]:
     """The names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES may have chosen them."""
     named = [name.strip() for name in os.environ.get(DEVICES, "").split(",") if name.strip()]

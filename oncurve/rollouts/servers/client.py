@@ -74,12 +74,36 @@ class ServerClient:
         """Sample again."""
         await self._call("POST", contract.RESUME, within=within)
 
+    async def sleep(self, level: int, *, within: float) -> None:
+        """Give memory back: with level 1 weights go to the machine's memory, with 2 they are dropped."""
+        await self._call("POST", f"{contract.SLEEP}?level={level}", within=within)
+
+    async def wake(self, tag: str, *, within: float) -> None:
+        """Take memory again, for ``weights`` or for the ``kv_cache``."""
+        await self._call("POST", f"{contract.WAKE}?tags={tag}", within=within)
+
+    async def is_sleeping(self, *, within: float) -> bool:
+        """It gave memory back, or somebody paused it."""
+        return bool((await self._call("GET", contract.IS_SLEEPING, within=within))["is_sleeping"])
+
+    async def num_workers(self, *, within: float) -> int:
+        """Over how many GPUs it is spread."""
+        return int((await self._call("GET", contract.WORLD_SIZE, within=within))["world_size"])
+
+    async def choose_way(self, way: str, settings: Mapping[str, Any], *, within: float) -> None:
+        """Agree on how weights come from now on. Members of a group answer when all have met."""
+        await self._call("POST", contract.INIT, within=within, body={"init_info": {"way": way, "settings": settings}})
+
     async def start_update(self, *, within: float) -> None:
-        """Begin to take new weights; an update that somebody left in its middle is given up first.
+        """Begin to take new weights as files; an update that somebody left in its middle is given up first."""
+        await self._call("POST", contract.INIT, within=within, body={"init_info": {}})
+        await self.begin(within=within)
+
+    async def begin(self, *, within: float) -> None:
+        """Begin to take new weights in the way that was agreed on.
 
         An update that is refused ends the session that it belongs to, so nothing is sent to that purpose.
         """
-        await self._call("POST", contract.INIT, within=within, body={"init_info": {}})
         try:
             await self._call("POST", contract.START, within=within)
         except ServerFailed:

@@ -32,16 +32,21 @@ class VllmServers(ChildServers):
         options: Sequence[str] = (),
         devices: Sequence[str] = (),
         tensor_parallel: int = 1,
+        sleeps: bool = False,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON. ``devices`` are the GPUs that
-        each server sees, over ``tensor_parallel`` of which it spreads the model.
+        each server sees, over ``tensor_parallel`` of which it spreads the model. With ``sleeps`` it can give
+        memory back.
 
         Raises ConfigError if there is none.
         """
         self.python = find_python(python)
         self.model, self.dtype, self.on_cpu = model, dtype, on_cpu
-        self.options = (*(("--tensor-parallel-size", str(tensor_parallel)) if tensor_parallel > 1 else ()), *options)
+        own = ("--tensor-parallel-size", str(tensor_parallel)) if tensor_parallel > 1 else ()
+        if sleeps and not on_cpu:  # on a CPU it takes the calls and gives nothing back
+            own = (*own, "--enable-sleep-mode")
+        self.options = (*own, *options)
         self._folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-"))
         (self._folder / "oncurve").symlink_to(Path(__file__).resolve().parents[2])
         super().__init__(

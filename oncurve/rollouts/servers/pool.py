@@ -12,8 +12,9 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 
@@ -24,11 +25,31 @@ from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.job import Job
 from oncurve.rollouts.servers.manifest import Manifest
 from oncurve.rollouts.servers.server import Server, State
+from oncurve.rollouts.servers.transfer.aside import aside
+
+if TYPE_CHECKING:
+    from oncurve.rollouts.servers.transfer.shipment import Shipment
 
 MAX_FAILURES = 6
 """A prompt that servers answered so often with a failure is not tried again: the fault is not theirs."""
 REGISTRY_SECONDS = 0.5
 """How often new servers are looked for."""
+
+
+class Push(Protocol):
+    """A way in which servers get weights from the trainer's GPU. Who does not get them so fetches them as files."""
+
+    def candidates(self, servers: Sequence[Server]) -> list[Server]:
+        """Those that can be given the next version so."""
+        ...
+
+    async def hand_over(self, members: Sequence[Server], shipment: Shipment) -> None:
+        """Give them a version, and tell each what became of it. Failures of servers raise nothing."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was agreed on, without waiting for it."""
+        ...
 
 
 class Pool:
@@ -44,16 +65,20 @@ class Pool:
         token: str | None = None,
         address: str | None = None,
         restart: Callable[[str], None] | None = None,
+        push: Push | None = None,
+        files: Callable[[str], Manifest | None] = lambda label: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``find`` names servers that came later; ``max_rows`` completions are asked of one server at a time, each
         group whole; ``address`` is where servers fetch weights that do not see the trainer's disk; ``restart`` starts a
-        server again that must not be used any more."""
+        server again that must not be used any more; ``push`` hands weights over without files, of which ``files`` gives
+        those of a version, None while it cannot."""
         self.deadlines, self.max_rows, self.token, self.address = deadlines, max_rows, token, address
         self.servers: list[Server] = []
         self.counts: Counter[str] = Counter()
         """What happened so far: attempts that were lost, failed, cut off, or of another version."""
         self._urls, self._find, self._restart, self._say = list(urls), find, restart, say
+        self._push, self._files = push, files
         self._target: Manifest | None = None
         self._session: aiohttp.ClientSession | None = None
         self._waiting: deque[asyncio.Future[Server]] = deque()
@@ -75,6 +100,8 @@ class Pool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._push is not None:
+            self._push.close()
         if self._session is not None:
             await self._session.close()
 
@@ -111,8 +138,13 @@ class Pool:
         """The version that completions must come from."""
         return self._target
 
-    def message(self, manifest: Manifest) -> dict[str, object]:
-        """What a server is told of a version."""
+    async def message(self, manifest: Manifest) -> dict[str, object]:
+        """What a server is told of a version. Raises ServerFailed while there are no files of it."""
+        if not manifest.files:
+            found = await aside(partial(self._files, manifest.label), name="writes-weights")
+            if found is None:
+                raise ServerFailed(f"there are no files of {manifest.label} while the policy trains")
+            manifest = found
         return manifest.message(address=self.address, token=self.token)
 
     def moved(self, server: Server, old: State, why: str) -> None:
@@ -133,18 +165,47 @@ class Pool:
         """Servers with the current weights."""
         return [server for server in self.servers if server.state == "ready"]
 
-    async def publish(self, manifest: Manifest) -> int:
-        """Let every server take a version, each by itself; how many have it when the first ones do.
+    @property
+    def asleep(self) -> list[Server]:
+        """Servers that gave their memory back."""
+        return [server for server in self.servers if server.state == "asleep"]
 
-        Consumes the manifest; waits until one server has it and the other living ones had as long again.
+    async def rest(self) -> None:
+        """Let the servers give the memory of their GPU back until new weights are published, or the same again.
+
+        Raises SamplerError for a server that cannot.
+        """
+        for server in self.ready:
+            try:
+                await server.rest_until_wanted()
+            except ServerFailed as error:
+                raise SamplerError(
+                    f"{error}. Start it with --enable-sleep-mode, or set rollouts.sleep to false"
+                ) from None
+            except ServerLost as error:
+                server.lose(str(error))
+
+    async def publish(self, manifest: Manifest, shipment: Shipment | None = None) -> int:
+        """Let every server take a version; how many have it when the first ones do.
+
+        Consumes the manifest; waits until one server has it and the other living ones had as long again. With a
+        ``shipment`` of it, those that can get it without files do so first.
 
         Raises SamplerError if no server has it in time.
         """
-        self._target = manifest
         self._ready_at = started = time.monotonic()
-        for server in self.servers:
-            if server.state == "ready":
-                server.state, server.why = "stale", "there are newer weights"
+        async with AsyncExitStack() as held:
+            members = await self._hold(held) if shipment is not None else []
+            self._target = manifest
+            for server in self.servers:
+                server.is_wanted = True
+                if server.state == "ready":
+                    server.state, server.why = "stale", "there are newer weights"
+                if server not in members:
+                    server.poke()
+            if members and self._push is not None and shipment is not None:
+                await self._push.hand_over(members, shipment)
+        for server in members:
             server.poke()
         await self._wait_for_one()
         end = time.monotonic() + (time.monotonic() - started) + 0.25
@@ -155,6 +216,13 @@ class Pool:
             except TimeoutError:
                 break
         return len(self.ready)
+
+    async def _hold(self, held: AsyncExitStack) -> list[Server]:
+        """The servers that get the next version without files; their watchers wait until it was handed over."""
+        members = self._push.candidates(self.servers) if self._push is not None else []
+        for server in members:
+            await held.enter_async_context(server.control)
+        return self._push.candidates(members) if self._push is not None and members else []
 
     async def sample(self, jobs: Sequence[Job], finish: Callable[[int], None] = lambda place: None) -> None:
         """Fill all jobs; ``finish`` hears the place of each when it is filled.

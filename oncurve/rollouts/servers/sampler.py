@@ -23,6 +23,10 @@ from oncurve.rollouts.servers.manifest import Manifest
 from oncurve.rollouts.servers.pool import Pool
 from oncurve.rollouts.servers.registry import registered
 from oncurve.rollouts.servers.store import WeightStore
+from oncurve.rollouts.servers.transfer.copies import Copies
+from oncurve.rollouts.servers.transfer.ends import give_back_cache
+from oncurve.rollouts.servers.transfer.shipment import make_shipment
+from oncurve.rollouts.servers.transfer.ways import Transfer
 
 
 class ServerSampler:
@@ -44,13 +48,20 @@ class ServerSampler:
         max_rows: int = 256,
         deadlines: Deadlines | None = None,
         local: ChildServers | None = None,
+        transfer: Transfer | None = None,
+        sleep: bool = False,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``weights_address`` is host:port where servers fetch weights that do not see the folder; ``local`` are
-        servers that were started for this sampler, and end with it."""
+        servers that were started for this sampler, and end with it; ``transfer`` brings them weights without files;
+        ``sleep`` lets them give memory back whenever the completions of a step are there."""
         self.params, self.say, self._local = params, say, local
         self.on_group: Callable[[Group], None] | None = None
         self._store = WeightStore(weights_folder, run=secrets.token_hex(4))
+        self._transfer, self._sleep = transfer, sleep
+        self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
+        if transfer is not None:
+            transfer.push.say = lambda text: self.say(text)
         self._host: WeightHost | None = None
         if weights_address is not None:
             token = token or secrets.token_hex(16)
@@ -62,6 +73,8 @@ class ServerSampler:
             max_rows=max_rows,
             token=token,
             restart=local.restart if local is not None else None,
+            push=transfer.push if transfer is not None else None,
+            files=self._copies.files,
             say=lambda text: self.say(text),
         )
         self._loop: LoopThread | None = None
@@ -76,10 +89,38 @@ class ServerSampler:
         if self._loop is None:
             self._loop = LoopThread("rollout-servers")
             self._loop.call(self._open())
+        if self._sleep:
+            give_back_cache()
+        if self._transfer is not None:
+            self._hand_over(policy, version)
+            return
         manifest = self._write(policy, version)
         if manifest is not self._manifest or not self.pool.ready:
             self._loop.call(self.pool.publish(manifest))
         self._policy, self._manifest = policy, manifest
+
+    def _hand_over(self, policy: PolicyView, version: int) -> None:
+        """Weights from the GPU to servers that can take them so; the others fetch files, which are written for them."""
+        assert self._transfer is not None
+        assert self._loop is not None
+        shipment = make_shipment(policy, self._store.run, version, matrix_type=self._transfer.matrix_type)
+        with self._copies.still():
+            if self._manifest is None or self._manifest.label != shipment.label:
+                self._policy, self._manifest = policy, self._copies.offer(policy, shipment)
+            elif self.pool.ready:
+                return
+            self._loop.call(self.pool.publish(self._manifest, shipment))
+
+    def _wake(self) -> None:
+        """Servers that gave their memory back get the weights once more."""
+        assert self._policy is not None
+        assert self._manifest is not None
+        assert self._loop is not None
+        give_back_cache()
+        if self._transfer is not None:
+            self._hand_over(self._policy, self._manifest.version)
+        else:
+            self._loop.call(self.pool.publish(self._manifest))
 
     def _write(self, policy: PolicyView, version: int) -> Manifest:
         """An adapter alone where one is trained, whole weights otherwise."""
@@ -110,6 +151,9 @@ class ServerSampler:
             raise SamplerError("the servers have no weights yet; call load_weights before sample")
         if not prompts:
             return []
+        if self._sleep and self.pool.asleep:
+            self._wake()
+        is_measuring = params is not None
         params, manifest, policy = params or self.params, self._manifest, self._policy
         end_ids = end_token_ids(policy.model, policy.tokenizer)
         indices = np.array(occurrence_indices(prompts, group_size))
@@ -136,7 +180,10 @@ class ServerSampler:
             if self.on_group is not None:
                 self.on_group(groups[place])
 
-        self._loop.call(self.pool.sample(jobs, finish))
+        with self._copies.still():
+            self._loop.call(self.pool.sample(jobs, finish))
+        if self._sleep and not is_measuring:  # measurements sample again, and nothing trains between them
+            self._loop.call(self.pool.rest())
         return [groups[place] for place in range(len(prompts))]
 
     def close(self) -> None:

@@ -11,9 +11,14 @@ from oncurve.rollouts.servers.client import Report, ServerClient, ServerFailed, 
 from oncurve.rollouts.servers.deadlines import Backoff, Deadlines
 from oncurve.rollouts.servers.manifest import Manifest
 
-State = Literal["down", "stale", "syncing", "ready", "poisoned"]
+State = Literal["down", "stale", "syncing", "ready", "asleep", "poisoned"]
 """down: no sign of life. stale: alive, with other weights than the current ones. syncing: taking them. ready: samples.
-poisoned: it failed while new weights took the place of old ones, and is left alone until it was started again."""
+asleep: it gave its memory back until it is wanted. poisoned: it failed while new weights took the place of old ones,
+and is left alone until it was started again."""
+DEFAULT = "default"
+"""What vLLM reports before it was given weights."""
+SLEEP_LEVEL = 2
+"""Weights are dropped, not kept in the machine's memory: new ones come when it wakes."""
 
 
 class Fleet(Protocol):
@@ -25,8 +30,8 @@ class Fleet(Protocol):
         """The version that completions must come from; None before the first."""
         ...
 
-    def message(self, manifest: Manifest) -> dict[str, object]:
-        """What a server is told of a version."""
+    async def message(self, manifest: Manifest) -> dict[str, object]:
+        """What a server is told of a version. Raises ServerFailed while there are no files of it."""
         ...
 
     def moved(self, server: Server, old: State, why: str) -> None:
@@ -50,6 +55,15 @@ class Server:
         """It answers, and refuses what we ask: waiting for it does not help."""
         self.outstanding_tokens = self.outstanding_rows = 0
         """Of requests that were sent and not answered."""
+        self.control = asyncio.Lock()
+        """Whoever holds it may change the server's weights; its watcher waits meanwhile."""
+        self.label = ""
+        """The version that it reported last."""
+        self.life = 0
+        """Another number whenever what was agreed with it, such as a group, may be forgotten."""
+        self.declined: str | None = None
+        """Why it is given weights as files alone, until it is started again."""
+        self.is_asleep = self.is_wanted = False
         self.tasks: set[asyncio.Task[object]] = set()
         """Requests that end when the server is lost: a dead server's open connection would keep them for ever."""
         self._instance: str | None = None
@@ -81,6 +95,7 @@ class Server:
 
     def lose(self, why: str) -> None:
         """Nothing comes from it any more: its requests go to others."""
+        self._forget()
         self._move("down", why)
         for task in list(self.tasks):
             task.cancel()
@@ -90,7 +105,8 @@ class Server:
         """Watch over the server until cancelled."""
         while True:
             self._wake.clear()
-            pause = await self._look()
+            async with self.control:
+                pause = await self._look()
             try:
                 await asyncio.wait_for(self._wake.wait(), pause)
             except TimeoutError:
@@ -101,6 +117,8 @@ class Server:
         limits = self.fleet.deadlines
         try:
             report = await self.client.report(within=limits.silent_seconds / 2)
+            if not self.label and report.label != DEFAULT and not report.takes_keys:  # of a trainer before this one
+                self.is_asleep = self.is_wanted = await self.client.is_sleeping(within=limits.silent_seconds / 2)
         except ServerSlow as slow:
             if time.monotonic() - self._last_sign < limits.silent_seconds:
                 return 0.0
@@ -129,7 +147,14 @@ class Server:
             if self._instance is not None and self.state == "ready":
                 self.lose("it was started again")
             self._instance, self._poisoned_at, self._is_paused = report.instance, None, False
-        self.takes_keys = report.takes_keys
+        if self.label not in ("", report.label):
+            self._forget()
+        self.takes_keys, self.label = report.takes_keys, report.label
+
+    def _forget(self) -> None:
+        """It may be another process by now."""
+        self.life += 1
+        self.is_asleep, self.declined = False, None
 
     async def _follow(self, report: Report) -> float:
         target, limits = self.fleet.current(), self.fleet.deadlines
@@ -142,7 +167,9 @@ class Server:
                 self._move("stale", "it is ending")
             elif target is None:
                 self._move("stale", f"has {report.label}")
-            elif report.label != target.label:
+            elif self.is_asleep and not self.is_wanted:
+                self._move("asleep", "its GPU trains")
+            elif report.label != target.label or self.is_asleep:
                 if self.state == "ready":
                     self._move("stale", f"has {report.label}: started again, or given weights by another trainer")
                 await self._sync(target, report.label)
@@ -160,24 +187,73 @@ class Server:
         return limits.heartbeat_seconds
 
     async def _sync(self, target: Manifest, old: str) -> None:
-        """Hand over the current weights. Its next report tells whether it has them."""
+        """Hand over the current weights as files. Its next report tells whether it has them."""
         limit = self.fleet.deadlines.push_seconds
-        self._move("syncing", f"has {old}, takes {target.label}")
-        self._is_paused = True
-        await self.client.pause(within=limit)
+        message = await self.fleet.message(target)
+        await self.halt(f"has {old}, takes {target.label}")
         try:
             await self.client.start_update(within=limit)
-            await self.client.send_update(self.fleet.message(target), within=limit)
+            await self.client.send_update(message, within=limit)
         except ServerFailed:
-            await self._resume()  # its model is as it was
+            if not self.is_asleep:  # its model is as it was
+                await self._resume()
             raise
+        self.life += 1  # a group that it was in is left with that
+        await self.adopt(target.label)
+
+    async def halt(self, why: str) -> None:
+        """Before new weights: it samples nothing, and has room for them."""
+        limit = self.fleet.deadlines.push_seconds
+        self._move("syncing", why)
+        self._is_paused = True
+        if self.is_asleep:
+            await self.client.wake("weights", within=limit)
+        else:
+            await self.client.pause(within=limit)
+
+    async def adopt(self, label: str) -> None:
+        """After new weights: they take the place of the old ones, and it samples again.
+
+        A server that fails at the first is poisoned, without an error. Raises ServerFailed, ServerLost for the second.
+        """
+        limit = self.fleet.deadlines.push_seconds
         try:
-            await self.client.finish_update(target.label, within=limit)
+            await self.client.finish_update(label, within=limit)
         except (ServerFailed, ServerSlow) as error:
-            self._poisoned_at = old
-            self._move("poisoned", f"its weights may be half old and half new; start it again. {error}")
+            self.poison(str(error))
             return
+        self.label = label
+        if self.is_asleep:
+            await self.client.wake("kv_cache", within=limit)
+            self.is_asleep = False
         await self._resume()
+
+    def poison(self, why: str) -> None:
+        """Its weights cannot be told any more: it is not used until it is started again."""
+        self._poisoned_at = self.label
+        self._forget()
+        self._move("poisoned", f"its weights may be half old and half new; start it again. {why}")
+
+    async def release(self, why: str) -> None:
+        """What was begun is given up before it touched the weights. A failure of this is its watcher's business."""
+        self._move("stale", why)
+        try:
+            if not self.is_asleep:
+                await self._resume()
+        except (ServerLost, ServerFailed, SamplerError) as error:
+            self.why = str(error)
+
+    async def rest_until_wanted(self) -> None:
+        """Give the memory of its GPU to the trainer. Raises ServerLost, ServerFailed, SamplerError."""
+        limit = self.fleet.deadlines.push_seconds
+        async with self.control:
+            if self.state != "ready":
+                return
+            self._is_paused, self.is_wanted = True, False
+            await self.client.pause(within=limit)
+            await self.client.sleep(SLEEP_LEVEL, within=limit)
+            self.is_asleep = True
+            self._move("asleep", "its GPU trains")
 
     async def _resume(self) -> None:
         await self.client.resume(within=self.fleet.deadlines.push_seconds)

@@ -29,9 +29,15 @@ class WeightStore:
         _sweep(root)
 
     def publish(
-        self, version: int, write: Callable[[Path], object], *, adapter: Mapping[str, Any] | None = None
+        self,
+        version: int,
+        write: Callable[[Path], object],
+        *,
+        adapter: Mapping[str, Any] | None = None,
+        label: str | None = None,
     ) -> Manifest:
         """Write a version with ``write(folder)`` and name it; the same weights under the same version are one.
+        ``label`` is the name of a version that has one already.
 
         Raises SamplerError if the disk does not take it.
         """
@@ -41,7 +47,7 @@ class WeightStore:
             partial.mkdir(parents=True)
             write(partial)
             files, names = describe_files(partial)
-            label = label_of(self.run, version, files)
+            label = label or label_of(self.run, version, files)
             if self.published and self.published[-1].label == label:
                 shutil.rmtree(partial)
                 return self.published[-1]

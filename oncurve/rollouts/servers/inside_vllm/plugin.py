@@ -1,8 +1,9 @@
 """How does vLLM take weights from files? This module is loaded inside vLLM, which knows only ways that need GPUs.
 
 It registers the backend ``file`` of vLLM's own interface for new weights, so that the routes and the names of versions
-are vLLM's. Files are fetched and checked first, and the model is touched by FINISH alone. Of this package it imports
-only what needs nothing but the standard library.
+are vLLM's. Files are fetched and checked first, and the model is touched by FINISH alone. A server has one backend for
+its whole life, and one that was lost is brought up to date by files: so vLLM's own ways are reached through this one.
+Of this package it imports only what needs nothing but torch.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 )
 
 from oncurve.rollouts.servers.fetch import fetched
+from oncurve.rollouts.servers.inside_vllm.device import DeviceWay
 from oncurve.rollouts.servers.manifest import names_in
 from oncurve.rollouts.servers.thin import ThinWeights, check_base, merged, read_thin
 
@@ -41,7 +43,11 @@ class WeightExtension:
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Nothing has to be set up to read files."""
+    """How weights come from now on. Nothing has to be set up to read files."""
+
+    way: str = "file"
+    """``nccl`` and ``ipc`` are vLLM's own engines, which get ``settings``."""
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -76,9 +82,14 @@ class FileEngine(WeightTransferEngine):
         self._opened: list[Any] = []
         self._thin: ThinWeights | None = None
         self._expected: frozenset[str] | None = own_names(self.model_config.model)
+        self._device: DeviceWay | None = None
+        """How weights come without files, where that was agreed on."""
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to set up."""
+        """Agree on a way. Raises ValueError for one that there is not."""
+        self.shutdown()
+        if init_info.way != BACKEND:
+            self._device = DeviceWay(init_info.way, init_info.settings, self)
 
     def start_weight_update(self) -> None:
         """Forget what an update before this one left behind."""
@@ -86,7 +97,10 @@ class FileEngine(WeightTransferEngine):
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Fetch and check; unlike the base's, without a GPU to wait for."""
-        self.receive_weights(self.parse_update_info(update_info))
+        if self._device is None or update_info.get("give_up"):
+            self.receive_weights(self.parse_update_info(update_info))
+        else:
+            self._device.receive(update_info)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Open the announced files. Raises ValueError if they are not whole, or not those of this model."""
@@ -110,6 +124,9 @@ class FileEngine(WeightTransferEngine):
 
     def finish_weight_update(self) -> None:
         """Load what was opened, and pack again what vLLM packs but forgets."""
+        if self._device is not None:
+            self._device.finish(self._expected)
+            return
         if self._staged is None:
             raise ValueError("no weights were sent")
         try:
@@ -121,8 +138,11 @@ class FileEngine(WeightTransferEngine):
             self._forget()
 
     def shutdown(self) -> None:
-        """Let go of open files."""
+        """Let go of open files, and of a group."""
         self._forget()
+        device, self._device = self._device, None
+        if device is not None:
+            device.close()
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for file in self._opened:

@@ -1,0 +1,151 @@
+"""What may a recipe say about sampling?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from oncurve.config.section import Fraction, NonNegative, Section
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that mean this machine."""
+
+
+class DeadlineSection(Section):
+    """servers: how long they may take for what."""
+
+    connect_seconds: PositiveFloat = 5.0
+    """Opening a connection."""
+    request_seconds: PositiveFloat = 600.0
+    """The completions of one prompt."""
+    push_seconds: PositiveFloat = 300.0
+    """Each part of handing over weights: fetching them, loading them."""
+    silent_seconds: PositiveFloat = 10.0
+    """A server that gives no sign of life for so long is lost, and its prompts go to others."""
+    gone_seconds: PositiveFloat = 300.0
+    """With no server ready for so long, the run saves and ends."""
+
+
+class RolloutSection(Section):
+    """How completions are sampled."""
+
+    type: Literal["auto", "engine", "transformers", "servers"] = "auto"
+    """engine: in this process, fast. transformers: its generate, the slow reference. servers: other processes, here or
+    elsewhere, any of which may die. auto: vLLM servers on the GPUs that nothing trains on, otherwise engine."""
+    temperature: PositiveFloat = 1.0
+    max_completion_tokens: PositiveInt = 256
+    min_completion_tokens: NonNegative = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    min_p: Fraction = 0.0
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay in it."""
+    max_rows: PositiveInt = 256
+    """Completions sampled at the same time."""
+    kv_tokens: PositiveInt | None = None
+    """engine: positions of prompts and completions whose keys and values are held at the same time; None: no limit."""
+    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """engine: type of keys and values. auto: that of the arithmetic, or float32 on a CPU without the kernels. Another
+    one is decoded without the CPU kernels, which is slower, and is refused where a model is sampled through its own
+    module."""
+    servers: tuple[str, ...] = ()
+    """servers: their addresses, such as [http://10.0.0.5:8100]."""
+    registry: str | None = None
+    """servers: a folder where servers leave their addresses, also while the run goes on."""
+    own_servers: NonNegative = 0
+    """servers: how many `oncurve serve` to start on this machine for the time of the run."""
+    vllm_servers: NonNegative = 0
+    """servers: how many vLLM servers to start on this machine for the time of the run."""
+    tensor_parallel: PositiveInt = 1
+    """servers: GPUs over which each of these vLLM servers spreads the model."""
+    vllm_python: str | None = None
+    """servers: the python of the environment with vLLM; None reads ONCURVE_VLLM_PYTHON."""
+    vllm_options: tuple[str, ...] = ()
+    """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
+    transfer: Literal["fetch", "nccl", "ipc"] = "fetch"
+    """servers: how new weights reach them. fetch: files with checksums, which each takes by itself. nccl: vLLM servers
+    get them together from GPU to GPU. ipc: one vLLM server on the trainer's own GPU reads them there."""
+    sleep: bool = False
+    """servers: the one vLLM server shares the trainer's GPU and gives its memory back while the policy trains."""
+    weights_folder: str | None = None
+    """servers: where new weights are put for them; None makes a folder in run.folder."""
+    weights_address: str | None = None
+    """servers: host:port where those that do not see that folder fetch weights from this process."""
+    staleness: Annotated[int, Field(ge=0, le=1)] = 0
+    """servers: 1 samples the next step while this one trains, from weights that are one step old."""
+    deadlines: DeadlineSection = DeadlineSection()
+
+    @model_validator(mode="after")
+    def _check_servers(self) -> RolloutSection:
+        has_servers = bool(self.servers or self.registry or self.vllm_servers or self.own_servers)
+        if self.type == "servers" and not has_servers:
+            raise ValueError(
+                "rollouts.type is servers, and none is named. Give rollouts.servers their addresses, rollouts.registry "
+                "a folder where they leave them, or rollouts.vllm_servers or rollouts.own_servers how many to start"
+            )
+        if self.own_servers and self.vllm_servers:
+            raise ValueError(
+                "rollouts.own_servers and rollouts.vllm_servers are both set; a run starts one kind. Leave one out"
+            )
+        if self.type != "servers" and (has_servers or self.staleness):
+            raise ValueError(
+                f"rollouts.type is {self.type}, and servers and staleness are for rollouts.type servers: this process "
+                f"samples from the weights in training. Set rollouts.type to servers, or leave them out"
+            )
+        for url in self.servers:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"rollouts.servers names {url!r}. Write an address such as http://10.0.0.5:8100")
+        return self
+
+    @model_validator(mode="after")
+    def _check_transfer(self) -> RolloutSection:
+        wanted = f"rollouts.transfer is {self.transfer}" if self.transfer != "fetch" else "rollouts.sleep is true"
+        if self.transfer == "fetch" and not self.sleep:
+            return self
+        if self.type not in ("auto", "servers") or self.own_servers:
+            raise ValueError(
+                f"{wanted}, which is for vLLM servers. Set rollouts.type to servers with rollouts.vllm_servers or "
+                f"rollouts.servers, or leave it out"
+            )
+        if self.sleep and self.transfer == "nccl":
+            raise ValueError(
+                "rollouts.sleep is true and rollouts.transfer is nccl, which cannot connect two processes on one GPU. "
+                "Set rollouts.transfer to ipc"
+            )
+        if self.sleep and self.staleness:
+            raise ValueError(
+                "rollouts.sleep is true, so that sampling and training take turns, and rollouts.staleness is 1, for "
+                "which they overlap. Leave one out"
+            )
+        if self.transfer != "nccl" and self.type == "servers" and not self._is_beside_the_trainer():
+            raise ValueError(
+                f"{wanted}, which takes one server on the trainer's own GPU. Set rollouts.vllm_servers to 1 with "
+                f"rollouts.tensor_parallel 1, or name one address of this machine in rollouts.servers"
+            )
+        return self
+
+    def _is_beside_the_trainer(self) -> bool:
+        """There is one server, and it is on this machine."""
+        is_here = all(urlsplit(url).hostname in LOOPBACK for url in self.servers)
+        is_one = self.vllm_servers + len(self.servers) == 1 and self.registry is None
+        return is_one and is_here and self.tensor_parallel == 1
+
+    @model_validator(mode="after")
+    def _check_kv_dtype(self) -> RolloutSection:
+        if self.kv_dtype != "auto" and self.type != "engine":
+            raise ValueError(
+                f"rollouts.kv_dtype is {self.kv_dtype}, which the engine alone can keep; rollouts.type is {self.type}. "
+                f"Set kv_dtype to auto, or give vLLM its own option in rollouts.vllm_options"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> RolloutSection:
+        if self.min_completion_tokens > self.max_completion_tokens:
+            raise ValueError(
+                f"rollouts.min_completion_tokens is {self.min_completion_tokens}, more than "
+                f"rollouts.max_completion_tokens, {self.max_completion_tokens}. Lower the first or raise the second"
+            )
+        return self

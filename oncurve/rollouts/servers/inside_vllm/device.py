@@ -1,0 +1,58 @@
+"""How does a server take weights from a GPU? With vLLM's own engines, which are told when to touch the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import WeightTransferEngine  # pyright: ignore[reportMissingImports]
+from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
+    WeightTransferEngineFactory,
+)
+
+from oncurve.rollouts.servers.transfer.handles import from_plain
+
+WAYS = ("nccl", "ipc")
+
+
+class DeviceWay:
+    """One of vLLM's engines. The model is as it was until the first weights come, so that an update which is given up
+    before costs nothing."""
+
+    def __init__(self, way: str, settings: dict[str, Any], owner: WeightTransferEngine) -> None:
+        """Waits for the others of a group. Raises ValueError for a way that cannot be here."""
+        if way not in WAYS:
+            raise ValueError(f"there is no way {way!r} for weights; there are {', '.join(WAYS)} and file")
+        if not torch.cuda.is_available():
+            raise ValueError(f"weights cannot come over {way}: this server has no CUDA device")
+        self._engine = WeightTransferEngineFactory.create_engine(
+            replace(owner.config, backend=way), owner.vllm_config, owner.device, owner.model
+        )
+        self._engine.init_transfer_engine(self._engine.parse_init_info(settings))
+        self._seen: set[str] = set()
+        self._has_begun = False
+
+    def receive(self, update: dict[str, Any]) -> None:
+        """Take weights, all or some."""
+        if not self._has_begun:
+            self._seen.clear()
+            self._has_begun = True
+            self._engine.start_weight_update()
+        told = dict(update)
+        if "handles" in told:
+            told["ipc_handles"] = {gpu: from_plain(values) for gpu, values in told.pop("handles").items()}
+        self._engine.update_weights(told)
+        self._seen.update(told["names"])
+
+    def finish(self, expected: frozenset[str] | None) -> None:
+        """Let them take the place of the old ones. Raises ValueError unless they are all there."""
+        has_begun, self._has_begun = self._has_begun, False
+        if not has_begun or self._seen ^ (expected or self._seen):
+            some = ", ".join(sorted(self._seen ^ (expected or frozenset()))[:3])
+            raise ValueError(f"these are not the weights of this model, all of them and no others: see {some}")
+        self._engine.finish_weight_update()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._engine.shutdown()

@@ -1,0 +1,1 @@
+"""How do weights reach vLLM without files? From GPU to GPU, or on one."""

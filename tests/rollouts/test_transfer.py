@@ -1,0 +1,426 @@
+"""Which calls does vLLM get, in which order, when weights go from GPU to GPU, and what happens to who is lost in it?
+
+The servers are processes that write down what they are asked. Where NCCL would send, gloo does; where a GPU's memory
+would be shared, a buffer of this process is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorder import broadcast, make_group
+from safetensors.torch import load_file
+from served import FAST
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from oncurve.errors import ConfigError
+from oncurve.records import Group, Prompt
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.servers import contract
+from oncurve.rollouts.servers.children import ChildServers, free_ports, own_environment
+from oncurve.rollouts.servers.sampler import ServerSampler
+from oncurve.rollouts.servers.store import WeightStore
+from oncurve.rollouts.servers.transfer.copies import Copies
+from oncurve.rollouts.servers.transfer.direct import DirectPush
+from oncurve.rollouts.servers.transfer.ends import check_device, fill
+from oncurve.rollouts.servers.transfer.group import GroupPush
+from oncurve.rollouts.servers.transfer.handles import from_plain, to_plain
+from oncurve.rollouts.servers.transfer.shipment import Shipment, make_shipment
+from oncurve.rollouts.servers.transfer.ways import Transfer
+from oncurve.train.policy import Policy
+
+PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
+LIMITS = replace(FAST, push_seconds=3.0, gone_seconds=30.0)
+PAUSE = f"{contract.PAUSE}?mode=abort&clear_cache=true"
+BUFFER_BYTES = 2**15
+MakeSampler = Callable[..., ServerSampler]
+
+
+class GlooEnd:
+    """The trainer's place in a group, over gloo."""
+
+    def join(self, address: str, port: int, size: int) -> None:
+        self.group = make_group(address, port, 0, size)
+
+    def send(self, shipment: Shipment) -> None:
+        for _, weight in shipment:
+            broadcast(self.group, weight)
+
+    def leave(self) -> None:
+        """Nothing has to be done."""
+
+
+class BufferEnd:
+    """Memory of this process in the place of a GPU's: what was in it is put together again."""
+
+    def __init__(self) -> None:
+        self.received: dict[str, torch.Tensor] = {}
+
+    def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
+        self.received = {}
+        buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8)
+        for header in fill(buffer, shipment):
+            parts = buffer[: sum(header["tensor_sizes"])].clone().split(header["tensor_sizes"])
+            facts = zip(header["names"], header["dtype_names"], header["shapes"], parts, strict=True)
+            self.received |= {name: part.view(getattr(torch, dtype)).view(shape) for name, dtype, shape, part in facts}
+            yield header | {"handles": {"GPU-0": []}}
+
+
+@pytest.fixture
+def policy(make_policy: Callable[..., Policy]) -> Policy:
+    return make_policy()
+
+
+@pytest.fixture
+def prompts(make_prompts: Callable[..., list[Prompt]]) -> list[Prompt]:
+    return make_prompts("a b", "c", "d e f", "g h")
+
+
+@pytest.fixture
+def servers_of(tmp_path: Path) -> Iterator[Callable[[int], ChildServers]]:
+    made: list[ChildServers] = []
+
+    def make(count: int) -> ChildServers:
+        script = str(Path(__file__).with_name("recorder.py"))
+        environment = own_environment(count) | {"PYTHONPATH": ":".join(sys.path)}
+        logs = tmp_path / "logs"
+        command = lambda port: [sys.executable, script, str(port)]  # noqa: E731
+        made.append(ChildServers(count, name="recorder", logs=logs, command=command, environment=environment))
+        wait_for(lambda: all(answers(url) for url in made[-1].urls), 60)
+        return made[-1]
+
+    yield make
+    for servers in made:
+        servers.close()
+
+
+@pytest.fixture
+def sampler_of(tmp_path: Path) -> Iterator[MakeSampler]:
+    made: list[ServerSampler] = []
+
+    def make(servers: ChildServers, **options: Any) -> ServerSampler:
+        options = {"urls": [], "deadlines": LIMITS, "local": servers, "weights_folder": tmp_path / "weights"} | options
+        made.append(ServerSampler(PARAMS, **options))
+        return made[-1]
+
+    yield make
+    for sampler in made:
+        sampler.close()
+
+
+def over_nccl() -> Transfer:
+    push = GroupPush(GlooEnd, free_port=lambda: free_ports(1)[0], push_seconds=LIMITS.push_seconds)
+    return Transfer(push, torch.bfloat16)
+
+
+def over_ipc(end: BufferEnd) -> Transfer:
+    return Transfer(DirectPush(end, push_seconds=LIMITS.push_seconds), torch.bfloat16)
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url + contract.HEALTH, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def recorded(url: str) -> dict[str, Any]:
+    """What a server was asked since the last time."""
+    with urllib.request.urlopen(url + "/recorded", timeout=5) as answer:
+        return json.loads(answer.read())
+
+
+def tell(url: str, behave: Mapping[str, str]) -> None:
+    urllib.request.urlopen(urllib.request.Request(url + "/behave", json.dumps(behave).encode()), timeout=5).close()
+
+
+def move(policy: Policy) -> None:
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.01)
+
+
+def all_ready(sampler: ServerSampler) -> bool:
+    return len(sampler.pool.ready) == len(sampler.pool.servers)
+
+
+def versions(groups: list[Group]) -> set[int]:
+    return {completion.policy_version for group in groups for completion in group.completions}
+
+
+def routes(calls: list[list[Any]]) -> list[str]:
+    return [route for route, _ in calls]
+
+
+def written(folder: Path) -> set[str]:
+    """The versions that were written as files."""
+    return {path.name.split(":")[1] for path in folder.glob("weights/weights-*/*:*")}
+
+
+def test_a_group_gets_every_version_over_the_device_and_no_files_after_the_first(
+    servers_of: Callable[[int], ChildServers],
+    sampler_of: MakeSampler,
+    policy: Policy,
+    prompts: list[Prompt],
+    tmp_path: Path,
+) -> None:
+    servers = servers_of(2)
+    sampler = sampler_of(servers, transfer=over_nccl())
+    sampler.load_weights(policy, version=0)
+    wait_for(lambda: all_ready(sampler))
+    for url in servers.urls:
+        assert recorded(url)["calls"][0][0] == PAUSE
+    for version in (1, 2):
+        move(policy)
+        sampler.load_weights(policy, version=version)
+        shipment = make_shipment(policy, "", version, matrix_type=torch.bfloat16)
+        assert all_ready(sampler)
+        ranks = set()
+        for url in servers.urls:
+            found = recorded(url)
+            calls, label = found["calls"], found["label"]
+            if version == 1:
+                route, body = calls.pop(0)
+                settings = body["init_info"]["settings"]
+                assert (route, body["init_info"]["way"]) == (contract.INIT, "nccl")
+                assert (settings["master_address"], settings["world_size"]) == ("127.0.0.1", 3)
+                assert settings["packed"] is True
+                ranks.add(settings["rank_offset"])
+            assert calls == [
+                [PAUSE, None],
+                [contract.START, None],
+                [contract.UPDATE, {"update_info": shipment.header()}],
+                [contract.FINISH, {"weight_version": label}],
+                [contract.RESUME, None],
+            ]
+            assert label.split(":")[1:] == shipment.label.split(":")[1:]
+            assert found["sums"] == {name: float(weight.double().sum()) for name, weight in shipment}
+        assert ranks == ({1, 2} if version == 1 else set())
+        assert versions(sampler.sample(prompts, 4)) == {version}
+    assert written(tmp_path) == {"0"}
+
+
+def test_a_server_that_cannot_join_fetches_files_and_the_others_are_a_group_at_the_next_version(
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+) -> None:
+    servers = servers_of(2)
+    unable, able = servers.urls
+    sampler = sampler_of(servers, transfer=over_nccl())
+    sampler.load_weights(policy, version=0)
+    wait_for(lambda: all_ready(sampler))
+    tell(unable, {contract.INIT: "fail"})
+    move(policy)
+    waiting = time.monotonic()
+    tell_later(unable, sampler)
+    sampler.load_weights(policy, version=1)
+    assert time.monotonic() - waiting < 3 * LIMITS.push_seconds
+    assert versions(sampler.sample(prompts, 4)) == {1}
+    wait_for(lambda: all_ready(sampler))  # who waited for the other was started again
+    recorded(unable), recorded(able)
+    move(policy)
+    sampler.load_weights(policy, version=2)
+    wait_for(lambda: all_ready(sampler))
+    assert recorded(unable)["calls"][1][1] == {"init_info": {}}
+    [_, joins] = recorded(able)["calls"][0]
+    assert joins["init_info"]["settings"]["world_size"] == 2
+    assert versions(sampler.sample(prompts, 4)) == {2}
+
+
+def tell_later(url: str, sampler: ServerSampler) -> None:
+    """A server is itself again once it was left out of the group."""
+
+    def hear(text: str) -> None:
+        if "left out" in text:
+            tell(url, {})
+
+    sampler.say = hear
+
+
+@pytest.mark.parametrize("fault", ["die", "hang"])
+def test_a_member_that_is_lost_in_the_middle_costs_the_others_a_restart_and_no_hang(
+    fault: str,
+    servers_of: Callable[[int], ChildServers],
+    sampler_of: MakeSampler,
+    policy: Policy,
+    prompts: list[Prompt],
+) -> None:
+    servers = servers_of(2)
+    sampler = sampler_of(servers, transfer=over_nccl())
+    for version in (0, 1):
+        sampler.load_weights(policy, version=version)
+        wait_for(lambda: all_ready(sampler))
+        move(policy)
+    processes = {servers.process_of(url).pid for url in servers.urls}
+    tell(servers.urls[0], {contract.UPDATE: fault})
+    sampler.load_weights(policy, version=2)
+    assert versions(sampler.sample(prompts, 4)) == {2}
+    wait_for(lambda: all_ready(sampler))
+    assert not processes & {servers.process_of(url).pid for url in servers.urls}
+    for url in servers.urls:
+        assert contract.UPDATE in routes(recorded(url)["calls"])
+    move(policy)
+    sampler.load_weights(policy, version=3)
+    for url in servers.urls:
+        calls = recorded(url)["calls"]
+        assert routes(calls)[0] == contract.INIT
+        assert calls[0][1]["init_info"]["settings"]["world_size"] == 3
+    assert versions(sampler.sample(prompts, 4)) == {3}
+
+
+def test_one_server_on_the_same_gpu_reads_weights_where_they_are_and_sleeps_while_they_train(
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+) -> None:
+    servers, end = servers_of(1), BufferEnd()
+    [url] = servers.urls
+    sampler = sampler_of(servers, transfer=over_ipc(end), sleep=True)
+    sampler.load_weights(policy, version=0)
+    assert contract.SLEEP not in str(recorded(url)["calls"])
+    asleep = [[PAUSE, None], [f"{contract.SLEEP}?level=2", None]]
+    for version in (1, 2):
+        assert versions(sampler.sample(prompts, 4)) == {version - 1}
+        assert recorded(url)["calls"] == asleep
+        move(policy)
+        sampler.load_weights(policy, version=version)
+        shipment = make_shipment(policy, "", version, matrix_type=torch.bfloat16)
+        found = recorded(url)
+        updates = [body["update_info"] for route, body in found["calls"] if route == contract.UPDATE]
+        assert len(updates) > 1
+        assert [name for update in updates for name in update["names"]] == list(shipment.weights)
+        assert all(update["handles"] == {"GPU-0": []} for update in updates)
+        assert [call for call in found["calls"] if call[0] != contract.UPDATE] == [
+            [f"{contract.WAKE}?tags=weights", None],
+            [contract.INIT, {"init_info": {"way": "ipc", "settings": {"packed": True}}}],
+            [contract.START, None],
+            [contract.FINISH, {"weight_version": found["label"]}],
+            [f"{contract.WAKE}?tags=kv_cache", None],
+            [contract.RESUME, None],
+        ]
+        assert all(torch.equal(end.received[name], weight) for name, weight in shipment)
+
+
+def test_weights_as_files_wake_a_server_in_the_same_order_and_again_for_more_of_a_step(
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+) -> None:
+    servers = servers_of(1)
+    [url] = servers.urls
+    sampler = sampler_of(servers, sleep=True)
+    sampler.load_weights(policy, version=0)
+    sampler.sample(prompts, 4)
+    recorded(url)
+    assert versions(sampler.sample(prompts, 4)) == {0}
+    asleep = [PAUSE, f"{contract.SLEEP}?level=2"]
+    woken = [f"{contract.WAKE}?tags=weights", contract.INIT, contract.START, contract.UPDATE, contract.FINISH]
+    woken += [f"{contract.WAKE}?tags=kv_cache", contract.RESUME]
+    assert routes(recorded(url)["calls"]) == [*woken, *asleep]
+    for _ in range(2):  # measurements have settings of their own
+        sampler.sample(prompts, 4, params=PARAMS)
+    assert routes(recorded(url)["calls"]) == woken
+
+
+def test_a_server_that_cannot_read_the_gpu_gets_files(
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+) -> None:
+    servers = servers_of(1)
+    [url] = servers.urls
+    sampler = sampler_of(servers, transfer=over_ipc(BufferEnd()))
+    said: list[str] = []
+    sampler.say = said.append
+    sampler.load_weights(policy, version=0)
+    tell(url, {contract.START: "fail"})
+
+    def is_told(text: str) -> None:
+        said.append(text)
+        tell(url, {})
+
+    sampler.say = is_told
+    move(policy)
+    sampler.load_weights(policy, version=1)
+    assert versions(sampler.sample(prompts, 4)) == {1}
+    assert any("gets weights as files" in text for text in said)
+    recorded(url)
+    move(policy)
+    sampler.load_weights(policy, version=2)
+    assert recorded(url)["calls"][1] == [contract.INIT, {"init_info": {}}]
+
+
+def test_what_is_sent_is_what_a_checkpoint_holds(policy: Policy, tmp_path: Path) -> None:
+    policy.model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    sent = dict(make_shipment(policy, "run", 3, matrix_type=None))
+    assert set(sent) == set(saved)
+    assert all(torch.equal(sent[name], saved[name]) for name in saved)
+    narrow = dict(make_shipment(policy, "run", 3, matrix_type=torch.bfloat16))
+    for weight in narrow.values():
+        assert weight.dtype == (torch.float32 if weight.dim() < 2 else torch.bfloat16)
+
+
+def test_a_label_changes_with_the_weights_and_with_nothing_else(policy: Policy) -> None:
+    def label() -> str:
+        return make_shipment(policy, "run", 3, matrix_type=None).label
+
+    before = label()
+    assert label() == before
+    with torch.no_grad():
+        next(policy.model.parameters()).flatten()[0] += 1e-3
+    assert label() != before
+
+
+@pytest.mark.parametrize("trains_meanwhile", [False, True])
+def test_files_for_a_late_server_are_of_the_weights_before_they_were_trained_on(
+    trains_meanwhile: bool, policy: Policy, tmp_path: Path
+) -> None:
+    copies = Copies(WeightStore(tmp_path, run="run"), trains_meanwhile=trains_meanwhile)
+    shipment = make_shipment(policy, "run", 0, matrix_type=None)
+    before = {name: weight.clone() for name, weight in shipment}
+    copies.offer(policy, shipment)
+    move(policy)
+    found = copies.files(shipment.label)
+    if not trains_meanwhile:
+        assert found is None
+        return
+    assert found is not None
+    assert found.label == shipment.label
+    saved = load_file(Path(found.folder) / "model.safetensors")
+    assert all(torch.equal(saved[name], before[name]) for name in before)
+
+
+def test_the_address_of_memory_travels_as_plain_values() -> None:
+    import inspect
+
+    handle = (torch.Tensor, torch.Size([8]), (1,), 0, torch.storage.TypedStorage, torch.uint8, 0, b"\x00\xff")
+    handle = (*handle, 8, 0, False, b"ref", 0, b"event", True)
+    assert len(handle) == len(inspect.signature(rebuild_cuda_tensor).parameters)
+    back = from_plain(json.loads(json.dumps(to_plain(handle))))
+    assert back == handle
+    with pytest.raises(ValueError, match="cannot be sent"):
+        to_plain([open])
+    for hostile in ({"class": "Module"}, {"type": "load"}, {"call": "os.system"}):
+        with pytest.raises(ValueError, match="means nothing here"):
+            from_plain([hostile])
+
+
+def test_a_machine_without_a_gpu_is_told_what_to_set() -> None:
+    for transfer in ("nccl", "ipc"):
+        with pytest.raises(ConfigError, match=f"transfer is {transfer}, which needs a CUDA device.*Set it to fetch"):
+            check_device(transfer, has_gpu=False)
+    if __import__("importlib").util.find_spec("vllm") is None:
+        with pytest.raises(ConfigError, match=r"pip install 'oncurve\[vllm\]'"):
+            check_device("nccl", has_gpu=True)
+    check_device("ipc", has_gpu=True)

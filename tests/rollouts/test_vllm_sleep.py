@@ -1,0 +1,170 @@
+"""Does real vLLM sample as before after it slept, and go on with files where it cannot read a GPU?
+
+Needs an environment with vLLM and ONCURVE_VLLM_PYTHON, as test_vllm.py does. A CPU server answers the calls and gives
+no memory back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from oncurve.data.prompts import render_prompts
+from oncurve.records import Completion, Group
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.servers.children import free_ports
+from oncurve.rollouts.servers.deadlines import Deadlines
+from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
+from oncurve.rollouts.servers.sampler import ServerSampler
+from oncurve.rollouts.servers.transfer.direct import DirectPush
+from oncurve.rollouts.servers.transfer.ends import fill, packing
+from oncurve.rollouts.servers.transfer.group import GroupPush
+from oncurve.rollouts.servers.transfer.shipment import Shipment, make_shipment
+from oncurve.rollouts.servers.transfer.ways import Transfer
+from oncurve.train.checkpoint import EMBEDDED, load_model
+from oncurve.train.policy import OptimizerSettings, Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get(PYTHON_VARIABLE), reason=f"{PYTHON_VARIABLE} names no python with vLLM"),
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
+READ_IT = """
+import inspect, json, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferInitInfo, IPCWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo, trainer_init
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer, unpack_tensor
+
+folder = Path(sys.argv[1])
+told = json.loads((folder / "told.json").read_text())
+NCCLWeightTransferInitInfo(**told["settings"])
+NCCLWeightTransferUpdateInfo(**told["header"])
+IPCWeightTransferInitInfo(packed=True)
+inspect.signature(trainer_init).bind({})
+names = ("iterator", "group", "src", "post_iter_func", "buffer_size_bytes", "num_buffers")
+inspect.signature(packed_nccl_broadcast_producer).bind(**dict.fromkeys(names))
+found = {}
+for place, part in enumerate(told["parts"]):
+    info = IPCWeightTransferUpdateInfo(**part, ipc_handles={"GPU-0": ()})
+    packed = torch.frombuffer(bytearray((folder / str(place)).read_bytes()), dtype=torch.uint8)
+    types = [getattr(torch, name) for name in info.dtype_names]
+    found |= dict(unpack_tensor(packed, info.names, info.shapes, types, info.tensor_sizes))
+save_file({name: weight.clone() for name, weight in found.items()}, folder / "found.safetensors")
+"""
+GREEDY = SamplingParams(temperature=0.0, max_completion_tokens=24)
+
+
+class NoEnd:
+    """The trainer's side of a transfer that no server of these takes part in."""
+
+    def join(self, address: str, port: int, size: int) -> None:
+        """The server refuses."""
+
+    def send(self, shipment: Shipment) -> None:
+        raise AssertionError("nobody joined")
+
+    def leave(self) -> None:
+        """Nothing was joined."""
+
+    def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
+        raise AssertionError("nobody reads")
+
+
+def transfers() -> Iterator[Transfer | None]:
+    """The three ways."""
+    yield None
+    yield Transfer(DirectPush(NoEnd()))
+    yield Transfer(GroupPush(NoEnd, free_port=lambda: free_ports(1)[0]))
+
+
+def is_sleeping(url: str) -> bool:
+    with urllib.request.urlopen(f"{url}/is_sleeping", timeout=10) as answer:
+        return bool(json.loads(answer.read())["is_sleeping"])
+
+
+def completions(groups: list[Group]) -> list[Completion]:
+    return [one for group in groups for one in group.completions]
+
+
+@torch.no_grad()
+def most_likely(model: PreTrainedModel, one: Completion) -> torch.Tensor:
+    ids = torch.tensor([[*one.prompt_ids, *one.token_ids]])
+    return model(ids).logits[0, len(one.prompt_ids) - 1 : -1].argmax(dim=1)
+
+
+@torch.no_grad()
+def move(model: PreTrainedModel) -> None:
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.005)
+
+
+def test_what_is_sent_is_what_vllm_reads(tmp_path: Path) -> None:
+    """Its own classes take the bodies, its own function takes the buffer apart. No GPU is in this."""
+    model, tokenizer = load_model("embedded")
+    shipment = make_shipment(
+        Policy(model, tokenizer, optimizer=OptimizerSettings()), "run", 0, matrix_type=torch.bfloat16
+    )
+    place = {"master_address": "127.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 2}
+    told: dict[str, Any] = {"settings": packing() | place, "header": shipment.header(), "parts": []}
+    buffer = torch.empty(2**20, dtype=torch.uint8)
+    for number, part in enumerate(fill(buffer, shipment)):
+        (tmp_path / str(number)).write_bytes(buffer[: sum(part["tensor_sizes"])].numpy().tobytes())
+        told["parts"].append(part)
+    assert len(told["parts"]) > 1
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": ""}
+    command = [os.environ[PYTHON_VARIABLE], "-c", READ_IT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "found.safetensors")
+    assert set(found) == set(shipment.weights)
+    assert all(torch.equal(found[name], weight) for name, weight in shipment)
+
+
+def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_for_files(tmp_path: Path) -> None:
+    model, tokenizer = load_model("embedded")
+    policy = Policy(model, tokenizer, optimizer=OptimizerSettings())
+    rows = [{"question": f"Tom has {n} apples and buys {n + 3} more. How many has he?", "answer": ""} for n in range(4)]
+    prompts = render_prompts(rows, tokenizer, template="think_answer")[0]  # type: ignore[arg-type]
+    logs = tmp_path / "logs"
+    servers = VllmServers(str(EMBEDDED), 1, python=None, dtype="float32", on_cpu=True, logs=logs, sleeps=True)
+    [url] = servers.urls
+    said: list[str] = []
+    try:
+        for transfer in transfers():
+            sleeps = transfer is None or isinstance(transfer.push, DirectPush)
+            limits = Deadlines(gone_seconds=300.0)
+            options: dict[str, Any] = {"transfer": transfer, "sleep": sleeps, "say": said.append, "deadlines": limits}
+            sampler = ServerSampler(GREEDY, urls=servers.urls, weights_folder=tmp_path, **options)
+            for version in range(3):
+                sampler.load_weights(policy, version=version)
+                before = sampler.sample(prompts, 1)
+                assert is_sleeping(url) == sleeps
+                after = sampler.sample(prompts, 1)
+                assert [one.token_ids for one in completions(after)] == [one.token_ids for one in completions(before)]
+                for one in completions(after):
+                    assert one.policy_version == version
+                    assert torch.equal(most_likely(model, one), torch.tensor(one.token_ids))
+                move(model)
+            sampler.close()
+    finally:
+        servers.close()
+    reasons = [text for text in said if "no CUDA device" in text]
+    assert any("over ipc" in text for text in reasons)
+    assert any("over nccl" in text for text in reasons)
