@@ -103,7 +103,8 @@ class Decoder:
         return self.layers(residual, self._angles(positions), places, self.caches) @ self.head.T
 
     def _angles(self, positions: Tensor) -> Angles:
-        return Angles(*(part.index_select(0, positions) for part in (self.angles.cosine, self.angles.sine)))
+        cosine, sine = (part.index_select(0, positions) for part in (self.angles.cosine, self.angles.sine))
+        return Angles(cosine, sine)
 
     def _grow(self, needed: int) -> None:
         """Make the buffers of completions hold at least so many positions."""
