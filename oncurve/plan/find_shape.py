@@ -35,7 +35,8 @@ def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CheckpointError(
             f"model {name!r}: no such folder, and no model of the planner's table. Give a folder with config.json or "
-            f"a hub name; known without a network: {', '.join(shape.name for shape in known_shapes().values())}"
+            "a hub name (a recipe whose base must be built first says how in its first line); known without a network: "
+            f"{', '.join(shape.name for shape in known_shapes().values())}"
         )
     return shape_of_config(_read(_from_hub(name, revision), name), name=name)
 

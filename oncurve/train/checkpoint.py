@@ -101,8 +101,8 @@ def _located(name: str) -> tuple[str, bool]:
     looks_local = Path(place).is_absolute() or place.startswith(".") or place.count("/") != 1
     if looks_local and not os.path.isdir(place):
         raise CheckpointError(
-            f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as "
-            f'Qwen/Qwen2.5-0.5B, or "embedded"'
+            f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as Qwen/Qwen2.5-0.5B, or "
+            f'"embedded"; a recipe whose base must be built first says how in its first line'
         )
     return place, looks_local
 
