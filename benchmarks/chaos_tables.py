@@ -6,9 +6,10 @@ python benchmarks/chaos_tables.py
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from pages import filled
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "servers.md", ROOT / "benchmarks" / "results"
@@ -67,13 +68,7 @@ def run_text() -> str:
 
 def page() -> str:
     """The page with the tables between their markers."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, content in (("chaos", faults_text()), ("chaos-run", run_text())):
-        pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
-        text, count = pattern.subn(lambda match, content=content: match[1] + content + match[2], text)
-        if count != 1:
-            raise ValueError(f"{PAGE.name} needs the markers of {name!r} once and has them {count} times")
-    return text
+    return filled(PAGE, {"chaos": faults_text(), "chaos-run": run_text()})
 
 
 if __name__ == "__main__":

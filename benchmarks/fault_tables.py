@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pages import filled
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RECORD = ROOT / "docs" / "reliability.md", ROOT / "benchmarks" / "results" / "faults.json"
-BEGIN, END = "<!-- faults:begin -->\n", "<!-- faults:end -->"
 GROUPS: tuple[tuple[str, str], ...] = (
     (r"SIGKILL before .* of a checkpoint", "SIGKILL before the data, the manifest, the rename of a checkpoint"),
     (r"SIG(TERM|INT|USR1) ", "SIGTERM, SIGINT, SIGUSR1 in each phase; SIGTERM twice"),
@@ -71,11 +72,8 @@ def table(scenarios: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
     scenarios = json.loads(RECORD.read_text(encoding="utf-8"))["scenarios"]
-    PAGE.write_text(f"{before}{BEGIN}{table(scenarios)}{END}{after}", encoding="utf-8")
+    PAGE.write_text(filled(PAGE, {"faults": table(scenarios)}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ python benchmarks/simulate_chart.py
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from pages import filled
 
 from oncurve.plan.command import plan_recipe
 from oncurve.plan.servers import Fleet
@@ -116,13 +117,7 @@ def draw(path: Path) -> None:
 
 def page() -> str:
     """The page with the tables between their markers."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, content in (("simulated-measured", measured_table()), ("simulated", planned_table())):
-        pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
-        text, count = pattern.subn(lambda match, content=content: match[1] + content + match[2], text)
-        if count != 1:
-            raise ValueError(f"{PAGE.name} needs the markers of {name!r} once and has them {count} times")
-    return text
+    return filled(PAGE, {"simulated-measured": measured_table(), "simulated": planned_table()})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # oncurve on a CPU. From the project's folder:
 #     docker build -f containers/cpu.Dockerfile -t oncurve:cpu .
-#     docker run --rm -v "$PWD/runs:/home/oncurve/work/runs" oncurve:cpu demo run.steps=2
+#     docker run --rm -v "$PWD/runs:/home/oncurve/project/runs" oncurve:cpu demo run.steps=2
 FROM python:3.11.13-slim-bookworm AS wheel
 WORKDIR /source
 COPY pyproject.toml MANIFEST.in README.md LICENSE ./
@@ -21,6 +21,6 @@ COPY --from=wheel /wheels /opt/oncurve/wheels
 RUN pip install --no-cache-dir --constraint /opt/oncurve/constraints.txt --index-url "$TORCH_INDEX" torch \
     && pip install --no-cache-dir --constraint /opt/oncurve/constraints.txt /opt/oncurve/wheels/oncurve-*.whl
 USER 1000
-WORKDIR /home/oncurve/work
+WORKDIR /home/oncurve/project
 ENTRYPOINT ["oncurve"]
 CMD ["--help"]

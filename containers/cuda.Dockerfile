@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # oncurve on NVIDIA GPUs; torch's wheel brings its own CUDA libraries, the image only what finds the driver.
 #     docker build -f containers/cuda.Dockerfile -t oncurve:cuda .
-#     docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/home/oncurve/work/runs" oncurve:cuda train gsm8k
+#     docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/home/oncurve/project/runs" oncurve:cuda train gsm8k
 FROM nvidia/cuda:12.8.1-base-ubuntu24.04 AS wheel
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -30,6 +30,6 @@ COPY --from=wheel /wheels /opt/oncurve/wheels
 RUN wheel="$(echo /opt/oncurve/wheels/oncurve-*.whl)" \
     && pip install --no-cache-dir --constraint /opt/oncurve/constraints.txt "${wheel}[servers,quant]"
 USER 1000
-WORKDIR /home/oncurve/work
+WORKDIR /home/oncurve/project
 ENTRYPOINT ["oncurve"]
 CMD ["--help"]

@@ -210,7 +210,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    gpu: Annotated[str | None, typer.Option(help="A device of the table, or cpu. Default: H100, or cpu.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Device of the table; else cpu (embedded) or H100 (others).")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many of them train.")] = 1,
     devices: Annotated[Path | None, typer.Option(help="YAML with devices and prices of yours.")] = None,
     shard: Annotated[str | None, typer.Option(help="none, zero1, zero2 or zero3.")] = None,

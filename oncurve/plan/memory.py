@@ -177,8 +177,8 @@ def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> flo
     """
     if 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
         return 0.0
-    kind = "own" if setup.has_own_layers else "checkpointing" if setup.checkpointing else "full"
-    kind = "lora" if setup.method == "lora" and not setup.has_own_layers else kind
+    kind = "lora" if setup.method == "lora" else "checkpointing" if setup.checkpointing else "full"
+    kind = "own" if setup.has_own_layers else kind
     churn = shape.layers * (layer_bytes(shape, setup, batch) + backward_bytes(shape, setup, batch))
     return constants.CPU_FRAGMENTATION[kind] * churn
 

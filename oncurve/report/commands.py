@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +36,7 @@ def report(
     from oncurve.observe.record import read_manifest, read_metrics
     from oncurve.observe.summary import summarize
     from oncurve.report.curves import names as known_names
+    from oncurve.report.overview import json_if_there
     from oncurve.report.write import write_report
 
     if names not in ("oncurve", *known_names()):
@@ -51,9 +51,7 @@ def report(
     metrics = read_metrics(run)
     if metrics:
         manifest = read_manifest(run) if (run / "manifest.json").is_file() else None
-        compared = run / "comparison.json"
-        comparison = json.loads(compared.read_text(encoding="utf-8")) if compared.is_file() else None
-        text = summarize(metrics, manifest=manifest, comparison=comparison, title=str(run))
+        text = summarize(metrics, manifest=manifest, comparison=json_if_there(run / "comparison.json"), title=str(run))
         out.print(text, markup=False, highlight=False)
     if png:
         from oncurve.observe.plots import plot_run

@@ -29,7 +29,7 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
     if not (run / METRICS).is_file():
         raise DataError(f"{run}: is no run folder, {METRICS} is missing. Name the folder that `oncurve train` made.")
     case = read_case(run)
-    manifest = _json_if_there(run / "manifest.json")
+    manifest = json_if_there(run / "manifest.json")
     steps = [step for step, _ in case.rows if step > 0]
     return {
         "name": run.name or run.resolve().name,
@@ -53,7 +53,7 @@ def state(run: Path) -> dict[str, Any]:
 
     A writer that died left the folder locked; `oncurve resume` takes it over.
     """
-    told = _json_if_there(run / "status.json")
+    told = json_if_there(run / "status.json")
     phase = str(told.get("phase") or "")
     seen = max((_modified(run / name) for name in (METRICS, "status.json", ".lock")), default=0.0)
     age = max(0.0, time.time() - seen) if seen else math.inf
@@ -68,7 +68,7 @@ def state(run: Path) -> dict[str, Any]:
 def evaluation(run: Path) -> dict[str, Any]:
     """The measurements of a run with their intervals, and the paired comparison of before and after if it is there."""
     found = [_measured(read_json(path)) for path in sorted((run / "evaluations").glob("*.json"))]
-    compared = _json_if_there(run / "comparison.json")
+    compared = json_if_there(run / "comparison.json")
     return {
         "measured": sorted(found, key=lambda one: (one["step"] or 0, one["name"])),
         "compared": {key: compared.get(key) for key in ("names", "problems", "num_prompts", "rows", "mean_tokens")}
@@ -168,7 +168,8 @@ def _usd_per_point(rows: Sequence[Mapping[str, Any]], usd: float | None) -> floa
     return usd / (100 * (points[-1] - points[0]))
 
 
-def _json_if_there(path: Path) -> dict[str, Any]:
+def json_if_there(path: Path) -> dict[str, Any]:
+    """A file of a run; empty where it was not written."""
     return read_json(path) if path.is_file() else {}
 
 

@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -242,8 +243,8 @@ class _PerSample(_Adapted):
             return {**prompt.row, **{key: known[key] for key in named if key in known}}
         arguments = {key: known[key] for key in named if key in known}
         if named and named[0] not in arguments and self._parameters[named[0]].default is inspect.Parameter.empty:
-            others = [column for column in prompt.row if column != self.answer_column]
-            if not difflib.get_close_matches(named[0], others, n=1, cutoff=0.8):
+            others = tuple(column for column in prompt.row if column != self.answer_column)
+            if not _is_misspelt(named[0], others):
                 arguments[named[0]] = answer
         return arguments
 
@@ -253,6 +254,12 @@ class _PerSample(_Adapted):
             return result.as_reward()
         reward = attempt(lambda: to_reward(result))
         return reward.as_reward() if isinstance(reward, Failure) else reward
+
+
+@cache
+def _is_misspelt(name: str, columns: tuple[str, ...]) -> bool:
+    """Whether a name reads like that of one of these columns; asked for each completion, so kept."""
+    return bool(difflib.get_close_matches(name, columns, n=1, cutoff=0.8))
 
 
 def to_reward(value: Any) -> Reward:

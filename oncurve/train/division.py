@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, cast
 
 from oncurve.errors import OncurveError
 from oncurve.records import Completion, Group, Prompt, Reward
@@ -15,7 +15,6 @@ from oncurve.train.interruption import Interrupted, Interruption
 T = TypeVar("T")
 
 
-@runtime_checkable
 class InParts(Protocol):
     """A policy whose weights may lie in parts on several processes."""
 
@@ -37,8 +36,7 @@ class DividedSampler:
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on. Weights in parts are put together here, by all processes."""
-        if isinstance(policy, InParts):
-            policy.publish()
+        cast("InParts", policy).publish()
         self.sampler.load_weights(policy, version)
 
     def sample(
@@ -70,8 +68,7 @@ class LedSampler:
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on. All processes must call it."""
-        if isinstance(policy, InParts):
-            policy.publish()
+        cast("InParts", policy).publish()
         if self.sampler is not None:
             self.sampler.load_weights(policy, version)
 

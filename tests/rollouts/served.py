@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from aiohttp import web
 
 from oncurve.records import Group, Prompt
@@ -21,6 +22,13 @@ from oncurve.rollouts.serving.app import Server
 from oncurve.train.policy import OptimizerSettings, Policy
 
 FAST = Deadlines(connect_seconds=1.0, request_seconds=20.0, push_seconds=5.0, silent_seconds=1.0, gone_seconds=5.0)
+
+
+def move(policy: Policy) -> None:
+    """Other weights, as if it had trained."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.01)
 
 
 class Listener:

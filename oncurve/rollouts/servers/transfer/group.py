@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from oncurve.errors import SamplerError
+from oncurve.errors import SamplerError, counted
 from oncurve.rollouts.servers.client import ServerFailed, ServerLost
 from oncurve.rollouts.servers.server import Server
 from oncurve.rollouts.servers.transfer.aside import aside
@@ -106,7 +106,7 @@ class GroupPush:
         own = aside(lambda: end.join(address, port, 1 + sum(sizes)), name="joins-group")  # type: ignore[arg-type]
         if await self._all_done([*joins, own]):
             self._end, self._members = end, wanted
-            self.say(f"weights go over {self.way} to {len(members)} server{'s' * (len(members) > 1)}")
+            self.say(f"weights go over {self.way} to {counted(len(members), 'server')}")
             return True
         await self._dissolve(end, members, joins, own)
         return False
