@@ -98,7 +98,7 @@ class Decoder:
 
         ``places`` holds for each row its slot, its tokens so far, its prompt's slot and the prompt's tokens [R, 4].
         """
-        self._grow(int(places[:, 1].max()) + 1)
+        self._grow(int(places[:, 1].numpy().max()) + 1)
         residual = self.trunk.body.embed_tokens(tokens).to(self.trunk.wide)
         return self.layers(residual, self._angles(positions), places, self.caches) @ self.head.T
 

@@ -195,6 +195,11 @@ def turn(x: Tensor, cosine: Tensor, sine: Tensor, *, out: Tensor | None = None, 
     return out
 
 
+def paired(x: Tensor) -> Tensor:
+    """The last dimension with the two numbers that a rotary embedding turns together next to each other."""
+    return x.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)
+
+
 def own_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Room for the keys and the values of completions [slots, kv_heads, positions, D] each."""
     keys, values = torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
@@ -209,8 +214,12 @@ def prompt_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -
 def store_prompts(
     qkv: Tensor, rotary: Rotary, layout: Layout, slots: Tensor, caches: tuple[Tensor, Tensor], sizes: Heads
 ) -> None:
-    """Write the keys and values of a layout's prompts, in the order of ``layout.spans``, to slots of the caches."""
+    """Write the keys and values of a layout's prompts, in the order of ``layout.spans``, to slots of the caches.
+
+    Keys are stored in pairs, as a decode step reads them.
+    """
     k, v = _turned(qkv, rotary, sizes)[:, sizes.heads :].chunk(2, dim=1)
+    k = paired(k)
     for (start, length, *_), slot in zip(layout.spans.tolist(), slots.tolist(), strict=False):
         for cache, part in zip(caches, (k, v), strict=True):
             cache[slot, :, :length] = part[start : start + length].transpose(0, 1)

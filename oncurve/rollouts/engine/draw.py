@@ -19,20 +19,23 @@ def draw(
     forbidden tokens cut it, as the trainer computes it. Temperature 0 takes the largest logit; its log-probability is
     at temperature 1.
     """
-    log_p = torch.log_softmax(logits.float() / (params.temperature or 1.0), dim=-1)
-    allowed = log_p
-    if forbidden:
+    scaled = logits.float() if params.temperature in (0, 1) else logits.float() / params.temperature
+    if params.temperature == 0 or forbidden:  # what is allowed may be so improbable that its probability is none
+        log_p = torch.log_softmax(scaled, dim=-1)
         allowed = log_p.clone()
         allowed[:, forbidden] = -torch.inf
-    if params.temperature == 0:
-        tokens = allowed.argmax(dim=-1)
+        tokens = allowed.argmax(dim=-1) if params.temperature == 0 else _first_above(allowed.exp(), uniform, params)
         return tokens, log_p.gather(1, tokens[:, None]).squeeze(1)
-    p = restrict(allowed.exp(), params)
-    cumulative = p.double().cumsum(dim=-1)
+    p = torch.softmax(scaled, dim=-1)
+    tokens = _first_above(p, uniform, params)
+    return tokens, p.gather(1, tokens[:, None]).squeeze(1).log_()
+
+
+def _first_above(p: Tensor, uniform: Tensor, params: SamplingParams) -> Tensor:
+    """The first token of each row whose cumulative probability, among those that may be drawn, exceeds the number."""
+    cumulative = restrict(p, params).double().cumsum(dim=-1)
     threshold = uniform[:, None].double() * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
-    tokens = tokens.clamp(max=logits.shape[1] - 1)
-    return tokens, log_p.gather(1, tokens[:, None]).squeeze(1)
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=p.shape[1] - 1)
 
 
 def restrict(p: Float[Tensor, "B V"], params: SamplingParams) -> Float[Tensor, "B V"]:

@@ -138,6 +138,9 @@ class FusedSampling:
         if isinstance(native, NativeOps) and not restricted and not early.any():
             tokens, logprobs = native.draw(logits.contiguous(), uniform, params.temperature)
             return tokens.numpy(), logprobs.numpy()
+        if not early.any():
+            tokens, logprobs = draw(logits, uniform, params, forbidden=[])
+            return tokens.numpy(), logprobs.numpy()
         tokens, logprobs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
         for forbidden, chosen in ((list(self.end_ids), early), ([], ~early)):
             if chosen.any():

@@ -167,4 +167,4 @@ class Rows:
 
 def ends(tokens: np.ndarray, end_ids: Sequence[int]) -> np.ndarray:
     """Which tokens end a completion."""
-    return np.isin(tokens, np.asarray(end_ids, dtype=np.int64))
+    return (tokens[:, None] == np.asarray(end_ids, dtype=np.int64)).any(axis=1)
