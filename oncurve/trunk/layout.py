@@ -1,7 +1,8 @@
 """Where do the tokens of a microbatch stand when its rows are laid end to end, each prompt once for its group?
 
-The sequence is: a prompt, then its completions one after another, then the next prompt. Linear layers see only real
-tokens. A prompt attends to itself, a completion to its prompt and itself.
+The sequence is: all prompts, then all completions, those of one prompt one after another, so that completions of the
+same length are read in place. Linear layers see only real tokens. A prompt attends to itself, a completion to its
+prompt and itself.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Layout:
 
 
 def make_layout(batch: Batch, device: torch.device) -> Layout:
-    """The sequence of a batch: rows of one group behind their prompt, the last token of a completion left out.
+    """The sequence of a batch: each group's prompt once, and its completions without their last tokens.
 
     Nothing is predicted from the last token, so it is never read. A row that nobody reads fills up the sequence to
     ``whole_tokens``.
@@ -184,6 +185,7 @@ def make_layout(batch: Batch, device: torch.device) -> Layout:
     for row, group in enumerate(groups):
         if group not in prompts:
             prompts[group] = write(batch.prompt_ids[row, : lengths[row]], 0)
+    for row, group in enumerate(groups):
         own = write(batch.completion_ids[row, : counts[row] - 1], lengths[row])
         rows.append(Row(own, prompts[group]))
         before = torch.arange(own.start - 1, own.stop)

@@ -177,7 +177,7 @@ class TorchLayers:
             shut[slots, : groups.width] = np.arange(groups.width) >= lengths[:, None]
             shut[slots, groups.width :] = np.arange(seen) > past[:, None]
             hidden = torch.from_numpy(shut).view(*groups.leading, 1, 1, -1)
-        angles = torch.complex(rotary.cosine, rotary.sine)[:, None] * self._scale
+        angles = rotary.turn * self._scale
         rows = None if is_plain else torch.from_numpy(np.ascontiguousarray(slots))
         return Turn(
             span,

@@ -30,8 +30,9 @@ class Rotary(Protocol):
         """Of every position."""
         ...
 
-    def by_head(self, heads: int, /) -> tuple[Tensor, Tensor]:
-        """Both once for each head [N, heads, D / 2]."""
+    @property
+    def turn(self) -> Tensor:
+        """exp(i angle) [N, 1, D / 2], scaled as they are."""
         ...
 
 
@@ -82,7 +83,7 @@ def swiglu_backward(g: Tensor, gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     silu = torch.nn.functional.silu(gate)
     out = silu * up
-    gate.copy_(torch.ops.aten.silu_backward(up.mul_(g), gate))
+    torch.ops.aten.silu_backward(up.mul_(g), gate, grad_input=gate)
     torch.mul(g, silu, out=up)
     return out
 
@@ -94,15 +95,15 @@ def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tupl
     it. The two parts are weighted by their shares of the softmax, whose logarithms of sums are kept [N, heads].
     """
     parts = _turned(qkv, rotary, sizes)
-    mixed = parts.new_empty(len(qkv), sizes.heads, sizes.head_size)
-    logs = parts.new_empty(mixed.shape[:2])
+    mixed = parts[0].new_empty(len(qkv), sizes.heads, sizes.head_size)
+    logs = mixed.new_empty(mixed.shape[:2])
     for block in layout.blocks:
-        rows = block.take(parts)
-        for own, _, _, at in _by_key_head(rows, rows, sizes):
+        rows = [block.take(part) for part in parts]
+        for own, _, at in _by_key_head(rows, rows, sizes):
             for to, part in zip((mixed, logs), _flash(*at, 0.0, True), strict=True):
                 block.put(to[:, own], part.transpose(1, 2))
     for prompt, places in layout.readers:
-        for own, _, _, at in _by_key_head(parts[places][None], parts[prompt][None], sizes):
+        for own, _, at in _by_key_head(_one_row(parts, places), _one_row(parts, prompt), sizes):
             part, part_logs = (x[0].transpose(0, 1) for x in _flash(*at, 0.0, False))
             total = torch.logaddexp(logs[places, own], part_logs)
             of_own, of_prompt = ((part - total).exp_()[..., None] for part in (logs[places, own], part_logs))
@@ -122,56 +123,61 @@ def attention_backward(
 ) -> Tensor:
     """The gradient of queries, keys and values of all tokens [N, C], in the wide type."""
     parts, logs = _turned(qkv, rotary, sizes), kept[1]
-    mixed, g = (part.to(parts.dtype).unflatten(1, (sizes.heads, -1)) for part in (kept[0], grad_mixed))
-    grads = torch.empty_like(parts)
+    mixed, g = (part.to(logs.dtype).unflatten(1, (sizes.heads, -1)) for part in (kept[0], grad_mixed))
+    out = logs.new_empty(qkv.shape)
+    heads = out.unflatten(1, (-1, sizes.head_size))
+    grads, grad_values = torch.empty_like(parts[0]), heads[:, -sizes.kv_heads :]
     for block in layout.blocks:
-        rows, sums = block.take(parts), block.take(logs)
+        rows, sums = [block.take(part) for part in parts], block.take(logs)
         if block.run is None:  # no probability where there is no query
             sums.flatten(0, 1).masked_fill_(~block.real[:, None], torch.inf)
         outer = [block.take(part) for part in (g, mixed)] + [sums]
-        for own, key, value, at in _by_key_head(rows, rows, sizes):
+        for own, key, at in _by_key_head(rows, rows, sizes):
             grad_q, grad_k, grad_v = _flash_backward_of([part[:, :, own] for part in outer], at, is_causal=True)
-            for to, grad in ((own, grad_q), (key, grad_k), (value, grad_v)):
-                block.put(grads[:, to], grad)
+            block.put(grads[:, own], grad_q)
+            block.put(grads[:, sizes.heads + key], grad_k)
+            block.put(grad_values[:, key], grad_v)
     for prompt, places in layout.readers:
         outer = [part[places][None] for part in (g, mixed, logs)]
-        for own, key, value, at in _by_key_head(parts[places][None], parts[prompt][None], sizes):
+        for own, key, at in _by_key_head(_one_row(parts, places), _one_row(parts, prompt), sizes):
             grad_q, grad_k, grad_v = _flash_backward_of([part[:, :, own] for part in outer], at, is_causal=False)
             grads[places, own] += grad_q[0]
-            grads[prompt, key] += grad_k[0]
-            grads[prompt, value] += grad_v[0]
-    out = torch.empty_like(grads)
-    turn(grads[:, : -sizes.kv_heads], *_angles(rotary, sizes), out=out[:, : -sizes.kv_heads], back=True)
-    out[:, -sizes.kv_heads :] = grads[:, -sizes.kv_heads :]
-    return out.flatten(1)
-
-
-def _turned(qkv: Tensor, rotary: Rotary, sizes: Heads) -> Tensor:
-    """Heads of queries, keys and values [N, heads + 2 kv_heads, D] in the wide type, turned by their positions."""
-    heads = qkv.unflatten(1, (-1, sizes.head_size))
-    out = torch.empty(heads.shape, dtype=rotary.cosine.dtype)
-    turn(heads[:, : -sizes.kv_heads].to(out.dtype), *_angles(rotary, sizes), out=out[:, : -sizes.kv_heads])
-    out[:, -sizes.kv_heads :] = heads[:, -sizes.kv_heads :]
+            grads[prompt, sizes.heads + key] += grad_k[0]
+            grad_values[prompt, key] += grad_v[0]
+    pairs = torch.view_as_complex(grads.unflatten(-1, (-1, 2))).mul_(rotary.turn.conj())
+    halves = heads[:, : -sizes.kv_heads].unflatten(-1, (2, -1))
+    halves.copy_(torch.view_as_real(pairs).transpose(-1, -2))
     return out
 
 
-def _angles(rotary: Rotary, sizes: Heads) -> tuple[Tensor, Tensor]:
-    return rotary.by_head(sizes.heads + sizes.kv_heads)
+def _turned(qkv: Tensor, rotary: Rotary, sizes: Heads) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned by their positions, in pairs [N, heads + kv_heads, D]; values [N, kv_heads, D].
+
+    In the wide type. The order within heads is of no matter to the scores, as long as it is the same for both.
+    """
+    heads = qkv.to(rotary.cosine.dtype).unflatten(1, (-1, sizes.head_size))
+    turned = torch.complex(*heads[:, : -sizes.kv_heads].chunk(2, dim=-1)).mul_(rotary.turn)
+    return torch.view_as_real(turned).flatten(-2), heads[:, -sizes.kv_heads :]
+
+
+def _one_row(parts: tuple[Tensor, Tensor], places: slice | Tensor) -> list[Tensor]:
+    return [part[places][None] for part in parts]
 
 
 def _by_key_head(
-    readers: Tensor, read: Tensor, sizes: Heads
-) -> Iterator[tuple[slice, int, int, tuple[Tensor, Tensor, Tensor]]]:
-    """For each key head: the places among all heads of its queries, of its keys and of its values, and their numbers.
+    readers: Sequence[Tensor], read: Sequence[Tensor], sizes: Heads
+) -> Iterator[tuple[slice, int, tuple[Tensor, Tensor, Tensor]]]:
+    """For each key head: which query heads read it, its number, and the numbers of queries, keys and values.
 
-    ``readers`` [B, T, heads + 2 kv_heads, D] and ``read`` [B, S, ...] give q [B, Q, T, D], k and v [B, Q, S, D], where
-    keys and values lie once for their Q query heads.
+    ``readers`` and ``read`` hold what ``_turned`` gives, by row [B, T, ...] and [B, S, ...]. They become
+    q [B, Q, T, D], k and v [B, Q, S, D], where keys and values lie once for their Q query heads.
     """
     shared = sizes.heads // sizes.kv_heads
-    for head in range(sizes.kv_heads):
-        own, key, value = slice(head * shared, (head + 1) * shared), sizes.heads + head, head - sizes.kv_heads
-        k, v = (read[:, None, :, place].expand(-1, shared, -1, -1) for place in (key, value))
-        yield own, key, value, (readers[:, :, own].transpose(1, 2), k, v)
+    for key in range(sizes.kv_heads):
+        own = slice(key * shared, (key + 1) * shared)
+        at = (read[0][:, None, :, sizes.heads + key], read[1][:, None, :, key])
+        k, v = (part.expand(-1, shared, -1, -1) for part in at)
+        yield own, key, (readers[0][:, :, own].transpose(1, 2), k, v)
 
 
 def _flash_backward_of(
@@ -181,18 +187,6 @@ def _flash_backward_of(
     g, mixed, sums = (part.transpose(1, 2) for part in outer)
     grad_q, grad_k, grad_v = _flash_backward(g, *at, mixed, sums, 0.0, is_causal)
     return grad_q.transpose(1, 2), grad_k.sum(dim=1), grad_v.sum(dim=1)
-
-
-def turn(x: Tensor, cosine: Tensor, sine: Tensor, *, out: Tensor | None = None, back: bool = False) -> Tensor:
-    """Heads [N, heads, D] turned by the angles of their positions (rotary embedding), or back.
-
-    a cos - b sin, b cos + a sin for the halves a and b of a head, with angles [N, heads, D / 2]
-    """
-    out = torch.empty_like(x) if out is None else out
-    sign, (a, b), (to_a, to_b) = -1 if back else 1, x.chunk(2, dim=-1), out.chunk(2, dim=-1)
-    torch.mul(a, cosine, out=to_a).addcmul_(b, sine, value=-sign)
-    torch.mul(b, cosine, out=to_b).addcmul_(a, sine, value=sign)
-    return out
 
 
 def paired(x: Tensor) -> Tensor:
@@ -218,8 +212,8 @@ def store_prompts(
 
     Keys are stored in pairs, as a decode step reads them.
     """
-    k, v = _turned(qkv, rotary, sizes)[:, sizes.heads :].chunk(2, dim=1)
-    k = paired(k)
+    queries_and_keys, v = _turned(qkv, rotary, sizes)
+    k = queries_and_keys[:, sizes.heads :]
     for (start, length, *_), slot in zip(layout.spans.tolist(), slots.tolist(), strict=False):
         for cache, part in zip(caches, (k, v), strict=True):
             cache[slot, :, :length] = part[start : start + length].transpose(0, 1)

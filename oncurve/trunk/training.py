@@ -8,7 +8,8 @@ Products in a half-width type are cheap: then gate and up, nearly half of what a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -35,14 +36,11 @@ class Angles:
 
     cosine: Tensor
     sine: Tensor
-    _by_head: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
-    def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Both once for each head [N, heads, D / 2]: torch reads them faster than it broadcasts so little."""
-        if heads not in self._by_head:
-            cosine, sine = (part[:, None].expand(-1, heads, -1).contiguous() for part in (self.cosine, self.sine))
-            self._by_head[heads] = cosine, sine
-        return self._by_head[heads]
+    @cached_property
+    def turn(self) -> Tensor:
+        """Both as complex numbers [N, 1, D / 2]."""
+        return torch.complex(self.cosine, self.sine)[:, None]
 
 
 @dataclass
