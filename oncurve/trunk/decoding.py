@@ -17,7 +17,7 @@ from oncurve.trunk.torch_decoding import TorchLayers
 from oncurve.trunk.training import Angles, Pass
 from oncurve.trunk.weights import Trunk
 
-GROWTH = 64
+GROWTH = 128
 """Positions by which the buffers of completions grow at least; they double as long as that is more."""
 PREFILL_TOKENS = 4096
 """Prompt tokens computed at one time."""

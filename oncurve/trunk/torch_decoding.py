@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -46,19 +46,18 @@ class Groups:
     """How the slots are arranged where they are not in the table: (P, G) if they stand in it in their order."""
 
     @classmethod
-    def of(cls, slots: Tensor, prompts: Tensor, *, width: int, span: int) -> Groups:
+    def of(cls, slots: np.ndarray, prompts: np.ndarray, *, width: int, span: int) -> Groups:
         """From the slot and the prompt's slot of each row [R]."""
-        count = int(prompts.max()) + 1
-        sizes = torch.bincount(prompts, minlength=count)
-        order = torch.argsort(prompts, stable=True)
-        first = torch.cumsum(sizes, 0) - sizes
-        most = int(sizes.max())
-        places = prompts[order] * most + torch.arange(len(order)) - first[prompts[order]]
-        table, back = torch.zeros(count * most, dtype=torch.long), torch.zeros(span, dtype=torch.long)
+        sizes = np.bincount(prompts)
+        count, most = len(sizes), int(sizes.max())
+        order = np.argsort(prompts, kind="stable")
+        first = np.cumsum(sizes) - sizes
+        places = prompts[order] * most + np.arange(len(order)) - first[prompts[order]]
+        table, back = np.zeros(count * most, dtype=np.int64), np.zeros(span, dtype=np.int64)
         table[places], back[slots[order]] = slots[order], places
-        if len(table) == span and bool((table == torch.arange(span)).all()):
+        if len(table) == span and np.array_equal(table, np.arange(span)):
             return cls(None, None, count, width, (count, most))
-        return cls(table, back, count, width, (span,))
+        return cls(torch.from_numpy(table), torch.from_numpy(back), count, width, (span,))
 
     def together(self, x: Tensor) -> Tensor:
         """[*leading, kv_heads, Q, A] as [P * kv_heads, G * Q, A]: the slots of a prompt side by side."""
@@ -116,12 +115,14 @@ class Layer:
         norms, bias = parameters.head_norms, matrices.qkv_bias
         return cls(
             first_norm=_scaled(parameters.first_norm),
-            qkv=_product(_in_pairs(matrices.qkv, sizes), None if bias is None else _in_pairs(bias, sizes)),
+            qkv=matrix_product(_in_pairs(matrices.qkv, sizes), None if bias is None else _in_pairs(bias, sizes)),
             head_norms=None if norms is None else (paired(norms[0]), paired(norms[1])),
-            output=_product(matrices.output),
+            output=matrix_product(matrices.output),
             second_norm=_scaled(parameters.second_norm),
-            gate_up=_product(*matrices.gate_up) if len(matrices.gate_up) == 1 else _side_by_side(matrices.gate_up),
-            down=_product(matrices.down),
+            gate_up=matrix_product(*matrices.gate_up)
+            if len(matrices.gate_up) == 1
+            else _side_by_side(matrices.gate_up),
+            down=matrix_product(matrices.down),
         )
 
 
@@ -177,7 +178,7 @@ class TorchLayers:
             shut[slots, : groups.width] = np.arange(groups.width) >= lengths[:, None]
             shut[slots, groups.width :] = np.arange(seen) > past[:, None]
             hidden = torch.from_numpy(shut).view(*groups.leading, 1, 1, -1)
-        angles = rotary.turn * self._scale
+        angles = rotary.turn() * self._scale
         rows = None if is_plain else torch.from_numpy(np.ascontiguousarray(slots))
         return Turn(
             span,
@@ -198,12 +199,12 @@ class TorchLayers:
         """Who reads which prompt; it changes only when rows come, go or move."""
         key = places[:, [0, 2, 3]]
         if self._groups is None or self._groups[1] != span or not np.array_equal(self._groups[0], key):
-            slots, prompts = (torch.from_numpy(np.ascontiguousarray(places[:, column])) for column in (0, 2))
-            self._groups = key, span, Groups.of(slots, prompts, width=int(places[:, 3].max()), span=span)
+            groups = Groups.of(places[:, 0], places[:, 2], width=int(places[:, 3].max()), span=span)
+            self._groups = key, span, groups
         return self._groups[2]
 
 
-def _product(weight: Tensor, bias: Tensor | None = None) -> Product:
+def matrix_product(weight: Tensor, bias: Tensor | None = None) -> Product:
     """The product with a matrix, which is arranged for it now where torch would do that again at every call."""
     if weight.dtype != torch.bfloat16 or not _can_arrange():
         return partial(torch.nn.functional.linear, weight=weight, bias=bias)
@@ -212,10 +213,10 @@ def _product(weight: Tensor, bias: Tensor | None = None) -> Product:
 
 
 def _side_by_side(weights: tuple[Tensor, ...]) -> Product:
-    return lambda x: project(x, weights)
+    return matrix_product(*weights) if len(weights) == 1 else lambda x: project(x, weights)
 
 
-@cache
+@lru_cache
 def _can_arrange() -> bool:
     """This build of torch, on this processor, multiplies bfloat16 matrices that were arranged beforehand."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):

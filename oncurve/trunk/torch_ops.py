@@ -30,7 +30,6 @@ class Rotary(Protocol):
         """Of every position."""
         ...
 
-    @property
     def turn(self) -> Tensor:
         """exp(i angle) [N, 1, D / 2], scaled as they are."""
         ...
@@ -144,7 +143,7 @@ def attention_backward(
             grads[places, own] += grad_q[0]
             grads[prompt, sizes.heads + key] += grad_k[0]
             grad_values[prompt, key] += grad_v[0]
-    pairs = torch.view_as_complex(grads.unflatten(-1, (-1, 2))).mul_(rotary.turn.conj())
+    pairs = torch.view_as_complex(grads.unflatten(-1, (-1, 2))).mul_(rotary.turn().conj())
     halves = heads[:, : -sizes.kv_heads].unflatten(-1, (2, -1))
     halves.copy_(torch.view_as_real(pairs).transpose(-1, -2))
     return out
@@ -156,7 +155,7 @@ def _turned(qkv: Tensor, rotary: Rotary, sizes: Heads) -> tuple[Tensor, Tensor]:
     In the wide type. The order within heads is of no matter to the scores, as long as it is the same for both.
     """
     heads = qkv.to(rotary.cosine.dtype).unflatten(1, (-1, sizes.head_size))
-    turned = torch.complex(*heads[:, : -sizes.kv_heads].chunk(2, dim=-1)).mul_(rotary.turn)
+    turned = torch.complex(*heads[:, : -sizes.kv_heads].chunk(2, dim=-1)).mul_(rotary.turn())
     return torch.view_as_real(turned).flatten(-2), heads[:, -sizes.kv_heads :]
 
 

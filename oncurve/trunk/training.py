@@ -38,9 +38,12 @@ class Angles:
     sine: Tensor
 
     @cached_property
+    def _turn(self) -> Tensor:
+        return torch.complex(self.cosine, self.sine)[:, None]
+
     def turn(self) -> Tensor:
         """Both as complex numbers [N, 1, D / 2]."""
-        return torch.complex(self.cosine, self.sine)[:, None]
+        return self._turn
 
 
 @dataclass

@@ -11,7 +11,7 @@ from own_layer_cases import FAMILIES
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oncurve.trunk import torch_ops
+from oncurve.trunk import torch_decoding, torch_ops
 from oncurve.trunk.build import library
 from oncurve.trunk.decoding import Decoder
 from oncurve.trunk.native_decoding import NativeLayers
@@ -61,7 +61,7 @@ def make(family: str, shape: str) -> PreTrainedModel:
 
 def decoder_of(model: PreTrainedModel, dtype: torch.dtype, *, slots: int) -> Decoder:
     head = model.get_output_embeddings().weight.detach()
-    room = {"slots": slots, "prompt_slots": 3, "prompt_tokens": 41, "completion_tokens": 90}
+    room = {"slots": slots, "prompt_slots": 3, "prompt_tokens": 41, "completion_tokens": 170}
     return Decoder(Trunk(model), head, dtype, **room)
 
 
@@ -85,7 +85,7 @@ def run(decoder: Decoder, tokens: Tensor, chosen: Sequence[int]) -> list[Tensor]
 @torch.no_grad()
 def test_kernels_decode_what_torch_decodes(family: str, shape: str, dtype: torch.dtype) -> None:
     model, everyone = make(family, shape), range(len(PROMPT_OF))
-    tokens = torch.randint(1, 64, (70, len(PROMPT_OF)))  # the buffers grow on the way
+    tokens = torch.randint(1, 64, (140, len(PROMPT_OF)))  # the buffers grow on the way
     native = decoder_of(model, dtype, slots=len(PROMPT_OF))
     assert isinstance(native.layers, NativeLayers)
     with patch("oncurve.trunk.decoding.operations", return_value=torch_ops):
@@ -130,6 +130,17 @@ def test_packing_keeps_every_weight_once(rows: int, inputs: int, dtype: torch.dt
     assert len(packed) % (16 * 32) == 0
     expected = matrix.to(dtype).flatten().sort().values
     assert torch.equal(packed[packed != 0].sort().values, expected[expected != 0])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_a_matrix_arranged_beforehand_gives_the_same_product(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(shape).bfloat16() for shape in ((rows, 36), (50, 36), (50,)))
+    found = torch_decoding.matrix_product(weight, bias)(x)
+    monkeypatch.setattr(torch_decoding, "_can_arrange", lambda: False)
+    plain = torch_decoding.matrix_product(weight, bias)(x)
+    exact = x.double() @ weight.double().T + bias.double()
+    assert (found - exact).abs().max() <= 1.5 * (plain - exact).abs().max()
 
 
 @torch.no_grad()
