@@ -119,9 +119,7 @@ class Layer:
             head_norms=None if norms is None else (paired(norms[0]), paired(norms[1])),
             output=matrix_product(matrices.output),
             second_norm=_scaled(parameters.second_norm),
-            gate_up=matrix_product(*matrices.gate_up)
-            if len(matrices.gate_up) == 1
-            else _side_by_side(matrices.gate_up),
+            gate_up=_side_by_side(matrices.gate_up),
             down=matrix_product(matrices.down),
         )
 
