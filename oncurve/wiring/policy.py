@@ -88,9 +88,12 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     Without ``processes`` to train it, a policy is only there to be sampled from, and nothing of it is kept in parts.
     """
     from oncurve.train.distributed import ALONE
+    from oncurve.train.heap import keep_freed_memory
     from oncurve.train.policy import Policy, train_only
 
     device = own_device(config)
+    if device.type == "cpu":
+        keep_freed_memory()
     model, tokenizer, adapter = _load(config, device)
     copied = with_reference and _needs_copy(config)
     reference = copy.deepcopy(model).requires_grad_(False) if copied else None
