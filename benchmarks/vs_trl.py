@@ -1,7 +1,8 @@
 """How long does a GRPO step take in oncurve and in TRL, on the same work?
 
 Both train the same random checkpoint on the same prompts with the same group size, lengths, loss, optimizer and reward.
-They run in one process, a step of one and then a step of the other, so that what else the machine does falls on both.
+A step of one comes after a step of the other, so that what else the machine does falls on both. Each has a process of
+its own, as it has where it is used: how oncurve sets up the C library's memory is no help to TRL, nor a burden.
 With several settings of TRL, each is timed first for a few steps, and the fastest is compared.
 
     python benchmarks/vs_trl.py --model S --case ragged --trl fp32:32 fp32:8 bf16weights:32 --compute bfloat16
@@ -12,15 +13,18 @@ from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from machine import add_common_arguments, median_of, prepare, write_result
-from models import SHAPES
+from models import SHAPES, make_prompts
 from ours import Ours, Work, our_config, work_of
+from transformers import AutoTokenizer
 from trl_side import PHASES, Clock, TrlSetting, make_trainer
 
 from oncurve.records import Prompt
@@ -40,6 +44,54 @@ SETTINGS = (
     "autocast:8+checkpointing",
 )
 """What a sweep tries if nothing is named. The last is nearest to TRL's own defaults."""
+
+
+class OursApart:
+    """Our side in a process of its own, which works only while it is asked for a step."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self.tokens: list[int] = []
+        """Completion tokens of each step."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(arguments, folder, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def step(self, number: int) -> dict[str, float]:
+        """Sample, grade, train; the seconds of the whole and of each phase."""
+        self._pipe.send(number)
+        try:
+            seconds, tokens = self._pipe.recv()
+        except EOFError:
+            raise SystemExit("oncurve's process ended; its error stands above") from None
+        self.tokens.append(tokens)
+        return seconds
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join()
+
+
+def _work(arguments: argparse.Namespace, folder: Path, pipe: Connection) -> None:
+    """Take steps as they are asked for, until nobody asks any more."""
+    prepare(arguments)
+    config = our_config(
+        folder,
+        work_of(arguments),
+        compute_type=arguments.compute,
+        tokens_per_microbatch=arguments.tokens_per_microbatch,
+        gradient_checkpointing=arguments.checkpointing,
+    )
+    ours = Ours(config, work_of(arguments))
+    while True:
+        try:
+            number = pipe.recv()
+        except EOFError:
+            return
+        gc.collect()
+        pipe.send((ours.step(number), ours.tokens[-1]))
 
 
 def sweep(
@@ -63,7 +115,16 @@ def sweep(
     return {"step_seconds": seconds, "fastest": fastest, "raw": raw}
 
 
-def compare(ours: Ours, work: Work, setting: TrlSetting, folder: Path, *, steps: int, warmup: int) -> dict[str, Any]:
+def compare(
+    ours: OursApart,
+    work: Work,
+    setting: TrlSetting,
+    folder: Path,
+    prompts: Sequence[Prompt],
+    *,
+    steps: int,
+    warmup: int,
+) -> dict[str, Any]:
     """Ours after each step of TRL's; medians, ratios step by step, and everything as it was read from the clock."""
     our_steps: list[dict[str, float]] = []
 
@@ -73,7 +134,7 @@ def compare(ours: Ours, work: Work, setting: TrlSetting, folder: Path, *, steps:
         gc.collect()
 
     clock = Clock(work.updates, between=our_turn)
-    trainer = make_trainer(work, setting, folder, ours.prompts, steps=warmup + steps, callback=clock)
+    trainer = make_trainer(work, setting, folder, prompts, steps=warmup + steps, callback=clock)
     clock.watch(trainer)
     trainer.train()
     return summarize(clock, our_steps, ours.tokens, warmup=warmup)
@@ -139,24 +200,17 @@ def main() -> None:
     work, settings = work_of(arguments), [TrlSetting.parse(text) for text in arguments.trl]
     with tempfile.TemporaryDirectory() as scratch:
         folder = work.build(Path(scratch) / "model")
-        config = our_config(
-            folder,
-            work,
-            compute_type=arguments.compute,
-            tokens_per_microbatch=arguments.tokens_per_microbatch,
-            gradient_checkpointing=arguments.checkpointing,
-        )
-        ours = Ours(config, work)
+        prompts = make_prompts(AutoTokenizer.from_pretrained(folder), count=work.prompts, num_tokens=work.prompt_tokens)
         chosen = str(settings[0])
         if arguments.sweep or len(settings) > 1:
-            swept = sweep(
-                work, settings, folder, ours.prompts, rounds=arguments.sweep_rounds, steps=arguments.sweep_steps
-            )
+            swept = sweep(work, settings, folder, prompts, rounds=arguments.sweep_rounds, steps=arguments.sweep_steps)
             chosen = swept["fastest"]
             write_result(arguments, f"vs_trl-sweep-{work.name}-{work.variant}", {"sweep": swept})
         if arguments.sweep:
             return
-        measured = compare(ours, work, TrlSetting.parse(chosen), folder, steps=arguments.steps, warmup=arguments.warmup)
+        ours, trl = OursApart(arguments, folder), TrlSetting.parse(chosen)
+        measured = compare(ours, work, trl, folder, prompts, steps=arguments.steps, warmup=arguments.warmup)
+        ours.close()
     kernels = "kernels" if arguments.kernels == "on" else "torch"
     name = f"vs_trl-{work.name}-{work.variant}-{arguments.compute}-{kernels}"
     write_result(arguments, name, {"trl_setting": chosen, "measured": measured})

@@ -217,9 +217,7 @@ def _side_by_side(weights: tuple[Tensor, ...]) -> Product:
 @lru_cache
 def _can_arrange() -> bool:
     """This build of torch, on this processor, multiplies bfloat16 matrices that were arranged beforehand."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _in_pairs(parts: Sequence[Tensor], sizes: Sizes) -> Tensor:
