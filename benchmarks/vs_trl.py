@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import os
 import statistics
 import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from machine import add_common_arguments, median_of, prepare, write_result
 from models import SHAPES, make_prompts
@@ -27,6 +29,7 @@ from ours import Ours, Work, our_config, work_of
 from transformers import AutoTokenizer
 from trl_side import PHASES, Clock, TrlSetting, make_trainer
 
+from oncurve.observe.terminal import quiet_libraries
 from oncurve.records import Prompt
 
 SETTINGS = (
@@ -55,7 +58,9 @@ class OursApart:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(arguments, folder, theirs), daemon=True)
-        self._process.start()
+        with patch.dict(os.environ):
+            quiet_libraries()  # sets what the commands of oncurve set
+            self._process.start()
         theirs.close()
 
     def step(self, number: int) -> dict[str, float]:
