@@ -13,11 +13,13 @@ from oncurve.doctor.findings import Evidence
 
 MIN_WINDOW_STEPS, MAX_WINDOW_STEPS = 3, 20
 """Start and end of a curve are a fifth of its steps, but at least and at most so many."""
+LARGEST = 1e100
+"""What is larger is left out of a curve like infinity: sums and squares of it would be infinite."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The finite values of one metric, in the order of the steps."""
+    """The finite values of one metric, none of them beyond ``LARGEST``, in the order of the steps."""
 
     key: str
     steps: tuple[int, ...]
@@ -147,7 +149,7 @@ def _read_curves(rows: Sequence[tuple[int, Mapping[str, Any]]], first_step: int)
     for step, row in rows:
         if step >= first_step:
             for key, value in row.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST:
                     points.setdefault(key, []).append((step, float(value)))
     return {
         key: Curve(key, tuple(step for step, _ in found), tuple(value for _, value in found))

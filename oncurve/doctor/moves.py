@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from statistics import fmean, pstdev
 
-from oncurve.doctor.case import Case, Curve
+from oncurve.doctor.case import LARGEST, Case, Curve
 from oncurve.doctor.findings import Evidence, Finding
 from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise
 
@@ -293,4 +293,4 @@ def _has_exploded(entropy: Curve) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and abs(value) <= LARGEST

@@ -38,6 +38,13 @@ def test_neither_order_nor_extra_keys_matter(seed: int) -> None:
     assert diagnose(Case(rows, config=config, examples=SICK.examples, lags=SICK.lags)) == diagnose(SICK)
 
 
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 10**400, math.inf, math.nan])
+def test_values_that_no_sum_can_hold_are_left_out(value: float) -> None:
+    rows = [{**row, "evaluation/error_fraction": value, "reward/mean": value} for row in SICK.metrics]
+    diagnose(Case(rows, config=SICK.config, examples=SICK.examples))
+    assert not len(Case(rows).curve("reward/mean"))
+
+
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_holes_and_nonsense_never_break_it(data: st.DataObject) -> None:
