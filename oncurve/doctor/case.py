@@ -144,12 +144,17 @@ class Case:
         return self._all_curves[first_step]
 
 
+def is_finite(value: object) -> bool:
+    """A number that sums and squares of curves can hold."""
+    return isinstance(value, (int, float)) and abs(value) <= LARGEST
+
+
 def _read_curves(rows: Sequence[tuple[int, Mapping[str, Any]]], first_step: int) -> dict[str, Curve]:
     points: dict[str, list[tuple[int, float]]] = {}
     for step, row in rows:
         if step >= first_step:
             for key, value in row.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST:
+                if is_finite(value) and not isinstance(value, bool):
                     points.setdefault(key, []).append((step, float(value)))
     return {
         key: Curve(key, tuple(step for step, _ in found), tuple(value for _, value in found))

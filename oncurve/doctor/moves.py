@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from statistics import fmean, pstdev
 
-from oncurve.doctor.case import LARGEST, Case, Curve
+from oncurve.doctor.case import Case, Curve, is_finite
 from oncurve.doctor.findings import Evidence, Finding
 from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise
 
@@ -23,7 +23,7 @@ def not_finite(case: Case) -> Finding | None:
         Evidence(key, "not a finite number", (step, step))
         for step, row in sorted(case.rows, key=lambda item: item[0])
         for key in WATCHED
-        if step > 0 and key in row and not _is_finite(row[key])
+        if step > 0 and key in row and not is_finite(row[key])
     ]
     left_out = case.curve("policy/nonfinite_updates")
     shown = [left_out.on(place) for place, value in enumerate(left_out.values) if value > 0]
@@ -290,7 +290,3 @@ def _has_exploded(entropy: Curve) -> bool:
         return False
     top = max(entropy.end, fmean(entropy.values[len(entropy) // 2 :]))
     return top > 3 * entropy.values[0] and top > entropy.values[0] + 0.3
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and abs(value) <= LARGEST
