@@ -21,7 +21,7 @@ from torch import Tensor
 
 from oncurve.trunk.caches import LayerCache
 from oncurve.trunk.ops import Ops
-from oncurve.trunk.torch_ops import Rotary, paired
+from oncurve.trunk.torch_ops import Rotary, flash, paired
 from oncurve.trunk.weights import LayerParameters, LayerWeights, Sizes, Trunk, norm_heads, project
 
 SHARE = 8
@@ -41,34 +41,37 @@ class Groups:
     prompts: int
     """P: the prompt slots 0, 1, ... that are read."""
     width: int
-    """Tokens of the longest prompt."""
-    leading: tuple[int, ...]
-    """How the slots are arranged where they are not in the table: (P, G) if they stand in it in their order."""
+    """Tokens of the longest prompt: S."""
+    hidden: Tensor | None
+    """What is added to the scores of each prompt's tokens, -inf where it has none [P, 1, 1, S]; None: all have S."""
 
     @classmethod
-    def of(cls, slots: np.ndarray, prompts: np.ndarray, *, width: int, span: int) -> Groups:
-        """From the slot and the prompt's slot of each row [R]."""
-        sizes = np.bincount(prompts)
+    def of(cls, slots: np.ndarray, prompts: np.ndarray, lengths: np.ndarray, *, span: int, dtype: torch.dtype) -> Groups:
+        """From the slot, the prompt's slot and the prompt's tokens of each row [R]."""
+        sizes, width = np.bincount(prompts), int(lengths.max())
         count, most = len(sizes), int(sizes.max())
+        read = np.full(count, width)  # those that nobody reads hold something
+        read[prompts] = lengths
+        hidden = None if (read == width).all() else _hidden(np.arange(width) >= read[:, None], dtype)
         order = np.argsort(prompts, kind="stable")
         first = np.cumsum(sizes) - sizes
         places = prompts[order] * most + np.arange(len(order)) - first[prompts[order]]
         table, back = np.zeros(count * most, dtype=np.int64), np.zeros(span, dtype=np.int64)
         table[places], back[slots[order]] = slots[order], places
         if len(table) == span and np.array_equal(table, np.arange(span)):
-            return cls(None, None, count, width, (count, most))
-        return cls(torch.from_numpy(table), torch.from_numpy(back), count, width, (span,))
+            return cls(None, None, count, width, hidden)
+        return cls(torch.from_numpy(table), torch.from_numpy(back), count, width, hidden)
 
-    def together(self, x: Tensor) -> Tensor:
-        """[*leading, kv_heads, Q, A] as [P * kv_heads, G * Q, A]: the slots of a prompt side by side."""
-        picked = x if self.table is None else x.index_select(0, self.table).unflatten(0, (self.prompts, -1))
-        prompts, rows, kv_heads, queries, width = picked.shape
-        return picked.transpose(1, 2).reshape(prompts * kv_heads, rows * queries, width)
+    def together(self, q: Tensor) -> Tensor:
+        """Queries of all slots [span, Q, kv_heads, D] as [P, kv_heads, G * Q, D]: the slots of a prompt one after
+        another."""
+        picked = q if self.table is None else q.index_select(0, self.table)
+        return picked.view(self.prompts, -1, *q.shape[2:]).transpose(1, 2)
 
-    def apart(self, x: Tensor, kv_heads: int, queries: int) -> Tensor:
-        """The way back."""
-        spread = x.view(self.prompts, kv_heads, -1, queries, x.shape[-1]).transpose(1, 2)
-        return spread if self.back is None else spread.flatten(0, 1).index_select(0, self.back)
+    def apart(self, x: Tensor, queries: int) -> Tensor:
+        """The way back from [P, kv_heads, G * Q, ...] to [span, Q, kv_heads, ...]."""
+        spread = x.transpose(1, 2).unflatten(1, (-1, queries)).flatten(0, 1)
+        return spread if self.back is None else spread.index_select(0, self.back)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,7 @@ class Turn:
     """Own positions up to the newest token of any row."""
     groups: Groups
     hidden: Tensor | None
-    """Which positions of prompts and of own tokens a slot does not see [*leading, 1, 1, S + T]; None: it sees all."""
+    """What is added to the scores of own tokens, -inf where a slot has none [span, 1, 1, T]; None: all have T."""
     angles: Tensor
     """exp(i angle) of every pair [span, heads + kv_heads, D / 2], with what scales the scores in those of queries; zero
     in slots without a row."""
@@ -115,9 +118,9 @@ class Layer:
         norms, bias = parameters.head_norms, matrices.qkv_bias
         return cls(
             first_norm=_scaled(parameters.first_norm),
-            qkv=matrix_product(_in_pairs(matrices.qkv, sizes), None if bias is None else _in_pairs(bias, sizes)),
+            qkv=matrix_product(_arranged(matrices.qkv, sizes), None if bias is None else _arranged(bias, sizes)),
             head_norms=None if norms is None else (paired(norms[0]), paired(norms[1])),
-            output=matrix_product(matrices.output),
+            output=matrix_product(matrices.output.unflatten(1, (sizes.heads, -1))[:, _head_order(sizes)].flatten(1)),
             second_norm=_scaled(parameters.second_norm),
             gate_up=_side_by_side(matrices.gate_up),
             down=matrix_product(matrices.down),
@@ -164,18 +167,16 @@ class TorchLayers:
 
     def _turn(self, rotary: Rotary, places: np.ndarray) -> Turn:
         """What this step reads and writes; see ``Decoder.step`` for ``places``."""
-        slots, past, lengths = places[:, 0], places[:, 1], places[:, 3]
+        slots, past = places[:, 0], places[:, 1]
         span = self._span(int(slots.max()) + 1)
         is_plain = span == len(slots) and np.array_equal(slots, np.arange(span))
         groups = self._read(places, span)
         seen = int(past.max()) + 1
-        is_even, is_full = bool((past == seen - 1).all()), bool((lengths == groups.width).all())
-        hidden = None
-        if not (is_even and is_full):
-            shut = np.zeros((span, groups.width + seen), dtype=np.bool_)
-            shut[slots, : groups.width] = np.arange(groups.width) >= lengths[:, None]
-            shut[slots, groups.width :] = np.arange(seen) > past[:, None]
-            hidden = torch.from_numpy(shut).view(*groups.leading, 1, 1, -1)
+        is_even, hidden = bool((past == seen - 1).all()), None
+        if not is_even:
+            shut = np.zeros((span, seen), dtype=np.bool_)
+            shut[slots] = np.arange(seen) > past[:, None]
+            hidden = _hidden(shut, self.wide)
         angles = rotary.turn() * self._scale
         rows = None if is_plain else torch.from_numpy(np.ascontiguousarray(slots))
         return Turn(
@@ -197,7 +198,7 @@ class TorchLayers:
         """Who reads which prompt; it changes only when rows come, go or move."""
         key = places[:, [0, 2, 3]]
         if self._groups is None or self._groups[1] != span or not np.array_equal(self._groups[0], key):
-            groups = Groups.of(places[:, 0], places[:, 2], width=int(places[:, 3].max()), span=span)
+            groups = Groups.of(*(places[:, column] for column in (0, 2, 3)), span=span, dtype=self.wide)
             self._groups = key, span, groups
         return self._groups[2]
 
@@ -220,13 +221,20 @@ def _can_arrange() -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _in_pairs(parts: Sequence[Tensor], sizes: Sizes) -> Tensor:
-    """Rows of queries, keys and values in one tensor [C, ...], those of queries and keys in pairs within each head."""
+def _arranged(parts: Sequence[Tensor], sizes: Sizes) -> Tensor:
+    """Rows of queries, keys and values in one tensor [C, ...]: queries and keys in pairs within each head, queries by
+    ``_head_order``."""
     qkv = parts[0] if len(parts) == 1 else torch.cat([part.detach() for part in parts])
     turned = sizes.query_width + sizes.kv_width
     heads = qkv[:turned].view(-1, sizes.head_size, *qkv.shape[1:])
-    order = paired(torch.arange(sizes.head_size))
-    return torch.cat([heads.index_select(1, order).flatten(0, 1), qkv[turned:]])
+    order = torch.cat([_head_order(sizes), torch.arange(sizes.heads, sizes.heads + sizes.kv_heads)])
+    heads = heads.index_select(0, order).index_select(1, paired(torch.arange(sizes.head_size)))
+    return torch.cat([heads.flatten(0, 1), qkv[turned:]])
+
+
+def _head_order(sizes: Sizes) -> Tensor:
+    """The first query head of every key head, then the second, ...: as attention leaves its output in memory."""
+    return torch.arange(sizes.heads).view(sizes.kv_heads, -1).T.flatten()
 
 
 def _scaled(weight: Tensor) -> Tensor:
@@ -241,34 +249,30 @@ def _spread(x: Tensor, slots: Tensor, span: int) -> Tensor:
 def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
     """Attention of one new token per slot to its prompt and its own past, which then holds it too: [span, heads D].
 
-    ``qkv`` [span, C] is overwritten. Slots without a row are written to as well: a row that starts there sees nothing
-    of it.
+    The two parts are weighted by their shares of the softmax. ``qkv`` [span, C] is overwritten. Slots without a row are
+    written to as well: a row that starts there sees nothing of it.
     """
     span, kv_heads, d, groups = turn.span, sizes.kv_heads, sizes.head_size, turn.groups
     queries, width = sizes.heads // kv_heads, sizes.query_width
     own_keys, own_values, prompt_keys, prompt_values = cache.all()
     torch.view_as_complex(qkv[:, : width + sizes.kv_width].view(span, -1, d // 2, 2)).mul_(turn.angles)
-    k, v = (qkv[:, start : start + sizes.kv_width].view(span, kv_heads, d) for start in (width, width + sizes.kv_width))
+    k, v = qkv[:, width:].view(span, 2, kv_heads, d).unbind(1)
     if isinstance(turn.past, int):
         own_keys.select(2, turn.past)[:span].copy_(k)
         own_values.select(2, turn.past)[:span].copy_(v)
     else:
         slots, past = turn.past
         own_keys[slots, :, past], own_values[slots, :, past] = (x[slots].to(own_keys.dtype) for x in (k, v))
-    q = qkv[:, :width].view(*groups.leading, kv_heads, queries, d)
-    own = [_read(buffer[:span, :, : turn.seen], qkv.dtype) for buffer in (own_keys, own_values)]
-    shared = [_read(buffer[: groups.prompts, :, : groups.width], qkv.dtype) for buffer in (prompt_keys, prompt_values)]
-    to_prompt = groups.apart(torch.bmm(groups.together(q), shared[0].transpose(1, 2)), kv_heads, queries)
-    to_own = torch.bmm(q.reshape(-1, queries, d), own[0].transpose(1, 2)).view(*q.shape[:-1], -1)
-    scores = torch.cat([to_prompt, to_own], dim=-1)
-    if turn.hidden is not None:
-        scores.masked_fill_(turn.hidden, -torch.inf)
-    p = torch.softmax(scores, dim=-1)
-    from_prompt = groups.apart(torch.bmm(groups.together(p[..., : groups.width]), shared[1]), kv_heads, queries)
-    from_own = torch.bmm(p[..., groups.width :].reshape(-1, queries, turn.seen), own[1])
-    return from_own.view(q.shape).add_(from_prompt).view(span, -1)
+    q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
+    own = [buffer[:span, :, : turn.seen].to(q.dtype) for buffer in (own_keys, own_values)]
+    shared = [buffer[: groups.prompts, :, : groups.width].to(q.dtype) for buffer in (prompt_keys, prompt_values)]
+    of_own, own_logs = (x.transpose(1, 2) for x in flash(q.transpose(1, 2), *own, attn_mask=turn.hidden, scale=1.0))
+    read = flash(groups.together(q), *shared, attn_mask=groups.hidden, scale=1.0)
+    of_prompt, prompt_logs = (groups.apart(x, queries) for x in read)
+    share = torch.sigmoid(prompt_logs - own_logs)
+    return torch.lerp(of_own, of_prompt, share[..., None]).view(span, -1)
 
 
-def _read(buffer: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys or values of some slots [slots * kv_heads, positions, D] in the type of attention, in place if they are."""
-    return buffer.flatten(0, 1).to(dtype)
+def _hidden(shut: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """-inf where it is shut and 0 elsewhere, as flash attention wants it: [rows, positions] to [rows, 1, 1, positions]."""
+    return torch.where(torch.from_numpy(shut), -torch.inf, 0.0).to(dtype)[:, None, None]

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from oncurve.trunk.layout import Layout
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+AT_ONCE = 512
+"""Rows that go through several operations one after another, while they lie in the processor's cache."""
 
 
 class Rotary(Protocol):
@@ -73,42 +75,51 @@ def norm_backward(g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, grad_x: T
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of rows that hold gate and up side by side."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate).mul_(up)
+    if len(gate_up) <= AT_ONCE:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate).mul_(up)
+    out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    for part, to in zip(gate_up.split(AT_ONCE), out.split(AT_ONCE), strict=True):
+        gate, up = part.chunk(2, dim=-1)
+        torch.mul(torch.nn.functional.silu(gate), up, out=to)
+    return out
 
 
 def swiglu_backward(g: Tensor, gate_up: Tensor) -> Tensor:
     """silu(gate) * up once more; gate and up are overwritten with their gradients."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    silu = torch.nn.functional.silu(gate)
-    out = silu * up
-    torch.ops.aten.silu_backward(up.mul_(g), gate, grad_input=gate)
-    torch.mul(g, silu, out=up)
+    out = torch.empty_like(g)
+    for grad, part, to in zip(g.split(AT_ONCE), gate_up.split(AT_ONCE), out.split(AT_ONCE), strict=True):
+        gate, up = part.chunk(2, dim=-1)
+        silu = torch.nn.functional.silu(gate)
+        torch.mul(silu, up, out=to)
+        torch.ops.aten.silu_backward(up.mul_(grad), gate, grad_input=gate)
+        torch.mul(grad, silu, out=up)
     return out
 
 
 def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """What every token of a packed sequence gathers [N, heads D], and what ``attention_backward`` takes for ``kept``.
 
-    Attention is computed in the wide type: each row's own tokens among themselves, then all tokens behind a prompt with
-    it. The two parts are weighted by their shares of the softmax, whose logarithms of sums are kept [N, heads].
+    Products are in the type of ``qkv``, scores and their softmax in the wide type: each row's own tokens among
+    themselves, then all tokens behind a prompt with it. The two parts are weighted by their shares of the softmax,
+    whose logarithms of sums are kept [N, heads].
     """
-    parts = _turned(qkv, rotary, sizes)
+    parts = [part.to(qkv.dtype) for part in _turned(qkv, rotary, sizes)]
     mixed = parts[0].new_empty(len(qkv), sizes.heads, sizes.head_size)
-    logs = mixed.new_empty(mixed.shape[:2])
+    logs = torch.empty(mixed.shape[:2], dtype=rotary.cosine.dtype)
     for block in layout.blocks:
         rows = [block.take(part) for part in parts]
         for own, _, at in _by_key_head(rows, rows, sizes):
-            for to, part in zip((mixed, logs), _flash(*at, 0.0, True), strict=True):
+            for to, part in zip((mixed, logs), flash(*at, 0.0, True), strict=True):
                 block.put(to[:, own], part.transpose(1, 2))
     for prompt, places in layout.readers:
         for own, _, at in _by_key_head(_one_row(parts, places), _one_row(parts, prompt), sizes):
-            part, part_logs = (x[0].transpose(0, 1) for x in _flash(*at, 0.0, False))
-            total = torch.logaddexp(logs[places, own], part_logs)
-            of_own, of_prompt = ((part - total).exp_()[..., None] for part in (logs[places, own], part_logs))
-            mixed[places, own] = (mixed[places, own] * of_own).addcmul_(part, of_prompt)
-            logs[places, own] = total
-    out = mixed.flatten(1).to(qkv.dtype)
+            part, part_logs = (x[0].transpose(0, 1) for x in flash(*at, 0.0, False))
+            own_logs = logs[places, own]
+            share = torch.sigmoid(part_logs - own_logs)[..., None]
+            mixed[places, own] = torch.lerp(mixed[places, own].to(share.dtype), part.to(share.dtype), share)
+            logs[places, own] = torch.logaddexp(own_logs, part_logs)
+    out = mixed.flatten(1)
     return out, (out, logs)
 
 
