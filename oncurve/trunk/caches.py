@@ -32,10 +32,11 @@ class LayerCache:
         self.own_keys = _longer(self.own_keys, positions)
         self.own_values = _longer(self.own_values, positions)
 
-    def move(self, slots: Tensor) -> None:
-        """Let the completions in these slots lie in slots 0, 1, ... in this order."""
+    def move(self, slots: Tensor, positions: int) -> None:
+        """Let the first positions of the completions in these slots lie in slots 0, 1, ... in this order."""
         for buffer in (self.own_keys, self.own_values):
-            buffer[: len(slots)] = buffer.index_select(0, slots)
+            held = buffer[:, :, :positions]
+            held[: len(slots)] = held.index_select(0, slots)
 
 
 def _longer(buffer: Tensor, positions: int) -> Tensor:

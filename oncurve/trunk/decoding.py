@@ -17,6 +17,8 @@ from oncurve.trunk.torch_decoding import TorchLayers
 from oncurve.trunk.training import Angles, Pass
 from oncurve.trunk.weights import Trunk
 
+LONG = 128
+"""Where torch decodes, prompts of so many tokens are read faster in the compute type, shorter ones in the wide type."""
 GROWTH = 128
 """Positions by which the buffers of completions grow at least; they double as long as that is more."""
 PREFILL_TOKENS = 4096
@@ -41,13 +43,15 @@ class Decoder:
         """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
 
         Keys and values are kept in ``kv_type``; None is the compute type where kernels decode, which know no other, and
-        the wide type where torch does, which attends in it.
+        the wide type where torch does, except for long prompts.
         """
         self.trunk, self.head, self.compute_type = trunk, head, compute_type
         self.ops, self.wide_ops = operations(compute_type), operations(trunk.wide)
         self.weights = trunk.weights(compute_type)
-        kv_type = kv_type or (compute_type if isinstance(self.ops, NativeOps) else trunk.wide)
-        self.cache_ops = self.ops if kv_type == compute_type else torch_ops
+        own_type = prompt_type = kv_type or compute_type
+        if kv_type is None and not isinstance(self.ops, NativeOps):
+            own_type, prompt_type = trunk.wide, compute_type if prompt_tokens >= LONG else trunk.wide
+        self.cache_ops = ops = self.ops if own_type == compute_type else torch_ops
         self.layers = (
             NativeLayers(trunk, self.cache_ops, slots)
             if isinstance(self.cache_ops, NativeOps)
@@ -56,9 +60,8 @@ class Decoder:
         self.completion_tokens = completion_tokens
         self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens)))
         self.capacity = whole_blocks(min(GROWTH, completion_tokens))
-        own = (slots, self.capacity, trunk.sizes, kv_type)
-        prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, kv_type)
-        ops = self.cache_ops
+        own = (slots, self.capacity, trunk.sizes, own_type)
+        prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, prompt_type)
         self.caches = [LayerCache(*ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
@@ -76,7 +79,7 @@ class Decoder:
 
     def _prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         layout = prompt_layout(prompts, torch.device("cpu"))
-        angles, places = self._angles(layout.positions[0]), torch.tensor(slots)
+        angles, places = self.angles.at(layout.positions[0]), torch.tensor(slots)
         pass_ = Pass(layout, angles, self.trunk.sizes, self.ops, self.compute_type)
         residual, added = self.trunk.body.embed_tokens(layout.ids)[0].to(self.trunk.wide), None
         for layer, matrices, cache in zip(self.trunk.layers, self.weights, self.caches, strict=True):
@@ -99,12 +102,8 @@ class Decoder:
         ``places`` holds for each row its slot, its tokens so far, its prompt's slot and the prompt's tokens [R, 4].
         """
         self._grow(int(places[:, 1].numpy().max()) + 1)
-        residual = self.trunk.body.embed_tokens(tokens).to(self.trunk.wide)
-        return self.layers(residual, self._angles(positions), places, self.caches) @ self.head.T
-
-    def _angles(self, positions: Tensor) -> Angles:
-        cosine, sine = (part.index_select(0, positions) for part in (self.angles.cosine, self.angles.sine))
-        return Angles(cosine, sine)
+        residual = self.trunk.body.embed_tokens.weight.index_select(0, tokens).to(self.trunk.wide)
+        return self.layers(residual, (self.angles, positions), places, self.caches) @ self.head.T
 
     def _grow(self, needed: int) -> None:
         """Make the buffers of completions hold at least so many positions."""
@@ -115,8 +114,8 @@ class Decoder:
         for cache in self.caches:
             cache.grow(self.capacity)
 
-    def move(self, slots: Tensor) -> None:
-        """Let the rows in these slots lie in slots 0, 1, ... in this order, so that attention without a kernel can read
-        them in place."""
+    def move(self, slots: Tensor, tokens: int) -> None:
+        """Let the rows in these slots, of up to so many tokens, lie in slots 0, 1, ... in this order, so that attention
+        without a kernel can read them in place."""
         for cache in self.caches:
-            cache.move(slots)
+            cache.move(slots, tokens)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oncurve.trunk.caches import LayerCache
 from oncurve.trunk.native_ops import NativeOps
-from oncurve.trunk.torch_ops import Rotary
+from oncurve.trunk.training import Angles
 from oncurve.trunk.weights import Trunk
 
 
@@ -59,13 +59,18 @@ class NativeLayers:
             self._addresses = moves, torch.tensor(rows, dtype=torch.long)
         return self._addresses[1]
 
-    def __call__(self, residual: Tensor, rotary: Rotary, places: Tensor, caches: Sequence[LayerCache]) -> Tensor:
-        """One more token per row: residual [R, H], which is overwritten, to the normed output of the last layer."""
+    def __call__(
+        self, residual: Tensor, rotary: tuple[Angles, Tensor], places: Tensor, caches: Sequence[LayerCache]
+    ) -> Tensor:
+        """One more token per row: residual [R, H], which is overwritten, to the normed output of the last layer.
+
+        ``rotary`` holds the angles of all positions, and the position of each row.
+        """
         own, prompt = caches[0].own_values.shape[2], caches[0].prompt_keys.shape[-1]
         return self.ops.decode(
             self._layers(caches),
             residual,
-            rotary,
+            rotary[0].at(rotary[1]),
             places,
             (self.trunk.body.norm.weight, self.trunk.sizes.epsilon),
             self._scratch,

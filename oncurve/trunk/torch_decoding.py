@@ -21,7 +21,8 @@ from torch import Tensor
 
 from oncurve.trunk.caches import LayerCache
 from oncurve.trunk.ops import Ops
-from oncurve.trunk.torch_ops import Rotary, flash, paired
+from oncurve.trunk.torch_ops import flash, paired
+from oncurve.trunk.training import Angles
 from oncurve.trunk.weights import LayerParameters, LayerWeights, Sizes, Trunk, norm_heads, project
 
 SHARE = 8
@@ -46,7 +47,9 @@ class Groups:
     """What is added to the scores of each prompt's tokens, -inf where it has none [P, 1, 1, S]; None: all have S."""
 
     @classmethod
-    def of(cls, slots: np.ndarray, prompts: np.ndarray, lengths: np.ndarray, *, span: int, dtype: torch.dtype) -> Groups:
+    def of(
+        cls, slots: np.ndarray, prompts: np.ndarray, lengths: np.ndarray, *, span: int, dtype: torch.dtype
+    ) -> Groups:
         """From the slot, the prompt's slot and the prompt's tokens of each row [R]."""
         sizes, width = np.bincount(prompts), int(lengths.max())
         count, most = len(sizes), int(sizes.max())
@@ -90,8 +93,7 @@ class Turn:
     hidden: Tensor | None
     """What is added to the scores of own tokens, -inf where a slot has none [span, 1, 1, T]; None: all have T."""
     angles: Tensor
-    """exp(i angle) of every pair [span, heads + kv_heads, D / 2], with what scales the scores in those of queries; zero
-    in slots without a row."""
+    """exp(i angle) of every pair [span, heads + kv_heads, D / 2]; zero in slots without a row."""
 
     def gather(self, x: Tensor) -> Tensor:
         """The rows of what was computed for all slots."""
@@ -140,12 +142,15 @@ class TorchLayers:
         self.last_norm = _scaled(trunk.body.norm.weight.detach())
         width = len(self.last_norm)
         self._least_norm = torch.tensor((width * trunk.sizes.epsilon) ** 0.5, dtype=self.wide)
-        self._scale = torch.ones(trunk.sizes.heads + trunk.sizes.kv_heads, 1, dtype=self.wide)
-        self._scale[: trunk.sizes.heads] = trunk.sizes.head_size**-0.5
         self._groups: tuple[np.ndarray, int, Groups] | None = None
 
-    def __call__(self, residual: Tensor, rotary: Rotary, places: Tensor, caches: Sequence[LayerCache]) -> Tensor:
-        """One more token per row: residual [R, H] to the normed output of the last layer [R, H] in the wide type."""
+    def __call__(
+        self, residual: Tensor, rotary: tuple[Angles, Tensor], places: Tensor, caches: Sequence[LayerCache]
+    ) -> Tensor:
+        """One more token per row: residual [R, H] to the normed output of the last layer [R, H] in the wide type.
+
+        ``rotary`` holds the angles of all positions, and the position of each row.
+        """
         turn = self._turn(rotary, places.numpy())
         added = None
         residual = residual if turn.slots is None else _spread(residual, turn.slots, turn.span)
@@ -154,7 +159,7 @@ class TorchLayers:
             qkv = layer.qkv(x.to(self.compute_type))
             if layer.head_norms is not None:
                 norm_heads(qkv, layer.head_norms, self.sizes)
-            mixed = attend(qkv.to(self.wide), turn, cache, self.sizes).to(self.compute_type)
+            mixed = attend(qkv, turn, cache, self.sizes)
             residual, x = self._add_norm(residual, layer.output(mixed), layer.second_norm)
             added = layer.down(self.ops.swiglu(layer.gate_up(x.to(self.compute_type))))
         return turn.gather(self._add_norm(residual, added, self.last_norm)[1])
@@ -165,7 +170,7 @@ class TorchLayers:
         norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True).hypot_(self._least_norm)
         return total, torch.mul(total, weight).div_(norm)
 
-    def _turn(self, rotary: Rotary, places: np.ndarray) -> Turn:
+    def _turn(self, rotary: tuple[Angles, Tensor], places: np.ndarray) -> Turn:
         """What this step reads and writes; see ``Decoder.step`` for ``places``."""
         slots, past = places[:, 0], places[:, 1]
         span = self._span(int(slots.max()) + 1)
@@ -177,7 +182,7 @@ class TorchLayers:
             shut = np.zeros((span, seen), dtype=np.bool_)
             shut[slots] = np.arange(seen) > past[:, None]
             hidden = _hidden(shut, self.wide)
-        angles = rotary.turn() * self._scale
+        angles = rotary[0].turn().index_select(0, rotary[1]).expand(-1, self.sizes.heads + self.sizes.kv_heads, -1)
         rows = None if is_plain else torch.from_numpy(np.ascontiguousarray(slots))
         return Turn(
             span,
@@ -186,7 +191,7 @@ class TorchLayers:
             seen,
             groups,
             hidden,
-            angles if rows is None else _spread(angles, rows, span),
+            angles.contiguous() if rows is None else _spread(angles, rows, span),
         )
 
     def _span(self, used: int) -> int:
@@ -249,9 +254,10 @@ def _spread(x: Tensor, slots: Tensor, span: int) -> Tensor:
 def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
     """Attention of one new token per slot to its prompt and its own past, which then holds it too: [span, heads D].
 
-    The two parts are weighted by their shares of the softmax. ``qkv`` [span, C] is overwritten. Slots without a row are
-    written to as well: a row that starts there sees nothing of it.
+    The two parts are weighted by their shares of the softmax. ``qkv`` [span, C] may be overwritten. Slots without a row
+    are written to as well: a row that starts there sees nothing of it.
     """
+    compute_type, qkv = qkv.dtype, qkv.to(turn.angles.dtype.to_real())
     span, kv_heads, d, groups = turn.span, sizes.kv_heads, sizes.head_size, turn.groups
     queries, width = sizes.heads // kv_heads, sizes.query_width
     own_keys, own_values, prompt_keys, prompt_values = cache.all()
@@ -264,15 +270,26 @@ def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
         slots, past = turn.past
         own_keys[slots, :, past], own_values[slots, :, past] = (x[slots].to(own_keys.dtype) for x in (k, v))
     q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
-    own = [buffer[:span, :, : turn.seen].to(q.dtype) for buffer in (own_keys, own_values)]
-    shared = [buffer[: groups.prompts, :, : groups.width].to(q.dtype) for buffer in (prompt_keys, prompt_values)]
-    of_own, own_logs = (x.transpose(1, 2) for x in flash(q.transpose(1, 2), *own, attn_mask=turn.hidden, scale=1.0))
-    read = flash(groups.together(q), *shared, attn_mask=groups.hidden, scale=1.0)
+    own = [buffer[:span, :, : turn.seen] for buffer in (own_keys, own_values)]
+    shared = [buffer[: groups.prompts, :, : groups.width] for buffer in (prompt_keys, prompt_values)]
+    read = _read(q.transpose(1, 2), own, turn.hidden, compute_type)
+    of_own, own_logs = (x.transpose(1, 2) for x in read)
+    read = _read(groups.together(q), shared, groups.hidden, compute_type)
     of_prompt, prompt_logs = (groups.apart(x, queries) for x in read)
     share = torch.sigmoid(prompt_logs - own_logs)
-    return torch.lerp(of_own, of_prompt, share[..., None]).view(span, -1)
+    return torch.lerp(of_own, of_prompt, share[..., None]).view(span, -1).to(compute_type)
+
+
+def _read(q: Tensor, held: Sequence[Tensor], hidden: Tensor | None, compute_type: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What queries gather from keys and values that are held in some type, and the logarithms of the softmax's sums.
+
+    Products are in that type if the compute type is no wider.
+    """
+    dtype = torch.promote_types(held[0].dtype, compute_type)
+    mixed, logs = flash(q.to(dtype), *(part.to(dtype) for part in held), attn_mask=hidden)
+    return mixed.to(q.dtype), logs
 
 
 def _hidden(shut: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """-inf where it is shut and 0 elsewhere, as flash attention wants it: [rows, positions] to [rows, 1, 1, positions]."""
+    """-inf where it is shut and 0 elsewhere [rows, positions], as flash attention wants it [rows, 1, 1, positions]."""
     return torch.where(torch.from_numpy(shut), -torch.inf, 0.0).to(dtype)[:, None, None]

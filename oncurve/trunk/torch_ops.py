@@ -100,13 +100,14 @@ def swiglu_backward(g: Tensor, gate_up: Tensor) -> Tensor:
 def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """What every token of a packed sequence gathers [N, heads D], and what ``attention_backward`` takes for ``kept``.
 
-    Products are in the type of ``qkv``, scores and their softmax in the wide type: each row's own tokens among
-    themselves, then all tokens behind a prompt with it. The two parts are weighted by their shares of the softmax,
-    whose logarithms of sums are kept [N, heads].
+    Queries and keys in ``qkv`` are replaced by those turned by their positions. Products are in the type of ``qkv``,
+    scores and their softmax in the wide type: each row's own tokens among themselves, then all tokens behind a prompt
+    with it. The two parts are weighted by their shares of the softmax, whose logarithms of sums are kept [N, heads].
     """
-    parts = [part.to(qkv.dtype) for part in _turned(qkv, rotary, sizes)]
-    mixed = parts[0].new_empty(len(qkv), sizes.heads, sizes.head_size)
-    logs = torch.empty(mixed.shape[:2], dtype=rotary.cosine.dtype)
+    _turn(qkv, rotary, sizes)
+    parts = _parts(qkv, sizes)
+    mixed = qkv.new_empty(len(qkv), sizes.heads, sizes.head_size)
+    logs = rotary.cosine.new_empty(mixed.shape[:2])
     for block in layout.blocks:
         rows = [block.take(part) for part in parts]
         for own, _, at in _by_key_head(rows, rows, sizes):
@@ -131,12 +132,16 @@ def attention_backward(
     layout: Layout,
     sizes: Heads,
 ) -> Tensor:
-    """The gradient of queries, keys and values of all tokens [N, C], in the wide type."""
-    parts, logs = _turned(qkv, rotary, sizes), kept[1]
+    """The gradient of queries, keys and values of all tokens [N, C], in the wide type.
+
+    ``qkv`` is what ``attention`` was given, as it left it.
+    """
+    logs = kept[1]
+    parts = _parts(qkv.to(logs.dtype), sizes)
     mixed, g = (part.to(logs.dtype).unflatten(1, (sizes.heads, -1)) for part in (kept[0], grad_mixed))
     out = logs.new_empty(qkv.shape)
     heads = out.unflatten(1, (-1, sizes.head_size))
-    grads, grad_values = torch.empty_like(parts[0]), heads[:, -sizes.kv_heads :]
+    grads, grad_values = logs.new_empty(parts[0].shape), heads[:, -sizes.kv_heads :]
     for block in layout.blocks:
         rows, sums = [block.take(part) for part in parts], block.take(logs)
         if block.run is None:  # no probability where there is no query
@@ -160,14 +165,22 @@ def attention_backward(
     return out
 
 
-def _turned(qkv: Tensor, rotary: Rotary, sizes: Heads) -> tuple[Tensor, Tensor]:
-    """Queries and keys turned by their positions, in pairs [N, heads + kv_heads, D]; values [N, kv_heads, D].
+def _turn(qkv: Tensor, rotary: Rotary, sizes: Heads) -> None:
+    """Turn queries and keys by their positions, in the wide type, and leave them in pairs.
 
-    In the wide type. The order within heads is of no matter to the scores, as long as it is the same for both.
+    The order within heads is of no matter to the scores, as long as it is the same for both.
     """
-    heads = qkv.to(rotary.cosine.dtype).unflatten(1, (-1, sizes.head_size))
-    turned = torch.complex(*heads[:, : -sizes.kv_heads].chunk(2, dim=-1)).mul_(rotary.turn())
-    return torch.view_as_real(turned).flatten(-2), heads[:, -sizes.kv_heads :]
+    heads = _parts(qkv, sizes)[0]
+    turned = torch.complex(*heads.to(rotary.cosine.dtype).chunk(2, dim=-1)).mul_(rotary.turn())
+    heads.copy_(torch.view_as_real(turned).flatten(-2))
+
+
+def _parts(qkv: Tensor, sizes: Heads) -> tuple[Tensor, Tensor]:
+    """Queries and keys [N, heads + kv_heads, D], values [N, kv_heads, D]."""
+    queries_and_keys, values = qkv.unflatten(1, (-1, sizes.head_size)).split(
+        [sizes.heads + sizes.kv_heads, sizes.kv_heads], dim=1
+    )
+    return queries_and_keys, values
 
 
 def _one_row(parts: tuple[Tensor, Tensor], places: slice | Tensor) -> list[Tensor]:
@@ -179,7 +192,7 @@ def _by_key_head(
 ) -> Iterator[tuple[slice, int, tuple[Tensor, Tensor, Tensor]]]:
     """For each key head: which query heads read it, its number, and the numbers of queries, keys and values.
 
-    ``readers`` and ``read`` hold what ``_turned`` gives, by row [B, T, ...] and [B, S, ...]. They become
+    ``readers`` and ``read`` hold what ``_parts`` gives, by row [B, T, ...] and [B, S, ...]. They become
     q [B, Q, T, D], k and v [B, Q, S, D], where keys and values lie once for their Q query heads.
     """
     shared = sizes.heads // sizes.kv_heads
@@ -222,7 +235,9 @@ def store_prompts(
 
     Keys are stored in pairs, as a decode step reads them.
     """
-    queries_and_keys, v = _turned(qkv, rotary, sizes)
+    turned = qkv.to(rotary.cosine.dtype, copy=True)
+    _turn(turned, rotary, sizes)
+    queries_and_keys, v = _parts(turned, sizes)
     k = queries_and_keys[:, sizes.heads :]
     for (start, length, *_), slot in zip(layout.spans.tolist(), slots.tolist(), strict=False):
         for cache, part in zip(caches, (k, v), strict=True):

@@ -45,6 +45,10 @@ class Angles:
         """Both as complex numbers [N, 1, D / 2]."""
         return self._turn
 
+    def at(self, positions: Tensor) -> Angles:
+        """Those of these positions alone."""
+        return Angles(self.cosine.index_select(0, positions), self.sine.index_select(0, positions))
+
 
 @dataclass
 class Kept:

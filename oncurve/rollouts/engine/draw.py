@@ -33,7 +33,7 @@ def draw(
 
 def _first_above(p: Tensor, uniform: Tensor, params: SamplingParams) -> Tensor:
     """The first token of each row whose cumulative probability, among those that may be drawn, exceeds the number."""
-    cumulative = restrict(p, params).double().cumsum(dim=-1)
+    cumulative = restrict(p, params).cumsum(dim=-1, dtype=torch.float64)
     threshold = uniform[:, None].double() * cumulative[:, -1:]
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=p.shape[1] - 1)
 

@@ -35,8 +35,8 @@ class Engine:
     ) -> None:
         """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions.
 
-        Keys and values are kept in ``kv_type``; None: in the type of the arithmetic, or in float32 where torch alone
-        decodes on a CPU.
+        Keys and values are kept in ``kv_type``; None: in the type of the arithmetic, or in float32, except for long
+        prompts, where torch alone decodes on a CPU.
         """
         self.params = params
         self.max_rows, self.kv_tokens, self.kv_type = max_rows, kv_tokens, kv_type

@@ -117,7 +117,7 @@ class FusedSampling:
         if not isinstance(decoder.cache_ops, NativeOps) and len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
             moved = rows.gather()
             if moved is not None:
-                decoder.move(torch.from_numpy(moved))
+                decoder.move(torch.from_numpy(moved), int(rows.lengths[running].max()))
         prompts = rows.prompt_of[running]
         past = rows.lengths[running] - 1
         places = np.stack([rows.slots, past, rows.prompt_slots[prompts], prompt_lengths[prompts]], axis=1)
