@@ -165,8 +165,11 @@ class TorchLayers:
         return turn.gather(self._add_norm(residual, added, self.last_norm)[1])
 
     def _add_norm(self, residual: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum x, and w x / sqrt(mean(x^2) + epsilon) as sqrt(H) w x / hypot(|x|, sqrt(H epsilon))."""
-        total = residual if added is None else added.to(self.wide).add_(residual)
+        """The sum x, written over the residual, and its norm.
+
+        w x / sqrt(mean(x^2) + epsilon) is computed as sqrt(H) w x / hypot(|x|, sqrt(H epsilon)).
+        """
+        total = residual if added is None else residual.add_(added)
         norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True).hypot_(self._least_norm)
         return total, torch.mul(total, weight).div_(norm)
 
