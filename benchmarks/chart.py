@@ -286,7 +286,7 @@ def draw(results: Path, path: Path) -> bool:
     labels = [f"{_label(record)}\n{side_of(record)}; TRL at {record['trl_setting']}" for record in records]
     theirs = [record["measured"]["trl_seconds"]["step"] for record in records]
     ours = [record["measured"]["oncurve_seconds"]["step"] for record in records]
-    notes = [f"{record['measured']['speedup']:.1f} times faster" for record in records]
+    notes = [f"{record['measured']['speedup']:.2f} times faster" for record in records]
     _bars(panels[0], labels, ours, theirs, notes, "Seconds per step", "s")
     if memory:
         pairs = [_memory_pair(record) for record in memory]
@@ -334,10 +334,10 @@ def _bars(
     axes.set_yticks(list(places), labels, fontsize=8)
     axes.set_xticks([])
     axes.set_xlim(0, max(1.15, max(shares) + 0.25))
-    axes.invert_yaxis()
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
-    axes.legend(frameon=False, fontsize=8, loc="upper right", bbox_to_anchor=(1.0, 1.12), ncols=2)
+    axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
 
 
 def main() -> None:
