@@ -47,10 +47,9 @@ class RolloutSection(Section):
     kv_tokens: PositiveInt | None = None
     """engine: positions of prompts and completions whose keys and values are held at the same time; None: no limit."""
     kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """engine: type of keys and values. auto: that of the arithmetic, or float32, except for long prompts, on a
-    CPU without the kernels. Another
-    one is decoded without the CPU kernels, which is slower, and is refused where a model is sampled through its own
-    module."""
+    """engine: type of keys and values. auto: that of the arithmetic, or float32, except for long prompts, on a CPU
+    without the kernels. Another one is decoded without the CPU kernels, which is slower, and is refused where a model
+    is sampled through its own module."""
     servers: tuple[str, ...] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: str | None = None

@@ -103,7 +103,7 @@ class Decoder:
         """
         self._grow(int(places[:, 1].numpy().max()) + 1)
         residual = self.trunk.body.embed_tokens.weight.index_select(0, tokens).to(self.trunk.wide)
-        return self.layers(residual, (self.angles, positions), places, self.caches) @ self.head.T
+        return self.layers(residual, self.angles, positions, places, self.caches) @ self.head.T
 
     def _grow(self, needed: int) -> None:
         """Make the buffers of completions hold at least so many positions."""

@@ -60,17 +60,17 @@ class NativeLayers:
         return self._addresses[1]
 
     def __call__(
-        self, residual: Tensor, rotary: tuple[Angles, Tensor], places: Tensor, caches: Sequence[LayerCache]
+        self, residual: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
         """One more token per row: residual [R, H], which is overwritten, to the normed output of the last layer.
 
-        ``rotary`` holds the angles of all positions, and the position of each row.
+        ``angles`` are those of all positions, ``positions`` that of each row [R].
         """
         own, prompt = caches[0].own_values.shape[2], caches[0].prompt_keys.shape[-1]
         return self.ops.decode(
             self._layers(caches),
             residual,
-            rotary[0].at(rotary[1]),
+            angles.at(positions),
             places,
             (self.trunk.body.norm.weight, self.trunk.sizes.epsilon),
             self._scratch,

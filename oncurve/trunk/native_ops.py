@@ -116,7 +116,7 @@ class NativeOps:
         return out
 
     def attention(self, qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tuple[Tensor, Tensor]:
-        """See ``torch_ops.attention``. What is kept are the logarithms of the softmax's sums [N, heads]."""
+        """See ``torch_ops.attention``; ``qkv`` stays. Kept are the logarithms of the softmax's sums [N, heads]."""
         mixed = qkv.new_empty(len(qkv), sizes.heads * sizes.head_size)
         logs = torch.empty(len(qkv), sizes.heads)
         self._attention(

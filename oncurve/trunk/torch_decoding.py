@@ -145,13 +145,13 @@ class TorchLayers:
         self._groups: tuple[np.ndarray, int, Groups] | None = None
 
     def __call__(
-        self, residual: Tensor, rotary: tuple[Angles, Tensor], places: Tensor, caches: Sequence[LayerCache]
+        self, residual: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
-        """One more token per row: residual [R, H] to the normed output of the last layer [R, H] in the wide type.
+        """One more token per row: residual [R, H], which is overwritten, to the normed output of the last layer.
 
-        ``rotary`` holds the angles of all positions, and the position of each row.
+        ``angles`` are those of all positions, ``positions`` that of each row [R].
         """
-        turn = self._turn(rotary, places.numpy())
+        turn = self._turn(angles.turn().index_select(0, positions), places.numpy())
         added = None
         residual = residual if turn.slots is None else _spread(residual, turn.slots, turn.span)
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -173,8 +173,8 @@ class TorchLayers:
         norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True).hypot_(self._least_norm)
         return total, torch.mul(total, weight).div_(norm)
 
-    def _turn(self, rotary: tuple[Angles, Tensor], places: np.ndarray) -> Turn:
-        """What this step reads and writes; see ``Decoder.step`` for ``places``."""
+    def _turn(self, angles: Tensor, places: np.ndarray) -> Turn:
+        """What this step reads and writes, from exp(i angle) of the rows [R, 1, D / 2]; see ``Decoder.step``."""
         slots, past = places[:, 0], places[:, 1]
         span = self._span(int(slots.max()) + 1)
         is_plain = span == len(slots) and np.array_equal(slots, np.arange(span))
@@ -185,7 +185,7 @@ class TorchLayers:
             shut = np.zeros((span, seen), dtype=np.bool_)
             shut[slots] = np.arange(seen) > past[:, None]
             hidden = _hidden(shut, self.wide)
-        angles = rotary[0].turn().index_select(0, rotary[1]).expand(-1, self.sizes.heads + self.sizes.kv_heads, -1)
+        angles = angles.expand(-1, self.sizes.heads + self.sizes.kv_heads, -1)
         rows = None if is_plain else torch.from_numpy(np.ascontiguousarray(slots))
         return Turn(
             span,
@@ -275,15 +275,17 @@ def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
     q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
     own = [buffer[:span, :, : turn.seen] for buffer in (own_keys, own_values)]
     shared = [buffer[: groups.prompts, :, : groups.width] for buffer in (prompt_keys, prompt_values)]
-    read = _read(q.transpose(1, 2), own, turn.hidden, compute_type)
+    read = _attended(q.transpose(1, 2), own, turn.hidden, compute_type)
     of_own, own_logs = (x.transpose(1, 2) for x in read)
-    read = _read(groups.together(q), shared, groups.hidden, compute_type)
+    read = _attended(groups.together(q), shared, groups.hidden, compute_type)
     of_prompt, prompt_logs = (groups.apart(x, queries) for x in read)
     share = torch.sigmoid(prompt_logs - own_logs)
     return torch.lerp(of_own, of_prompt, share[..., None]).view(span, -1).to(compute_type)
 
 
-def _read(q: Tensor, held: Sequence[Tensor], hidden: Tensor | None, compute_type: torch.dtype) -> tuple[Tensor, Tensor]:
+def _attended(
+    q: Tensor, held: Sequence[Tensor], hidden: Tensor | None, compute_type: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """What queries gather from keys and values that are held in some type, and the logarithms of the softmax's sums.
 
     Products are in that type if the compute type is no wider.

@@ -1,6 +1,7 @@
 """What do the operations between matrix products compute? In torch alone: the definition that the kernels must meet.
 
-``wide`` is float32, or float64 for models of that type: residuals, attention and statistics are computed in it.
+``wide`` is float32, or float64 for models of that type: residuals, statistics, the softmax and the gradient of
+attention are computed in it.
 """
 
 from __future__ import annotations

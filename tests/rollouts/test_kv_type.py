@@ -15,6 +15,7 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import fused as fused_module
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.train.policy import Policy
+from oncurve.trunk import decoding, torch_ops
 from oncurve.trunk.build import library
 from oncurve.trunk.decoding import Decoder, TorchLayers
 from oncurve.wiring import make_sampler
@@ -84,6 +85,25 @@ def test_keys_and_values_lie_in_their_type_and_a_completion_is_its_own(
     assert seen == {BFLOAT16}
     alone = sampled(policy, prompts[:1], BFLOAT16)
     assert [c.token_ids for c in alone] == [c.token_ids for c in together[:4]]
+
+
+def test_torch_alone_keeps_long_prompts_in_the_type_of_the_products(
+    make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[tuple[torch.dtype, ...]] = set()
+
+    class Watched(Decoder):
+        def step(self, tokens: Any, positions: Any, places: Any) -> Any:
+            seen.update(tuple(buffer.dtype for buffer in cache.all()) for cache in self.caches)
+            return super().step(tokens, positions, places)
+
+    monkeypatch.setattr(fused_module, "Decoder", Watched)
+    monkeypatch.setattr(decoding, "operations", lambda compute_type: torch_ops)
+    policy, prompts = make_policy("llama", compute_type="bfloat16"), make_prompts("word " * 40, "word " * 30, "1 + 1 =")
+    assert max(len(prompt.prompt_ids) for prompt in prompts) >= decoding.LONG
+    chosen = rounding(policy, sampled(policy, prompts, None))
+    assert seen == {(FLOAT32, FLOAT32, BFLOAT16, BFLOAT16)}
+    assert chosen < 1.1 * rounding(policy, sampled(policy, prompts, BFLOAT16))
 
 
 def test_where_another_type_cannot_be_kept_it_is_said(make_policy: MakePolicy, make_prompts: MakePrompts) -> None:
