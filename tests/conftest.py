@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread o
 import pytest
 
 if TYPE_CHECKING:
+    from fake_gpu import FakeGpu
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from oncurve.algorithm.algorithm import Algorithm
@@ -46,6 +47,25 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )
+
+
+@pytest.fixture(scope="session")
+def cuda_guard(tmp_path_factory: pytest.TempPathFactory) -> bool:
+    """Torch takes tensors of a CUDA device that is not there."""
+    from fake_gpu import register_guard
+
+    return register_guard(tmp_path_factory.mktemp("guard"))
+
+
+@pytest.fixture
+def on_fake_gpu(cuda_guard: bool) -> Iterator[FakeGpu]:
+    """A CUDA device of shapes, types and devices without numbers."""
+    from fake_gpu import fake_gpu
+
+    if not cuda_guard:
+        pytest.skip("no C++ compiler, without which a build of torch for CPUs takes no CUDA tensors")
+    with fake_gpu() as gpu:
+        yield gpu
 
 
 def model_config(architecture: str, tokenizer: PreTrainedTokenizerFast) -> Any:

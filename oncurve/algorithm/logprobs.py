@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from oncurve.products import wide_product
+
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at one time."""
 CPU_CHUNK_TOKENS = 256
@@ -95,6 +97,7 @@ def from_hidden(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """The same as ``from_logits(hidden @ weight.T, ...)`` without holding all logits.
 
+    Products are in the type of ``hidden``, whatever autocast says, forward and backward; logits in float32 or better.
     ``chunk_tokens`` are computed at one time, or what suits the device. ``ops`` computes on a chunk of logits;
     torch does if None.
     """
@@ -115,15 +118,20 @@ class _ChunkedHead(torch.autograd.Function):
         chunk_tokens: int,
         ops: HeadOps,
     ) -> tuple[Tensor, Tensor]:
+        ctx.temperature, ctx.chunk_tokens, ctx.ops = temperature, chunk_tokens, ops
+        with torch.autocast(hidden.device.type, enabled=False):
+            return _ChunkedHead._forward(ctx, hidden, weight, targets)
+
+    @staticmethod
+    def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         compute_weight = weight.to(hidden.dtype).T
         logprobs, entropy, normalizer = hidden.new_empty(3, len(hidden), dtype=wide)
-        for start in range(0, len(hidden), chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            logits = (hidden[rows] @ compute_weight).to(wide)
-            logprobs[rows], entropy[rows], normalizer[rows] = ops.head(logits, targets[rows], temperature)
+        for start in range(0, len(hidden), ctx.chunk_tokens):
+            rows = slice(start, start + ctx.chunk_tokens)
+            logits = wide_product(hidden[rows], compute_weight)
+            logprobs[rows], entropy[rows], normalizer[rows] = ctx.ops.head(logits, targets[rows], ctx.temperature)
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
-        ctx.temperature, ctx.chunk_tokens, ctx.ops = temperature, chunk_tokens, ops
         return logprobs, entropy.clone()
 
     @staticmethod
@@ -140,10 +148,10 @@ class _ChunkedHead(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            logits = (hidden[rows] @ compute_weight.T).to(normalizer.dtype)
+            logits = wide_product(hidden[rows], compute_weight.T)
             saved, grads = (normalizer[rows], entropy[rows]), (grad_logprobs[rows], grad_entropy[rows])
             grad = ctx.ops.head_backward(logits, targets[rows], ctx.temperature, saved, grads).to(hidden.dtype)
             grad_hidden[rows] = grad @ compute_weight
             if grad_weight is not None:
-                grad_weight += (grad.T @ hidden[rows]).to(weight.dtype)
+                grad_weight += wide_product(grad.T, hidden[rows]).to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None

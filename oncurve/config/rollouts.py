@@ -50,6 +50,8 @@ class RolloutSection(Section):
     """engine: type of keys and values. auto: that of the arithmetic, or float32, except for long prompts, on a CPU
     without the kernels. Another one is decoded without the CPU kernels, which is slower, and is refused where a model
     is sampled through its own module."""
+    cuda_graphs: bool = True
+    """engine: on a GPU, record each shape of a decode step once and repeat it, for Llama, Qwen2 and Qwen3."""
     servers: tuple[str, ...] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: str | None = None

@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 from oncurve.algorithm.logprobs import HeadOps, from_hidden, from_logits
 from oncurve.batch import Batch, Size
 from oncurve.errors import TrainingError
+from oncurve.products import arithmetic_type, head_type
 from oncurve.train.packed import ordinary_attention, packed_hidden, use_packed_attention
 from oncurve.trunk import training
 from oncurve.trunk.layout import make_layout
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
-from oncurve.trunk.weights import body_of, trunk_of
+from oncurve.trunk.weights import body_of, supports, trunk_of
 
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, packed against padded, that counts as rounding."""
@@ -34,7 +35,7 @@ def completion_logprobs(
     the model's elsewhere.
     """
     device = model.device
-    trunk = trunk_of(model) if packed else None
+    trunk = trunk_of(model) if packed and device.type == "cpu" else None
     ops = None
     with ExitStack() as stack:
         if trunk is not None:
@@ -51,6 +52,11 @@ def completion_logprobs(
     mask = batch.mask.to(device)
     full = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
     return full.masked_scatter(mask, logprobs), full.masked_scatter(mask, entropy)
+
+
+def has_own_layers(model: PreTrainedModel) -> bool:
+    """Packed rows go through our own layers: those of a CPU."""
+    return model.device.type == "cpu" and supports(model)
 
 
 def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -83,7 +89,8 @@ def head(
     if layer is None:
         raise TrainingError(f"{type(model).__name__} has no language-model head; oncurve trains causal language models")
     if is_plain_head(model):
-        return from_hidden(hidden, layer.weight, targets, temperature=temperature, ops=ops)
+        dtype = head_type(hidden.device, arithmetic_type(hidden.device, hidden.dtype), hidden.dtype)
+        return from_hidden(hidden.to(dtype), layer.weight, targets, temperature=temperature, ops=ops)
     logits: Tensor = layer(hidden)
     known = vars(model.config.get_text_config())
     if cap := known.get("final_logit_softcapping"):

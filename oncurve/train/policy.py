@@ -23,11 +23,10 @@ from oncurve.records import Mean
 from oncurve.rollouts.servers.thin import ThinWeights
 from oncurve.train.adapter import Adapter, Savable, merged_weights, thin_weights, trains_pairs_only
 from oncurve.train.distributed import ALONE, Processes, Sharding, fill, own_rows, reshard, shard, whole
-from oncurve.train.forward import completion_logprobs, enable_packing
+from oncurve.train.forward import completion_logprobs, enable_packing, has_own_layers
 from oncurve.train.optimizer import OptimizerSettings, make_adamw
 from oncurve.train.recompute import recomputable_layers, recomputing
 from oncurve.train.zero import Zero, ZeroSettings
-from oncurve.trunk.weights import supports
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -212,7 +211,7 @@ class Policy:
         """Hand the model to DeepSpeed, with a copy to sample from where the weights are in parts as well."""
         if settings.stage == 3:
             self._replica = copy.deepcopy(self._model).requires_grad_(False)
-            self.is_packed = self.is_packed and not supports(self._model)  # our own layers need whole weights
+            self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
         head = self._model.get_output_embeddings()
         self.zero = Zero(
             self._scorers[id(self._model)],
@@ -227,7 +226,7 @@ class Policy:
     def _shard(self, sharding: Sharding) -> None:
         """Make the copy to sample from, then leave this process its part of everything."""
         self._replica = copy.deepcopy(self._model).requires_grad_(False)
-        self.is_packed = self.is_packed and not supports(self._model)  # our own layers need whole weights
+        self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
         compute = getattr(torch, self.compute_type)
         if self.compute_type == "bfloat16":
             halve_linear_layers(self._replica)

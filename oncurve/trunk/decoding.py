@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from oncurve.products import head_type, wide_product
 from oncurve.trunk import torch_ops
 from oncurve.trunk.caches import LayerCache, whole_blocks
 from oncurve.trunk.layout import prompt_layout
 from oncurve.trunk.native_decoding import NativeLayers
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
+from oncurve.trunk.recorded_decoding import RecordedLayers
 from oncurve.trunk.torch_decoding import TorchLayers
 from oncurve.trunk.training import Angles, Pass
 from oncurve.trunk.weights import Trunk
@@ -39,30 +41,37 @@ class Decoder:
         prompt_tokens: int,
         completion_tokens: int,
         kv_type: torch.dtype | None = None,
+        records: bool = True,
     ) -> None:
         """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
 
-        Keys and values are kept in ``kv_type``; None is the compute type where kernels decode, which know no other, and
-        the wide type where torch does, except for long prompts.
+        Keys and values are kept in ``kv_type``; None is the compute type on a GPU and where kernels decode, which know
+        no other, and the wide type where torch does on a CPU, except for long prompts. With ``records`` a GPU repeats
+        steps as CUDA graphs.
         """
-        self.trunk, self.head, self.compute_type = trunk, head, compute_type
-        self.ops, self.wide_ops = operations(compute_type), operations(trunk.wide)
+        self.trunk, self.compute_type, self.device = trunk, compute_type, trunk.device
+        on_cpu = self.device.type == "cpu"
+        self.head = head.to(head_type(self.device, compute_type, trunk.wide))
+        self.ops, self.wide_ops = (operations(dtype, self.device.type) for dtype in (compute_type, trunk.wide))
         self.weights = trunk.weights(compute_type)
         own_type = prompt_type = kv_type or compute_type
-        if kv_type is None and not isinstance(self.ops, NativeOps):
+        if kv_type is None and on_cpu and not isinstance(self.ops, NativeOps):
             own_type, prompt_type = trunk.wide, compute_type if prompt_tokens >= LONG else trunk.wide
         self.cache_ops = ops = self.ops if own_type == compute_type else torch_ops
-        self.layers = (
-            NativeLayers(trunk, self.cache_ops, slots)
-            if isinstance(self.cache_ops, NativeOps)
-            else TorchLayers(trunk, self.weights, self.ops, compute_type, slots=slots)
-        )
+        self.layers: NativeLayers | TorchLayers
+        if isinstance(self.cache_ops, NativeOps):
+            self.layers = NativeLayers(trunk, self.cache_ops, slots)
+        elif on_cpu:
+            self.layers = TorchLayers(trunk, self.weights, self.ops, compute_type, slots=slots)
+        else:
+            self.layers = RecordedLayers(trunk, self.weights, self.ops, compute_type, slots=slots, records=records)
         self.completion_tokens = completion_tokens
-        self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens)))
+        self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
         self.capacity = whole_blocks(min(GROWTH, completion_tokens))
         own = (slots, self.capacity, trunk.sizes, own_type)
         prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, prompt_type)
-        self.caches = [LayerCache(*ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
+        with self.device:
+            self.caches = [LayerCache(*ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""
@@ -78,10 +87,10 @@ class Decoder:
         return torch.cat(logits)
 
     def _prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
-        layout = prompt_layout(prompts, torch.device("cpu"))
+        layout = prompt_layout(prompts, self.device)
         angles, places = self.angles.at(layout.positions[0]), torch.tensor(slots)
         pass_ = Pass(layout, angles, self.trunk.sizes, self.ops, self.compute_type)
-        residual, added = self.trunk.body.embed_tokens(layout.ids)[0].to(self.trunk.wide), None
+        residual, added = self.trunk.embed(layout.ids[0]), None
         for layer, matrices, cache in zip(self.trunk.layers, self.weights, self.caches, strict=True):
 
             def store(qkv: Tensor, cache: LayerCache = cache) -> None:
@@ -94,16 +103,20 @@ class Decoder:
         residual, added = (part.index_select(0, layout.predicts) for part in (residual, added))
         norm, epsilon = self.trunk.body.norm.weight, self.trunk.sizes.epsilon
         _, hidden, _ = self.ops.add_norm(residual, added, norm, epsilon, self.trunk.wide)
-        return hidden @ self.head.T
+        return self._logits(hidden)
 
     def step(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
         """Logits [R, V] in the wide type, as in training, after one more token per row [R] at its position [R].
 
-        ``places`` holds for each row its slot, its tokens so far, its prompt's slot and the prompt's tokens [R, 4].
+        ``places`` holds for each row its slot, its tokens so far, its prompt's slot and the prompt's tokens [R, 4]. All
+        three lie on the CPU.
         """
-        self._grow(int(places[:, 1].numpy().max()) + 1)
-        residual = self.trunk.body.embed_tokens.weight.index_select(0, tokens).to(self.trunk.wide)
-        return self.layers(residual, self.angles, positions, places, self.caches) @ self.head.T
+        self._grow(int(places.numpy()[:, 1].max()) + 1)
+        return self._logits(self.layers(tokens, self.angles, positions, places, self.caches))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of normed hidden states [R, H], by the products of training."""
+        return wide_product(hidden.to(self.head.dtype), self.head.T)
 
     def _grow(self, needed: int) -> None:
         """Make the buffers of completions hold at least so many positions."""
@@ -118,4 +131,4 @@ class Decoder:
         """Let the rows in these slots, of up to so many tokens, lie in slots 0, 1, ... in this order, so that attention
         without a kernel can read them in place."""
         for cache in self.caches:
-            cache.move(slots, tokens)
+            cache.move(slots.to(self.device), tokens)

@@ -75,7 +75,15 @@ class Block:
     @cached_property
     def real(self) -> Tensor:
         """Which of ``queries`` are no padding [R * T]."""
-        return (torch.arange(self.own) < self.spans[:, 1, None]).flatten().to(self.device)
+        return self._real().to(self.device)
+
+    @cached_property
+    def filled(self) -> Tensor:
+        """The places of those within ``queries``, in ascending order."""
+        return self._real().nonzero().flatten().to(self.device)
+
+    def _real(self) -> Tensor:
+        return (torch.arange(self.own) < self.spans[:, 1, None]).flatten()
 
     @cached_property
     def run(self) -> slice | None:
@@ -93,7 +101,7 @@ class Block:
     def put(self, to: Tensor, x: Tensor) -> None:
         """The way back: write what own tokens hold [R, T, ...] to their places in [N, ...]."""
         if self.run is None:
-            to[self.queries[self.real]] = x.flatten(0, 1)[self.real]
+            to[self.queries.index_select(0, self.filled)] = x.flatten(0, 1).index_select(0, self.filled)
         else:
             to[self.run].unflatten(0, (self.rows, self.own)).copy_(x)
 
@@ -155,8 +163,7 @@ class Layout:
         outputs = torch.zeros(self.ids.shape[1], dtype=torch.long, device=self.ids.device)
         offset = 0
         for block in self.blocks:
-            places = torch.arange(len(block.queries), device=outputs.device) + offset
-            outputs[block.queries[block.real]] = places[block.real]
+            outputs[block.queries.index_select(0, block.filled)] = block.filled + offset
             offset += len(block.queries)
         return outputs
 

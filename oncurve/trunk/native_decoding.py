@@ -60,19 +60,19 @@ class NativeLayers:
         return self._addresses[1]
 
     def __call__(
-        self, residual: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
+        self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
-        """One more token per row: residual [R, H], which is overwritten, to the normed output of the last layer.
+        """One more token per row [R]: the normed output of the last layer [R, H].
 
         ``angles`` are those of all positions, ``positions`` that of each row [R].
         """
         own, prompt = caches[0].own_values.shape[2], caches[0].prompt_keys.shape[-1]
         return self.ops.decode(
             self._layers(caches),
-            residual,
+            self.trunk.embed(tokens),
             angles.at(positions),
             places,
             (self.trunk.body.norm.weight, self.trunk.sizes.epsilon),
             self._scratch,
-            self._sizes(len(residual), own=own, prompt=prompt),
+            self._sizes(len(tokens), own=own, prompt=prompt),
         )

@@ -15,7 +15,7 @@ Ops = NativeOps | ModuleType
 
 
 @cache
-def operations(compute_type: torch.dtype) -> Ops:
-    """The operations for a compute type."""
-    built = library() if compute_type in (torch.float32, torch.bfloat16) else None
+def operations(compute_type: torch.dtype, device: str = "cpu") -> Ops:
+    """The operations for a compute type on a type of device."""
+    built = library() if device == "cpu" and compute_type in (torch.float32, torch.bfloat16) else None
     return torch_ops if built is None else NativeOps(built, compute_type)

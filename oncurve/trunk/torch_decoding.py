@@ -21,7 +21,7 @@ from torch import Tensor
 
 from oncurve.trunk.caches import LayerCache
 from oncurve.trunk.ops import Ops
-from oncurve.trunk.torch_ops import flash, paired
+from oncurve.trunk.torch_ops import attend_with_sums, paired
 from oncurve.trunk.training import Angles
 from oncurve.trunk.weights import LayerParameters, LayerWeights, Sizes, Trunk, norm_heads, project
 
@@ -122,7 +122,7 @@ class Layer:
             first_norm=_scaled(parameters.first_norm),
             qkv=matrix_product(_arranged(matrices.qkv, sizes), None if bias is None else _arranged(bias, sizes)),
             head_norms=None if norms is None else (paired(norms[0]), paired(norms[1])),
-            output=matrix_product(matrices.output.unflatten(1, (sizes.heads, -1))[:, _head_order(sizes)].flatten(1)),
+            output=matrix_product(_reordered(matrices.output, sizes)),
             second_norm=_scaled(parameters.second_norm),
             gate_up=_side_by_side(matrices.gate_up),
             down=matrix_product(matrices.down),
@@ -136,24 +136,30 @@ class TorchLayers:
         self, trunk: Trunk, weights: Sequence[LayerWeights], ops: Ops, compute_type: torch.dtype, *, slots: int
     ) -> None:
         """For rows in up to ``slots`` slots; the MLP is that of ``ops``."""
-        self.sizes, self.wide = trunk.sizes, trunk.wide
+        self.trunk, self.sizes, self.wide = trunk, trunk.sizes, trunk.wide
         self.ops, self.compute_type, self.slots = ops, compute_type, slots
         self.layers = [Layer.of(*of, trunk.sizes) for of in zip(trunk.layers, weights, strict=True)]
         self.last_norm = _scaled(trunk.body.norm.weight.detach())
         width = len(self.last_norm)
-        self._least_norm = torch.tensor((width * trunk.sizes.epsilon) ** 0.5, dtype=self.wide)
+        self._least_norm = torch.tensor((width * trunk.sizes.epsilon) ** 0.5, dtype=self.wide, device=trunk.device)
         self._groups: tuple[np.ndarray, int, Groups] | None = None
 
     def __call__(
-        self, residual: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
+        self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
-        """One more token per row: residual [R, H], which is overwritten, to the normed output of the last layer.
+        """One more token per row [R]: the normed output of the last layer [R, H].
 
         ``angles`` are those of all positions, ``positions`` that of each row [R].
         """
         turn = self._turn(angles.turn().index_select(0, positions), places.numpy())
+        residual = self.trunk.embed(tokens)
+        if turn.slots is not None:
+            residual = _spread(residual, turn.slots, turn.span)
+        return turn.gather(self._compute(residual, turn, caches))
+
+    def _compute(self, residual: Tensor, turn: Turn, caches: Sequence[LayerCache]) -> Tensor:
+        """All layers for all slots that are computed [span, H]; ``residual`` is overwritten."""
         added = None
-        residual = residual if turn.slots is None else _spread(residual, turn.slots, turn.span)
         for layer, cache in zip(self.layers, caches, strict=True):
             residual, x = self._add_norm(residual, added, layer.first_norm)
             qkv = layer.qkv(x.to(self.compute_type))
@@ -162,7 +168,7 @@ class TorchLayers:
             mixed = attend(qkv, turn, cache, self.sizes)
             residual, x = self._add_norm(residual, layer.output(mixed), layer.second_norm)
             added = layer.down(self.ops.swiglu(layer.gate_up(x.to(self.compute_type))))
-        return turn.gather(self._add_norm(residual, added, self.last_norm)[1])
+        return self._add_norm(residual, added, self.last_norm)[1]
 
     def _add_norm(self, residual: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The sum x, written over the residual, and its norm.
@@ -213,7 +219,7 @@ class TorchLayers:
 
 def matrix_product(weight: Tensor, bias: Tensor | None = None) -> Product:
     """The product with a matrix, which is arranged for it now where torch would do that again at every call."""
-    if weight.dtype != torch.bfloat16 or not _can_arrange():
+    if weight.dtype != torch.bfloat16 or weight.is_cuda or not _can_arrange():
         return partial(torch.nn.functional.linear, weight=weight, bias=bias)
     arranged = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, arranged, bias, "none", [], "")
@@ -236,13 +242,18 @@ def _arranged(parts: Sequence[Tensor], sizes: Sizes) -> Tensor:
     turned = sizes.query_width + sizes.kv_width
     heads = qkv[:turned].view(-1, sizes.head_size, *qkv.shape[1:])
     order = torch.cat([_head_order(sizes), torch.arange(sizes.heads, sizes.heads + sizes.kv_heads)])
-    heads = heads.index_select(0, order).index_select(1, paired(torch.arange(sizes.head_size)))
+    heads = heads[order.to(heads.device)][:, paired(torch.arange(sizes.head_size)).to(heads.device)]
     return torch.cat([heads.flatten(0, 1), qkv[turned:]])
 
 
 def _head_order(sizes: Sizes) -> Tensor:
     """The first query head of every key head, then the second, ...: as attention leaves its output in memory."""
     return torch.arange(sizes.heads).view(sizes.kv_heads, -1).T.flatten()
+
+
+def _reordered(output: Tensor, sizes: Sizes) -> Tensor:
+    """Columns of the matrix behind attention, heads by ``_head_order``."""
+    return output.unflatten(1, (sizes.heads, -1))[:, _head_order(sizes).to(output.device)].flatten(1)
 
 
 def _scaled(weight: Tensor) -> Tensor:
@@ -291,7 +302,7 @@ def _attended(
     Products are in that type if the compute type is no wider.
     """
     dtype = torch.promote_types(held[0].dtype, compute_type)
-    mixed, logs = flash(q.to(dtype), *(part.to(dtype) for part in held), attn_mask=hidden)
+    mixed, logs = attend_with_sums(q.to(dtype), *(part.to(dtype) for part in held), hidden=hidden)
     return mixed.to(q.dtype), logs
 
 

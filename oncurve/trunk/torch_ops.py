@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oncurve.trunk.layout import Layout
 
-flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 AT_ONCE = 512
 """Rows that go through several operations one after another, while they lie in the processor's cache."""
@@ -57,6 +57,21 @@ class Heads(Protocol):
         ...
 
 
+def attend_with_sums(
+    q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor | None = None, is_causal: bool = False
+) -> Sequence[Tensor]:
+    """What queries [B, Q, T, D] gather from keys and values [B, Q, S, D], and the logarithms of the softmax's sums.
+
+    ``hidden`` is added to the scores and fits [B, Q, T, S] when repeated.
+    """
+    if q.device.type == "cpu":
+        return _flash(q, k, v, 0.0, is_causal, attn_mask=hidden)
+    if hidden is not None:
+        hidden = hidden.to(q.dtype).expand(*q.shape[:3], k.shape[2])
+    mixed, logs, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, hidden, True, 0.0, is_causal)
+    return mixed, logs[..., : q.shape[2]]  # the kernel fills up its queries
+
+
 def add_norm(
     x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out_type: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,7 +91,7 @@ def norm_backward(g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, grad_x: T
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of rows that hold gate and up side by side."""
-    if len(gate_up) <= AT_ONCE:
+    if len(gate_up) <= AT_ONCE or gate_up.is_cuda:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate).mul_(up)
     out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
@@ -112,11 +127,11 @@ def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tupl
     for block in layout.blocks:
         rows = [block.take(part) for part in parts]
         for own, _, at in _by_key_head(rows, rows, sizes):
-            for to, part in zip((mixed, logs), flash(*at, 0.0, True), strict=True):
+            for to, part in zip((mixed, logs), attend_with_sums(*at, is_causal=True), strict=True):
                 block.put(to[:, own], part.transpose(1, 2))
     for prompt, places in layout.readers:
         for own, _, at in _by_key_head(_one_row(parts, places), _one_row(parts, prompt), sizes):
-            part, part_logs = (x[0].transpose(0, 1) for x in flash(*at, 0.0, False))
+            part, part_logs = (x[0].transpose(0, 1) for x in attend_with_sums(*at))
             own_logs = logs[places, own]
             share = torch.sigmoid(part_logs - own_logs)[..., None]
             mixed[places, own] = torch.lerp(mixed[places, own].to(share.dtype), part.to(share.dtype), share)
@@ -219,7 +234,7 @@ def paired(x: Tensor) -> Tensor:
 
 
 def own_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Room for the keys and the values of completions [slots, kv_heads, positions, D] each."""
+    """Room for keys and values of completions [slots, kv_heads, positions, D] each, on torch's default device."""
     keys, values = torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
     return keys, values
 

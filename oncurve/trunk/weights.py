@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from oncurve.products import HALF, arithmetic_type
 from oncurve.trunk.matrices import Matrix, is_matrix, matrix_of
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position alone, not on how long the row is."""
+NUMBERS = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, *HALF)}
+"""Types of weights by device. A GPU only decodes here, and trains through the model's modules."""
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -96,9 +99,18 @@ class Trunk:
         """The model still consists of the modules that this was made from: no adapter came or went."""
         return self._projections == projections(self.body)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.body.embed_tokens.weight.device
+
     def compute_type(self) -> torch.dtype:
         """The type of matrix products here and now: that of autocast where it is on, otherwise the wide one."""
-        return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.wide
+        return arithmetic_type(self.device, self.wide)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Embeddings of token ids [N], in the wide type [N, H]."""
+        return self.body.embed_tokens.weight.index_select(0, ids).to(self.wide)
 
     def weights(self, compute_type: torch.dtype) -> list[LayerWeights]:
         """The layers' matrices in a type, as they are now; they do not follow later changes."""
@@ -106,7 +118,8 @@ class Trunk:
 
     def layer_weights(self, layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
         """The same of one of the layers."""
-        return _as_they_are(layer) if compute_type == self.wide else _rounded(layer, compute_type)
+        is_ready = compute_type == self.wide == layer.output.weight.dtype
+        return _as_they_are(layer) if is_ready else _rounded(layer, compute_type)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions [N], [N, D / 2] each, as the model's own rotary embedding makes them."""
@@ -143,11 +156,11 @@ def trunk_of(model: PreTrainedModel) -> Trunk | None:
 def supports(model: PreTrainedModel) -> bool:
     """The model is of a family that is computed here, with nothing in it that this file does not know."""
     config = model.config.get_text_config()
-    if type(model).__name__ not in FAMILIES or model.device.type != "cpu":
+    if type(model).__name__ not in FAMILIES or model.device.type not in NUMBERS:
         return False
     if isinstance(next(model.parameters()), DTensor):  # weights in parts are put together around the model's layers
         return False
-    if any(parameter.dtype not in (torch.float32, torch.float64) for parameter in model.parameters()):
+    if any(parameter.dtype not in NUMBERS[model.device.type] for parameter in model.parameters()):
         return False
     if config.hidden_act != "silu" or (config.attention_dropout and model.training):
         return False

@@ -55,7 +55,13 @@ def make_sampler(config: Config) -> Sampler:
 
             chosen = config.rollouts
             kv_type = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[chosen.kv_dtype]
-            return Engine(params, max_rows=chosen.max_rows, kv_tokens=chosen.kv_tokens, kv_type=kv_type)
+            return Engine(
+                params,
+                max_rows=chosen.max_rows,
+                kv_tokens=chosen.kv_tokens,
+                kv_type=kv_type,
+                cuda_graphs=chosen.cuda_graphs,
+            )
         case "transformers":
             from oncurve.rollouts.hf import HfSampler
 

@@ -22,6 +22,7 @@ from oncurve.rollouts.engine.streams import stream_keys, uniforms
 from oncurve.train.policy import Policy
 from oncurve.trunk import decoding, torch_ops
 from oncurve.trunk.build import library
+from oncurve.trunk.recorded_decoding import RecordedLayers
 
 MakePolicy = Callable[..., Policy]
 MakePrompts = Callable[..., list[Prompt]]
@@ -31,18 +32,21 @@ TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for numbe
 
 
 Ways = Callable[[str], None]
-ways = pytest.mark.parametrize("way", ["kernels", "torch", "module"])
+ways = pytest.mark.parametrize("way", ["kernels", "torch", "recorded", "module"])
 
 
 @pytest.fixture
 def take_way(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    """Make the engine compute with the compiled kernels, with torch alone, or through the model's own module."""
+    """Make the engine compute with the compiled kernels, with torch alone, with torch in a GPU's few shapes, or through
+    the model's own module."""
 
     def take(way: str) -> None:
         if way == "kernels" and library() is None:
             pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
-        if way == "torch":
-            monkeypatch.setattr(decoding, "operations", lambda compute_type: torch_ops)
+        if way in ("torch", "recorded"):
+            monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
+        if way == "recorded":
+            monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
         if way == "module":
             monkeypatch.setattr(engine_module, "trunk_of", lambda model: None)
 

@@ -124,7 +124,7 @@ def test_decoding_with_an_adapter_is_decoding_the_merged_model(way: str, dtype: 
     def logits(model: Any) -> Tensor:
         trunk = trunk_of(model)
         assert trunk is not None
-        operations = decoding.operations if way == "kernels" else lambda compute_type: torch_ops
+        operations = decoding.operations if way == "kernels" else lambda *_: torch_ops
         with patch.object(decoding, "operations", operations):
             room = {"slots": 1, "prompt_slots": 1, "prompt_tokens": 5, "completion_tokens": 4}
             decoder = Decoder(trunk, model.get_output_embeddings().weight, dtype, **room)

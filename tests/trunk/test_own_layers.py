@@ -63,7 +63,7 @@ def test_bfloat16_gradients_are_as_near_to_float64_as_those_of_the_padded_model(
 ) -> None:
     """The error of all gradients together, over several models: the error of one is as much chance as arithmetic."""
     if way == "torch alone":
-        monkeypatch.setattr(training, "operations", lambda compute_type: torch_ops)
+        monkeypatch.setattr(training, "operations", lambda *_: torch_ops)
     errors: dict[bool, list[float]] = {True: [], False: []}
     for seed in range(20):
         _, exact = gradients(make(family, torch.float64, seed=seed), batch)

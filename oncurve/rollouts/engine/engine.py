@@ -32,13 +32,14 @@ class Engine:
         max_rows: int = 256,
         kv_tokens: int | None = None,
         kv_type: torch.dtype | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions.
 
         Keys and values are kept in ``kv_type``; None: in the type of the arithmetic, or in float32, except for long
         prompts, where torch alone decodes on a CPU.
         """
-        self.params = params
+        self.params, self.cuda_graphs = params, cuda_graphs
         self.max_rows, self.kv_tokens, self.kv_type = max_rows, kv_tokens, kv_type
         self.on_group: Callable[[Group], None] | None = None
         self.around: Around | None = None
@@ -107,6 +108,7 @@ class Engine:
                 max_rows=self.max_rows,
                 kv_tokens=self.kv_tokens,
                 kv_type=self.kv_type,
+                cuda_graphs=self.cuda_graphs,
             )
             fused.around = self.around
             fused.run(prompts, group_size, keys, finish)

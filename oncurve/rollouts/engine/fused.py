@@ -40,8 +40,9 @@ class FusedSampling:
         max_rows: int,
         kv_tokens: int | None,
         kv_type: torch.dtype | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
-        self.kv_type = kv_type
+        self.kv_type, self.cuda_graphs = kv_type, cuda_graphs
         self.policy, self.trunk, self.params = policy, trunk, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
@@ -72,7 +73,7 @@ class FusedSampling:
         compute_type = self.trunk.compute_type()
         rows = Rows(len(prompts), group_size, room, params)
         lengths = np.array([len(prompt) for prompt in prompts])
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(self.trunk.device.type, enabled=False):
             make = Decoder if self.around is None else self.around("load", Decoder)
             decoder: Decoder = make(
                 self.trunk,
@@ -83,6 +84,7 @@ class FusedSampling:
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
                 kv_type=self.kv_type,
+                records=self.cuda_graphs,
             )
             if self.around is not None:
                 decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
@@ -138,16 +140,17 @@ class FusedSampling:
         if isinstance(native, NativeOps) and not restricted and not early.any():
             tokens, logprobs = native.draw(logits.contiguous(), uniform, params.temperature)
             return tokens.numpy(), logprobs.numpy()
+        uniform = uniform.to(logits.device)
         if not early.any():
             tokens, logprobs = draw(logits, uniform, params, forbidden=[])
-            return tokens.numpy(), logprobs.numpy()
-        tokens, logprobs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
+            return tokens.cpu().numpy(), logprobs.cpu().numpy()
+        drawn_tokens, drawn_logprobs = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.float32)
         for forbidden, chosen in ((list(self.end_ids), early), ([], ~early)):
             if chosen.any():
-                places = torch.from_numpy(np.flatnonzero(chosen))
-                tokens[places], drawn = draw(logits[places], uniform[places], params, forbidden=forbidden)
-                logprobs[places] = drawn.float()
-        return tokens.numpy(), logprobs.numpy()
+                places = torch.from_numpy(np.flatnonzero(chosen)).to(logits.device)
+                tokens, logprobs = draw(logits[places], uniform[places], params, forbidden=forbidden)
+                drawn_tokens[chosen], drawn_logprobs[chosen] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        return drawn_tokens, drawn_logprobs
 
     def _stopped(self, rows: Rows, chosen: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Which rows ended with the token just recorded."""

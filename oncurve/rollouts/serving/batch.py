@@ -88,7 +88,7 @@ class OpenBatch(FusedSampling):
         """Logits behind the prompts of requests some of whose rows still wait."""
         with policy.compute():
             compute_type = trunk.compute_type()
-        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
+        with torch.inference_mode(), torch.autocast(trunk.device.type, enabled=False):
             self._decoder = Decoder(
                 trunk,
                 head_matrix(policy.model),
@@ -116,7 +116,7 @@ class OpenBatch(FusedSampling):
     @torch.inference_mode()
     def turn(self) -> None:
         """Let rows enter, then one more token for every running row."""
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(self.trunk.device.type, enabled=False):
             self._enter()
             if len(self.running):
                 self._advance()

@@ -1,0 +1,36 @@
+"""How is a product of half-width matrices summed up in float32, so that no logit is rounded to 8 bits?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALF = (torch.bfloat16, torch.float16)
+_GIVES_SUMS = "dtype" in torch.ops.aten.mm.overloads()
+"""This torch gives the float32 sums of half-width products as they are (2.8 and later)."""
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in float32 or better [N, M], of a [N, K] and b [K, M] of one type.
+
+    A GPU sums half-width products in float32 and gives them so; a CPU rounds them first.
+    """
+    if a.dtype not in HALF:
+        return a @ b
+    if a.is_cuda and _GIVES_SUMS:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return (a @ b).float()
+
+
+def head_type(device: torch.device, compute_type: torch.dtype, wide: torch.dtype) -> torch.dtype:
+    """In which type the head is multiplied, in training and in sampling.
+
+    A GPU is ten times slower in float32, so it takes bfloat16 where everything else does. The gradients of logits
+    would leave the range of float16.
+    """
+    return torch.bfloat16 if device.type == "cuda" and compute_type == torch.bfloat16 else wide
+
+
+def arithmetic_type(device: torch.device, otherwise: torch.dtype) -> torch.dtype:
+    """The type of matrix products here and now: that of autocast where it is on."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else otherwise
