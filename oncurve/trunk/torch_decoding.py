@@ -282,7 +282,8 @@ def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
         own_values.select(2, turn.past)[:span].copy_(v)
     else:
         slots, past = turn.past
-        own_keys[slots, :, past], own_values[slots, :, past] = (x[slots].to(own_keys.dtype) for x in (k, v))
+        rows = (k, v) if turn.slots is None else (k[slots], v[slots])
+        own_keys[slots, :, past], own_values[slots, :, past] = (x.to(own_keys.dtype) for x in rows)
     q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
     own = [buffer[:span, :, : turn.seen] for buffer in (own_keys, own_values)]
     shared = [buffer[: groups.prompts, :, : groups.width] for buffer in (prompt_keys, prompt_values)]
