@@ -51,7 +51,8 @@ class RolloutSection(Section):
     without the kernels. Another one is decoded without the CPU kernels, which is slower, and is refused where a model
     is sampled through its own module."""
     cuda_graphs: bool = True
-    """engine: on a GPU, record each shape of a decode step once and repeat it, for Llama, Qwen2 and Qwen3."""
+    """engine: on a GPU, record decode steps of Llama, Qwen2 and Qwen3 and repeat them, on copies of their matrices.
+    false: through the model's own modules, which is slower and needs no copies."""
     servers: tuple[str, ...] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: str | None = None

@@ -127,6 +127,12 @@ CHANGES: tuple[Change, ...] = (
         lambda work, setup: setup.placement == "colocated" and work.rows_at_once > work.group_size,
     ),
     Change(
+        ("rollouts.cuda_graphs=false",),
+        "sampling through the model's modules takes several times as long",
+        lambda work, setup: (work, replace(setup, records_decoding=False)),
+        lambda work, setup: setup.placement == "colocated" and setup.records_copies,
+    ),
+    Change(
         ("policy.packing=true",),
         "nothing; it is also faster",
         lambda work, setup: (work, replace(setup, packed=True)),

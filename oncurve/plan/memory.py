@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,8 @@ from oncurve.plan.shape import ModelShape
 Phase = Literal["sample", "train", "sync"]
 PHASES: tuple[Phase, ...] = ("sample", "train", "sync")
 GIB = 2**30
+OWN_FAMILIES = ("llama", "qwen2", "qwen3")
+"""Families of which a decode step is computed by our own layers; see ``trunk/weights.py``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,17 @@ def trained_parameters(shape: ModelShape, setup: Setup) -> int:
 
 
 def frozen_bytes(shape: ModelShape, setup: Setup) -> float:
-    """Weights under an adapter: float32, or the linear layers in few bits and the rest in half width."""
+    """Weights under an adapter: float32, or the linear layers in few bits or half width and the rest in float32."""
     if setup.method == "full":
         return 0.0
-    if setup.quantization is None:
-        return 4.0 * shape.num_parameters
-    per_weight = constants.NF4_BYTES if setup.quantization == "nf4" else constants.INT8_BYTES
     linear = shape.layers * shape.layer_matrix_parameters
+    if setup.quantization is not None:
+        per_weight = constants.NF4_BYTES if setup.quantization == "nf4" else constants.INT8_BYTES
+    elif setup.halves_frozen:
+        per_weight = 2.0
+        linear += 0 if shape.is_tied else shape.head_parameters
+    else:
+        return 4.0 * shape.num_parameters
     return per_weight * linear + 4.0 * (shape.num_parameters - linear)
 
 
@@ -108,7 +115,8 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
     """What exists for every trained or frozen weight, cut over n ranks as ZeRO does (arXiv:1910.02054, section 5).
 
         master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3)
-        frozen weights 4 B, or 0.52 B in NF4; / n (stage 3)
+        frozen weights 4 B, 2 B on a GPU with bfloat16 arithmetic (for a checkpoint of that type), or 0.52 B in NF4;
+        / n (stage 3)
         half-width copies 2 B of each matrix under autocast, alive from the forward to the end of the backward pass;
         with checkpointing they go at the end of the forward pass
 
@@ -131,7 +139,7 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
     if setup.shard == "zero3" and setup.ranks > 1:
         whole = setup.width * (2 * shape.layer_parameters + shape.head_parameters)
         yield Component("gathered layers", whole, ("sample", "train"), is_buffer=True)
-    elif setup.width == 2 and not setup.offloads_optimizer and setup.quantization is None:
+    elif setup.width == 2 and not (setup.offloads_optimizer or setup.quantization or setup.halves_frozen):
         layers = 1 if setup.checkpointing and setup.method == "lora" else shape.layers
         copies = 2.0 * layers * shape.layer_matrix_parameters
         yield Component("half-width copies", copies, ("sample", "train"), is_buffer=True)
@@ -190,6 +198,8 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     reading prompts: one layer's widest tensors, and one layer's keys and values repeated for all heads
     logits of the next token: 4 x 4 x rows x V
     our own layers: their matrices once more in the order of the kernels, c each; and rounded, or with the adapter added
+    our own decode step on a GPU: attention's matrices and the head once more in half width; under an adapter all
+    matrices of layers, with it added
     """
     rows = -(-work.rows_at_once // setup.ranks)
     length = work.prompt_tokens + work.completion_tokens
@@ -203,6 +213,13 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
         copies = 2 if setup.method == "lora" or setup.width == 2 else 1
         matrices = copies * setup.width * shape.layers * shape.layer_matrix_parameters
         yield Component("matrices for sampling", float(matrices), ("sample",), is_buffer=True)
+    elif setup.records_copies and shape.family in OWN_FAMILIES:
+        attention = sum(math.prod(shape.layer_matrices[name]) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+        if setup.halves_frozen:  # with the adapter added
+            again = shape.layers * (attention + shape.layer_matrix_parameters) + shape.is_tied * shape.head_parameters
+        else:
+            again = shape.layers * attention + shape.head_parameters
+        yield Component("matrices for sampling", 2.0 * again, ("sample",), is_buffer=True)
 
 
 def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:

@@ -81,6 +81,8 @@ class Setup:
     tokens_per_microbatch: int = 8192
     has_reference: bool = False
     """A copy of the model stays in memory for the KL term; an adapter's base needs no copy."""
+    records_decoding: bool = True
+    """A GPU samples with our own decode step, where it knows the family; off: through the model's modules."""
     ranks: int = 1
     """Devices that train, each with its own completions."""
     shard: Shard = "none"
@@ -100,6 +102,17 @@ class Setup:
         An adapter with dropout goes through the model's own, which is not told apart here.
         """
         return not self.is_gpu and self.packed and self.quantization is None
+
+    @property
+    def halves_frozen(self) -> bool:
+        """Frozen matrices of linear layers are in bfloat16; see ``train/policy.py``."""
+        is_plain = self.quantization is None and self.shard == "none" and not self.offloads_optimizer
+        return self.is_gpu and self.method == "lora" and self.compute == "bfloat16" and is_plain
+
+    @property
+    def records_copies(self) -> bool:
+        """A GPU decodes on copies of the matrices in the type of the arithmetic."""
+        return self.is_gpu and self.records_decoding and self.width == 2 and self.quantization is None
 
     @property
     def width(self) -> int:

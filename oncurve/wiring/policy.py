@@ -93,21 +93,30 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     The reference is a copy of the model; or, with a fresh adapter, the base under it, which takes no memory.
     Without ``processes`` to train it, a policy is only there to be sampled from, and nothing of it is kept in parts.
     """
+    import torch
+    from torch import nn
+
     from oncurve.train.distributed import ALONE
     from oncurve.train.heap import keep_freed_memory
-    from oncurve.train.policy import Policy, train_only
+    from oncurve.train.policy import Policy, halve_frozen_matrices, train_only
 
     device = own_device(config)
     if device.type == "cpu":
         keep_freed_memory()
-    model, tokenizer, adapter = _load(config, device)
-    copied = with_reference and _needs_copy(config)
-    reference = copy.deepcopy(model).requires_grad_(False) if copied else None
-    if config.policy.train_only:
-        train_only(model, config.policy.train_only)
     compute = config.policy.compute_type
     if compute == "auto":
         compute = "bfloat16" if device.type == "cuda" else "float32"
+    sharding = None if processes is None else make_sharding(config, processes)
+    few_bits = config.policy.quantization is not None  # which are packed on the device itself
+    model, tokenizer, adapter = _load(config, device if few_bits else torch.device("cpu"))
+    if config.policy.train_only:
+        train_only(model, config.policy.train_only)
+    if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
+        halve_frozen_matrices(model)
+    if not few_bits:
+        nn.Module.to(model, device)
+    copied = with_reference and _needs_copy(config)
+    reference = copy.deepcopy(model).requires_grad_(False) if copied else None
     return Policy(
         model,
         tokenizer,
@@ -121,7 +130,7 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         reference=reference,
         adapter=adapter,
         processes=processes or ALONE,
-        sharding=None if processes is None else make_sharding(config, processes),
+        sharding=sharding,
     )
 
 

@@ -51,10 +51,24 @@ def test_float32_needs_no_copies_and_a_reference_is_a_model_more() -> None:
 def test_an_adapter_has_few_moments_and_frozen_weights_shrink_in_four_bits() -> None:
     lora = parts(Setup(method="lora", rank=16))
     assert lora["optimizer moments"] == 8 * SHAPE.lora_parameters(16)
-    assert lora["frozen weights"] == 4 * N
+    linear = SHAPE.layers * SHAPE.layer_matrix_parameters + (0 if SHAPE.is_tied else SHAPE.head_parameters)
+    assert lora["frozen weights"] == 4 * N - 2 * linear
+    assert parts(Setup(method="lora", rank=16, compute="float32"))["frozen weights"] == 4 * N
     four_bits = parts(Setup(method="lora", rank=16, quantization="nf4"))["frozen weights"]
     assert four_bits < parts(Setup(method="lora", rank=16, quantization="int8"))["frozen weights"] < 4 * N
     assert four_bits > 0.5 * N
+
+
+def test_a_gpu_that_decodes_by_itself_needs_matrices_for_it() -> None:
+    attention = SHAPE.layers * 2 * SHAPE.hidden * (SHAPE.query_size + SHAPE.kv_size)
+    full = parts(Setup(), "sample")["matrices for sampling"]
+    assert full == 2 * (attention + SHAPE.head_parameters)
+    lora = parts(Setup(method="lora", rank=16), "sample")["matrices for sampling"]
+    assert lora == 2 * (
+        attention + SHAPE.layers * SHAPE.layer_matrix_parameters + SHAPE.is_tied * SHAPE.head_parameters
+    )
+    for setup in (Setup(records_decoding=False), Setup(compute="float32")):
+        assert "matrices for sampling" not in parts(setup, "sample")
 
 
 @pytest.mark.parametrize(

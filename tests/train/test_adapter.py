@@ -20,7 +20,7 @@ from oncurve.rollouts.engine.engine import Engine
 from oncurve.rollouts.hf import HfSampler
 from oncurve.train.adapter import Adapter, LoraSettings, Quantization, add_adapter, open_adapter
 from oncurve.train.checkpoint import load_model, merge_adapter, save_model
-from oncurve.train.policy import OptimizerSettings, Policy, make_adamw, train_only
+from oncurve.train.policy import OptimizerSettings, Policy, halve_frozen_matrices, make_adamw, train_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -47,6 +47,31 @@ def update(policy: Policy, batch: Batch) -> None:
     """One optimizer update that raises the log-probability of every token."""
     policy.backward(-policy.logprobs(batch)[0].sum())
     policy.update()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_frozen_matrices_that_bfloat16_holds_are_kept_in_it_and_nothing_changes(
+    architecture: str, tiny_model: MakeModel, batch: Batch, make_policy: MakePolicy
+) -> None:
+    model = tiny_model(architecture)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layers.1.mlp.up_proj" not in name:  # whose numbers need more than 8 bits
+                parameter.copy_(parameter.bfloat16())
+    adapter = add_adapter(model, LoraSettings(rank=4), base="tiny", seed=0)
+    policy = make_policy(model, compute_type="bfloat16", packing=False, adapter=adapter)
+    expected, _ = policy.logprobs(batch)
+    halve_frozen_matrices(model)
+    found, _ = policy.logprobs(batch)
+    assert torch.equal(found, expected)
+    kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    half = {name for name, kind in kinds.items() if kind == torch.bfloat16}
+    assert "model.layers.0.mlp.up_proj.base_layer.weight" in half
+    assert not {
+        name for name in half if "lora" in name or "norm" in name or "embed" in name or "layers.1.mlp.up" in name
+    }
+    update(policy, batch)
+    assert all(p.dtype == torch.float32 for p in trained(model).values())
 
 
 def trained(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ class Engine:
         """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions.
 
         Keys and values are kept in ``kv_type``; None: in the type of the arithmetic, or in float32, except for long
-        prompts, where torch alone decodes on a CPU.
+        prompts, where torch alone decodes on a CPU. Without ``cuda_graphs`` a GPU samples through the model's modules.
         """
         self.params, self.cuda_graphs = params, cuda_graphs
         self.max_rows, self.kv_tokens, self.kv_type = max_rows, kv_tokens, kv_type
@@ -98,7 +98,8 @@ class Engine:
     ) -> None:
         """All completions, by the way that the model allows; each group to ``finish`` when it is whole."""
         assert self._policy is not None
-        trunk = trunk_of(self._policy.model)
+        model = self._policy.model
+        trunk = trunk_of(model) if self.cuda_graphs or model.device.type == "cpu" else None
         if trunk is not None:
             fused = FusedSampling(
                 self._policy,
@@ -108,12 +109,11 @@ class Engine:
                 max_rows=self.max_rows,
                 kv_tokens=self.kv_tokens,
                 kv_type=self.kv_type,
-                cuda_graphs=self.cuda_graphs,
             )
             fused.around = self.around
             fused.run(prompts, group_size, keys, finish)
             return
-        self._check_kv_type(self._policy.model)
+        self._check_kv_type(model)
         at_once, share = max(1, self.max_rows // group_size), min(group_size, self.max_rows)
         for first in range(0, len(prompts), at_once):
             part = prompts[first : first + at_once]

@@ -40,9 +40,8 @@ class FusedSampling:
         max_rows: int,
         kv_tokens: int | None,
         kv_type: torch.dtype | None = None,
-        cuda_graphs: bool = True,
     ) -> None:
-        self.kv_type, self.cuda_graphs = kv_type, cuda_graphs
+        self.kv_type = kv_type
         self.policy, self.trunk, self.params = policy, trunk, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
@@ -84,7 +83,6 @@ class FusedSampling:
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
                 kv_type=self.kv_type,
-                records=self.cuda_graphs,
             )
             if self.around is not None:
                 decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
