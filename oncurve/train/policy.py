@@ -91,7 +91,8 @@ class Policy:
         self.settings, self.temperature = optimizer, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
-        self.is_packed = packing and enable_packing(model) and (reference is None or enable_packing(reference))
+        kind = getattr(torch, compute_type)
+        self.is_packed = packing and all(enable_packing(part, kind) for part in (model, reference) if part is not None)
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
         self._offloads_activations = offload_activations
         self._scorers = {id(part): Scorer(part) for part in (model, reference) if part is not None}
