@@ -84,12 +84,12 @@ class Checked(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[str] = []
+        self.calls: list[tuple[Any, ...]] = []
+        """Name, starts of queries and of keys, the longest of both, whether it is causal, and the scale."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().removeprefix("aten::_flash_attention_")
         if name in ("forward", "backward"):
-            self.calls.append(name)
             q, k, v, *rest = args[name == "backward" :]
             self.check_heads(q, k, v)
             if name == "backward":
@@ -104,7 +104,8 @@ class Checked(TorchDispatchMode):
             assert starts[0].shape == starts[1].shape
             assert all(type(one) is int and one > 0 for one in longest)
             assert (dropout, type(causal)) == (0.0, bool)
-            assert set(kwargs or {}) <= {"scale"}
+            assert list(kwargs) == ["scale"]
+            self.calls.append((name, *starts, *longest, causal, kwargs["scale"]))
         return func(*args, **(kwargs or {}))
 
     @staticmethod
@@ -145,6 +146,22 @@ class Dispatched(TorchFunctionMode):
         return straight.get(func, func)(*args, **(kwargs or {}))
 
 
+def expected_calls(name: str, layout: Layout, scale: float) -> list[tuple[Any, ...]]:
+    """Causal among own tokens, then not causal behind prompts, with the tables of the layout."""
+    both = ((True, layout.own_runs), (False, layout.prompt_runs))
+    return [
+        (name, runs.query_starts, runs.key_starts, runs.longest_queries, runs.longest_keys, causal, scale)
+        for causal, runs in both
+        if runs is not None
+    ]
+
+
+def assert_called(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(a is b if isinstance(b, Tensor) else a == b for a, b in zip(one, other, strict=True))
+
+
 @contextmanager
 def stand_ins() -> Iterator[Checked]:
     """Tensors made here may lie on a GPU that does not exist; calls of the kernel are checked."""
@@ -179,8 +196,7 @@ def test_both_passes_call_the_real_kernel_as_it_wants_to_be(
             if of is not None:
                 assert found is not None
                 assert (found.shape, found.dtype, found.device) == (of.shape, dtype, of.device)
-    calls = 1 if kind == "one token each" else 2
-    assert checked.calls == ["forward"] * calls + ["backward"] * calls
+    assert_called(checked.calls, expected_calls("forward", runs, 0.1) + expected_calls("backward", runs, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +222,7 @@ def test_half_width_arithmetic_on_a_gpu_takes_the_real_kernel(
             under_autocast(autocast)
         mixed, _ = packed.packed_attention(torch.nn.Module(), q, k, v, None, layout=moved, scaling=0.1)
         assert (mixed.shape, mixed.dtype, mixed.device.type) == ((1, tokens, 4, 64), half, "cuda")
-    assert checked.calls == ["forward"] * 2
+    assert_called(checked.calls, expected_calls("forward", moved, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +284,7 @@ def test_the_real_kernel_agrees_with_blocks(
         q, k, v = (part.detach().to(dtype).to("cuda", kind).requires_grad_() for part in parts)
         heads = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
         mixed, _ = attention(torch.nn.Module(), *heads, None, layout=layout, scaling=0.2)
-        return [mixed[0], *torch.autograd.grad((mixed[0] * weights).sum(), (q, k, v))]
+        return [mixed[0].detach(), *torch.autograd.grad((mixed[0] * weights).sum(), (q, k, v))]
 
     exact = outcome(packed.block_attention, torch.float32)
     rounded = outcome(packed.block_attention, dtype)
