@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 
 import torch
@@ -14,14 +15,21 @@ from oncurve.batch import Batch, Size
 from oncurve.errors import TrainingError
 from oncurve.products import arithmetic_type, head_type
 from oncurve.train.packed import ordinary_attention, packed_hidden, use_packed_attention
+from oncurve.train.varlen import kernel_for
 from oncurve.trunk import training
 from oncurve.trunk.layout import make_layout
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
 from oncurve.trunk.weights import body_of, supports, trunk_of
 
+log = logging.getLogger(__name__)
+
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, packed against padded, that counts as rounding."""
+ROUNDINGS = 4.0
+"""So many times what a half-width type rounds away may packed and padded rows differ in it."""
+FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError)
+"""What attention of an unknown model raises when it is given a layout, and a kernel where it cannot run."""
 
 
 def completion_logprobs(
@@ -111,22 +119,71 @@ def is_plain_head(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def enable_packing(model: PreTrainedModel) -> bool:
+def enable_packing(model: PreTrainedModel, compute_type: torch.dtype = torch.float32) -> bool:
     """Prepare a model for packed batches and prove on a small one that it computes the same; False if it does not.
 
-    Models with sliding windows, soft-capped scores or attention of their own keep the padded way.
+    Models with sliding windows, soft-capped scores or attention of their own keep the padded way. Where there is a
+    kernel for runs of any length in the compute type, its gradient is proven as well, and without that proof packed
+    attention goes on in blocks.
     """
     batch = _example(min(model.config.get_text_config().vocab_size, 64))
     padded, _ = completion_logprobs(model, batch, temperature=1.0)
     try:
-        use_packed_attention(model)
+        use_packed_attention(model, in_blocks=True)
         packed, _ = completion_logprobs(model, batch, temperature=1.0, packed=True)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError):
+    except FAILURES:
         packed = torch.full_like(padded, torch.inf)
-    if bool(((packed - padded).abs() < TOLERANCE).all()):
+    if not bool(((packed - padded).abs() < TOLERANCE).all()):
+        ordinary_attention(model)
+        return False
+    use_packed_attention(model)
+    if kernel_for(model.device, compute_type) is None:
         return True
-    ordinary_attention(model)
-    return False
+    if objection := _objection(model, batch, compute_type):
+        log.warning("packed attention goes on in blocks, slower and with more memory: the flash kernel %s", objection)
+        use_packed_attention(model, in_blocks=True)
+    return True
+
+
+def _objection(model: PreTrainedModel, batch: Batch, compute_type: torch.dtype) -> str | None:
+    """What speaks against packed attention as it is now; None if it differs from padded rows as rounding does.
+
+    How much rounding does, padded rows say themselves: in the compute type and in the type of the weights.
+    """
+    exact = _outcome(model, batch, packed=False)
+    with torch.autocast(model.device.type, dtype=compute_type):
+        padded = _outcome(model, batch, packed=False)
+        try:
+            packed = _outcome(model, batch, packed=True)
+        except FAILURES as error:
+            return f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    for name, found, expected, ideal in zip(("log-probabilities", "gradients"), packed, padded, exact, strict=True):
+        limit = ROUNDINGS * float((expected - ideal).norm())
+        difference = float((found - expected).norm())
+        if not difference <= limit:
+            return f"gives {name} that differ from those of padded rows by {difference:.2g}, rounding by {limit:.2g}"
+    return None
+
+
+def _outcome(model: PreTrainedModel, batch: Batch, *, packed: bool) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, and the gradient of their sum by a factor of each number of the embeddings.
+
+    All layers have a part in it, and no weight gets a gradient.
+    """
+    factors: list[Tensor] = []
+
+    def scale(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        factors.append(torch.ones_like(output[0, 0]).requires_grad_())
+        return output * factors[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(scale)
+    try:
+        with torch.enable_grad():
+            logprobs, _ = completion_logprobs(model, batch, temperature=1.0, packed=packed)
+            [gradient] = torch.autograd.grad(logprobs.sum(), factors)
+    finally:
+        hook.remove()
+    return logprobs.detach().double(), gradient.double()
 
 
 def _example(vocabulary: int) -> Batch:

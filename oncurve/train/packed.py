@@ -8,6 +8,7 @@ its completions, as if the prompt had been repeated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,17 +17,23 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from oncurve.products import arithmetic_type
+from oncurve.train.varlen import attend, fits, kernel_for
 from oncurve.trunk.layout import Block, Layout
 
-NAME = "oncurve_packed"
-"""Name of the attention among those of transformers; without a layout it is the ordinary SDPA."""
+NAME, IN_BLOCKS = "oncurve_packed", "oncurve_packed_in_blocks"
+"""Names of the attention among those of transformers; without a layout it is the ordinary SDPA."""
 
 
-def use_packed_attention(model: PreTrainedModel) -> None:
-    """Make the model's attention understand layouts; ordinary calls of the model stay what they were."""
-    AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+def use_packed_attention(model: PreTrainedModel, *, in_blocks: bool = False) -> None:
+    """Make the model's attention understand layouts; ordinary calls of the model stay what they were.
+
+    ``in_blocks`` does without a kernel for runs of any length, also where there is one.
+    """
+    name, attention = (IN_BLOCKS, block_attention) if in_blocks else (NAME, packed_attention)
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
 
 
 def ordinary_attention(model: PreTrainedModel) -> None:
@@ -49,15 +56,37 @@ def packed_hidden(model: nn.Module, layout: Layout) -> Tensor:
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention by layout where there is one: [1, H, N, D] each to [1, N, H, D]."""
+    """Attention by layout where there is one: [1, H, N, D] each to [1, N, H, D].
+
+    A kernel for runs of any length does it where there is one for these tensors, and blocks of similar rows elsewhere.
+    """
+    layout: Layout | None = kwargs.get("layout")
+    kind = arithmetic_type(query.device, query.dtype)
+    kernel = kernel_for(query.device, kind)
+    if layout is None or kernel is None or not fits(query, value):
+        return block_attention(module, query, key, value, attention_mask, **kwargs)
+    _check(kwargs)
+    q, k, v = (part.squeeze(0).transpose(0, 1).to(kind) for part in (query, key, value))  # [N, H, D]
+    return attend(q, k, v, layout, kernel, scale=kwargs.get("scaling")).unsqueeze(0), None
+
+
+def block_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The same with rows of similar length padded to one block."""
     layout: Layout | None = kwargs.pop("layout", None)
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if kwargs.get("sliding_window") or kwargs.get("softcap") or kwargs.get("s_aux") is not None:
-        raise NotImplementedError("packed attention sees the whole row and caps nothing")
+    _check(kwargs)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))  # [N, H, D]
     pieces = [_attend(block, q, k, v, scale=kwargs.get("scaling")) for block in layout.blocks]
     return torch.cat(pieces).index_select(0, layout.outputs)[None], None
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Refuse what a model asks of its attention and packed attention does not do."""
+    if options.get("sliding_window") or options.get("softcap") or options.get("s_aux") is not None:
+        raise NotImplementedError("packed attention sees the whole row and caps nothing")
 
 
 def _attend(block: Block, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None) -> Tensor:

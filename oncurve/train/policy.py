@@ -90,7 +90,8 @@ class Policy:
         self.settings, self.temperature = optimizer, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
-        self.is_packed = packing and enable_packing(model) and (reference is None or enable_packing(reference))
+        kind = torch_type(compute_type)
+        self.is_packed = packing and all(enable_packing(part, kind) for part in (model, reference) if part is not None)
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
         self._offloads_activations = offload_activations
         self._scorers = {id(part): Scorer(part) for part in (model, reference) if part is not None}
@@ -227,7 +228,7 @@ class Policy:
         """Make the copy to sample from, then leave this process its part of everything."""
         self._replica = copy.deepcopy(self._model).requires_grad_(False)
         self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
-        compute = getattr(torch, self.compute_type)
+        compute = torch_type(self.compute_type)
         if self.compute_type == "bfloat16":
             halve_linear_layers(self._replica)
         for scorer in self._scorers.values():
@@ -379,8 +380,13 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
+def torch_type(compute_type: ComputeType) -> torch.dtype:
+    """The type of torch that has this name."""
+    return getattr(torch, compute_type)
+
+
 def compute_context(device: torch.device, compute_type: ComputeType) -> AbstractContextManager[object]:
     """Autocast to a half-width type; nothing for the full-width ones, whose weights have that type already."""
     if compute_type in ("float32", "float64"):
         return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, compute_type))
+    return torch.autocast(device.type, dtype=torch_type(compute_type))

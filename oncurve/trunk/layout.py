@@ -18,6 +18,8 @@ from torch import Tensor
 from oncurve.batch import Batch
 from oncurve.trunk.rounding import whole_tokens
 
+Run = tuple[int, int]
+"""First place of some tokens that lie side by side, and the place behind the last."""
 WASTE = 1.3
 """Rows share an attention call while padding them to its longest makes at most this many times their own tokens."""
 
@@ -120,6 +122,24 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs of queries, each of which reads one run of keys, as a kernel for runs of any length takes them."""
+
+    queries: slice | Tensor
+    """Places of the queries in the sequence, run after run."""
+    keys: slice | Tensor
+    """The same for the keys."""
+    query_starts: Tensor
+    """Where each run begins among the queries, and where the last one ends, int32 [R + 1]."""
+    key_starts: Tensor
+    """The same for the keys."""
+    longest_queries: int
+    """Queries of the longest run."""
+    longest_keys: int
+    """Keys of the longest run."""
+
+
+@dataclass(frozen=True, eq=False)
 class Layout:
     """Where everything stands in the sequence of a microbatch."""
 
@@ -150,12 +170,34 @@ class Layout:
         return torch.cat([torch.tensor([0]), (~is_same).nonzero().flatten() + 1, torch.tensor([len(starts)])])
 
     @cached_property
-    def readers(self) -> list[tuple[slice, slice | Tensor]]:
-        """For each prompt with completions: its places, and those of all tokens that read it."""
-        runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    def _read(self) -> dict[Run, list[Run]]:
+        """The runs of tokens that read each prompt, in ascending order of both; prompts that nobody reads are none."""
+        runs: dict[Run, list[Run]] = {}
         for own, length, prompt, prompt_length in self.spans[self.num_prompts :].tolist():
             runs.setdefault((prompt, prompt + prompt_length), []).append((own, own + length))
-        return [(slice(*prompt), _together(own)) for prompt, own in runs.items()]
+        return runs
+
+    @cached_property
+    def readers(self) -> list[tuple[slice, slice | Tensor]]:
+        """For each prompt with completions: its places, and those of all tokens that read it."""
+        return [(slice(*prompt), _together(own)) for prompt, own in self._read.items()]
+
+    @cached_property
+    def own_runs(self) -> Runs:
+        """The own tokens of every row reading themselves; together they are the sequence.
+
+        Raises ValueError for rows that leave out or repeat a place.
+        """
+        own = sorted((start, start + length) for start, length, *_ in self.spans.tolist())
+        places = _together(own)
+        if not isinstance(places, slice) or (places.start, places.stop) != (0, self.ids.shape[1]):
+            raise ValueError("the rows of a layout do not lie end to end")
+        return _runs([[run] for run in own], own, self.ids.device)
+
+    @cached_property
+    def prompt_runs(self) -> Runs | None:
+        """All tokens behind each prompt reading it; None where no prompt is read."""
+        return _runs([*self._read.values()], [*self._read], self.ids.device) if self._read else None
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -257,7 +299,22 @@ def _table(starts: Tensor, lengths: Tensor, width: int) -> Tensor:
     return torch.where(steps < lengths[:, None], starts[:, None] + steps, 0)
 
 
-def _together(runs: Sequence[tuple[int, int]]) -> slice | Tensor:
+def _runs(queries: Sequence[Sequence[Run]], keys: Sequence[Run], device: torch.device) -> Runs:
+    """The tables of runs of queries, each of them in pieces, and of the runs of keys that they read."""
+    of_queries = [sum(end - start for start, end in pieces) for pieces in queries]
+    of_keys = [end - start for start, end in keys]
+    query_places, key_places = _together([piece for pieces in queries for piece in pieces]), _together(keys)
+    return Runs(
+        query_places if isinstance(query_places, slice) else query_places.to(device),
+        key_places if isinstance(key_places, slice) else key_places.to(device),
+        torch.tensor([0, *accumulate(of_queries)], dtype=torch.int32).to(device),
+        torch.tensor([0, *accumulate(of_keys)], dtype=torch.int32).to(device),
+        max(of_queries),
+        max(of_keys),
+    )
+
+
+def _together(runs: Sequence[Run]) -> slice | Tensor:
     """The places of runs in ascending order, as a slice where nothing lies between them."""
     if all(end == start for (_, end), (start, _) in pairwise(runs)):
         return slice(runs[0][0], runs[-1][1])

@@ -1,0 +1,304 @@
+"""Is the flash kernel called where it can be, and as it wants to be? With stand-ins for tensors on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from runs_reference import KINDS, Reference, heads_of
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from oncurve.batch import Batch
+from oncurve.products import arithmetic_type
+from oncurve.train import packed
+from oncurve.train.varlen import Flash, _Attention, fits, kernel_for
+from oncurve.trunk.layout import Layout, Runs, make_layout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from oncurve.train.policy import Policy
+
+MakePolicy = Callable[..., "Policy"]
+MakeModel = Callable[..., "PreTrainedModel"]
+MakeBatch = Callable[[str], Batch]
+CPU = torch.device("cpu")
+every_batch = pytest.mark.parametrize("kind", KINDS)
+
+Autocast = Callable[[torch.dtype], None]
+
+
+@pytest.fixture
+def under_autocast() -> Iterator[Autocast]:
+    """Switches on autocast for GPUs, which torch.autocast refuses on a machine without one."""
+    before = torch.get_autocast_dtype("cuda")
+
+    def switch(dtype: torch.dtype) -> None:
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", dtype)
+
+    yield switch
+    torch.set_autocast_enabled("cuda", False)
+    torch.set_autocast_dtype("cuda", before)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_the_kernel_is_for_half_width_types_on_a_gpu(half: torch.dtype) -> None:
+    gpu = torch.device("cuda", 0)
+    assert isinstance(kernel_for(gpu, half), Flash)
+    assert kernel_for(CPU, half) is None
+    assert kernel_for(gpu, torch.float32) is kernel_for(gpu, torch.float64) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "value_size", "fitting"),
+    [
+        (64, 64, True),
+        (8, 8, True),
+        (256, 256, True),
+        (80, 80, True),
+        (4, 4, False),
+        (264, 264, False),
+        (64, 128, False),
+    ],
+)
+def test_heads_of_other_sizes_stay_in_blocks(size: int, value_size: int, fitting: bool) -> None:
+    assert fits(torch.zeros(1, 2, 3, size), torch.zeros(1, 2, 3, value_size)) is fitting
+
+
+def test_autocast_says_in_which_type_attention_multiplies() -> None:
+    assert arithmetic_type(CPU, torch.float16) == torch.float16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert arithmetic_type(CPU, torch.float32) == arithmetic_type(CPU, torch.float16) == torch.bfloat16
+
+
+class Checked(TorchDispatchMode):
+    """What torch's flash kernel asks of its arguments and does not check, or only on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+        """Name, starts of queries and of keys, the longest of both, whether it is causal, and the scale."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("aten::_flash_attention_")
+        if name in ("forward", "backward"):
+            q, k, v, *rest = args[name == "backward" :]
+            self.check_heads(q, k, v)
+            if name == "backward":
+                (out, logs, *rest), grad = rest, args[0]
+                assert out.shape == grad.shape == q.shape
+                assert out.dtype == grad.dtype == q.dtype
+                assert logs.shape == (q.shape[1], q.shape[0])
+                assert logs.dtype == torch.float32
+                assert all(part.is_contiguous() for part in (grad, out, logs))
+            starts, longest, (dropout, causal, *_) = rest[:2], rest[2:4], rest[4:]
+            assert all(one.dtype == torch.int32 and one.is_contiguous() and one.is_cuda for one in starts)
+            assert starts[0].shape == starts[1].shape
+            assert all(type(one) is int and one > 0 for one in longest)
+            assert (dropout, type(causal)) == (0.0, bool)
+            assert list(kwargs) == ["scale"]
+            self.calls.append((name, *starts, *longest, causal, kwargs["scale"]))
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+        assert q.dtype == k.dtype == v.dtype
+        assert q.dtype in (torch.bfloat16, torch.float16)
+        assert all(part.is_cuda and part.dim() == 3 and part.stride(-1) == 1 for part in (q, k, v))
+        assert k.shape == v.shape
+        assert q.shape[1] % k.shape[1] == 0
+
+
+def on_gpu(part: Any) -> Any:
+    """A stand-in on a GPU for a tensor, inside a mode of fake tensors; other things as they are."""
+    return torch.empty(part.shape, dtype=part.dtype, device="cuda") if isinstance(part, Tensor) else part
+
+
+def with_tables(layout: Layout) -> Layout:
+    """A layout whose tables are made already: among fake tensors no number could be read."""
+    assert layout.own_runs.longest_keys > 0
+    assert layout.prompt_runs is None or layout.prompt_runs.longest_keys > 0
+    return layout
+
+
+def layout_on_gpu(layout: Layout) -> Layout:
+    """Places and runs of a layout as stand-ins; its blocks are left out, so that nothing can be read from them."""
+    moved = Layout(on_gpu(layout.ids), on_gpu(layout.positions), (), on_gpu(layout.predicts))
+    for name in ("own_runs", "prompt_runs"):
+        runs: Runs | None = getattr(layout, name)
+        vars(moved)[name] = runs and Runs(**{part.name: on_gpu(getattr(runs, part.name)) for part in fields(Runs)})
+    return moved
+
+
+class Dispatched(TorchFunctionMode):
+    """Methods that ask for a GPU before they dispatch, without asking: a build for CPUs has none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        straight = {Tensor.contiguous: torch.ops.aten.contiguous.default, Tensor.copy_: torch.ops.aten.copy_.default}
+        return straight.get(func, func)(*args, **(kwargs or {}))
+
+
+def expected_calls(name: str, layout: Layout, scale: float) -> list[tuple[Any, ...]]:
+    """Causal among own tokens, then not causal behind prompts, with the tables of the layout."""
+    both = ((True, layout.own_runs), (False, layout.prompt_runs))
+    return [
+        (name, runs.query_starts, runs.key_starts, runs.longest_queries, runs.longest_keys, causal, scale)
+        for causal, runs in both
+        if runs is not None
+    ]
+
+
+def assert_called(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(a is b if isinstance(b, Tensor) else a == b for a, b in zip(one, other, strict=True))
+
+
+@contextmanager
+def stand_ins() -> Iterator[Checked]:
+    """Tensors made here may lie on a GPU that does not exist; calls of the kernel are checked."""
+    with FakeTensorMode(), torch.no_grad(), Dispatched(), Checked() as checked:
+        yield checked
+
+
+class Context:
+    """What autograd hands from the forward to the backward pass; autograd itself needs a build with CUDA for it."""
+
+    saved_tensors: tuple[Tensor, ...] = ()
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved_tensors = tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_batch
+def test_both_passes_call_the_real_kernel_as_it_wants_to_be(
+    kind: str, dtype: torch.dtype, make_batch: MakeBatch
+) -> None:
+    """Stand-ins for tensors on a GPU: shapes, types and devices are those of torch's own rules for this kernel."""
+    layout = with_tables(make_layout(make_batch(kind), CPU))
+    tokens, context = layout.ids.shape[1], Context()
+    with stand_ins() as checked:
+        q = torch.empty(4, tokens, 64, dtype=dtype, device="cuda").transpose(0, 1)
+        k, v = torch.empty(tokens, 4, 64, dtype=dtype, device="cuda").split(2, dim=1)  # as of a fused projection
+        runs = layout_on_gpu(layout)
+        out = _Attention.forward(context, q, k, v, runs.own_runs, runs.prompt_runs, Flash(), 0.1)
+        grads = _Attention.backward(context, torch.empty(4, tokens, 64, dtype=dtype, device="cuda").transpose(0, 1))
+        for found, of in zip((out, *grads), (q, q, k, v, None, None, None, None), strict=True):
+            if of is not None:
+                assert found is not None
+                assert (found.shape, found.dtype, found.device) == (of.shape, dtype, of.device)
+    assert_called(checked.calls, expected_calls("forward", runs, 0.1) + expected_calls("backward", runs, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "autocast"),
+    [
+        (torch.bfloat16, None),
+        (torch.float16, None),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.bfloat16, torch.float16),
+    ],
+)
+def test_half_width_arithmetic_on_a_gpu_takes_the_real_kernel(
+    kind: torch.dtype, autocast: torch.dtype | None, make_batch: MakeBatch, under_autocast: Autocast
+) -> None:
+    layout = with_tables(make_layout(make_batch("ragged"), CPU))
+    tokens, half = layout.ids.shape[1], autocast or kind
+    with stand_ins() as checked:
+        q, k = (torch.empty(1, heads, tokens, 64, dtype=kind, device="cuda") for heads in (4, 2))
+        v = torch.empty(1, 2, tokens, 64, dtype=half, device="cuda")  # autocast made it; turning widens q and k
+        moved = layout_on_gpu(layout)
+        if autocast:
+            under_autocast(autocast)
+        mixed, _ = packed.packed_attention(torch.nn.Module(), q, k, v, None, layout=moved, scaling=0.1)
+        assert (mixed.shape, mixed.dtype, mixed.device.type) == ((1, tokens, 4, 64), half, "cuda")
+    assert_called(checked.calls, expected_calls("forward", moved, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "size", "has_layout"),
+    [
+        ("cuda", torch.float32, 64, True),
+        ("cuda", torch.bfloat16, 4, True),
+        ("cuda", torch.bfloat16, 64, False),
+        ("cpu", torch.bfloat16, 64, True),
+    ],
+)
+def test_all_else_stays_in_blocks(
+    device: str,
+    dtype: torch.dtype,
+    size: int,
+    has_layout: bool,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = make_layout(make_batch("ragged"), CPU) if has_layout else None
+    monkeypatch.setattr(packed, "block_attention", lambda *parts, **options: (parts[1], options["layout"]))
+    with stand_ins() as checked:
+        q = torch.empty(1, 2, 16, size, dtype=dtype, device=device)
+        assert packed.packed_attention(torch.nn.Module(), q, q, q, None, layout=layout) == (q, layout)
+    assert not checked.calls
+
+
+@pytest.mark.parametrize("asked", [{"sliding_window": 4}, {"softcap": 2.0}, {"s_aux": torch.zeros(2)}], ids=str)
+def test_windows_and_caps_are_refused(asked: dict[str, Any], make_batch: MakeBatch, reference: Reference) -> None:
+    layout = make_layout(make_batch("ragged"), CPU)
+    q = torch.zeros(1, 2, layout.ids.shape[1], 8)
+    for attention in (packed.packed_attention, packed.block_attention):
+        with pytest.raises(NotImplementedError, match="caps nothing"):
+            attention(torch.nn.Module(), q, q, q, None, layout=layout, **asked)
+
+
+def test_padded_logarithms_are_refused(make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older torch gave them as [runs, heads, longest run]."""
+    runs, q = make_layout(make_batch("ragged"), CPU).own_runs, torch.zeros(16, 2, 8)
+    given = (q, torch.zeros(3, 2, 8), q, q, q)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", lambda *parts, **options: given)
+    with pytest.raises(NotImplementedError, match="pads the logarithms"):
+        Flash().forward(q, q, q, runs, causal=True, scale=None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_batch
+def test_the_real_kernel_agrees_with_blocks(
+    kind: str, dtype: torch.dtype, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are measured against blocks in float32; merging rounds once more."""
+    layout = make_layout(make_batch(kind), torch.device("cuda"))
+    parts = heads_of(make_layout(make_batch(kind), CPU), heads=4, kv_heads=2, size=64, dtype=torch.float32)
+    weights = torch.randn(layout.ids.shape[1], 4, 64, generator=torch.Generator().manual_seed(5)).cuda()
+
+    def outcome(attention: Callable[..., Any], kind: torch.dtype) -> list[Tensor]:
+        q, k, v = (part.detach().to(dtype).to("cuda", kind).requires_grad_() for part in parts)
+        heads = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
+        mixed, _ = attention(torch.nn.Module(), *heads, None, layout=layout, scaling=0.2)
+        return [mixed[0].detach(), *torch.autograd.grad((mixed[0] * weights).sum(), (q, k, v))]
+
+    exact = outcome(packed.block_attention, torch.float32)
+    rounded = outcome(packed.block_attention, dtype)
+    found = outcome(packed.packed_attention, dtype)
+    for one, other, ideal in zip(found, rounded, exact, strict=True):
+        assert float((one - ideal).norm()) < 3 * float((other - ideal).norm()) + 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
+def test_the_real_kernel_is_proven_at_load(
+    architecture: str, make_policy: MakePolicy, tiny_model: MakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = make_policy(tiny_model(architecture).cuda(), compute_type="bfloat16")
+    assert policy.is_packed
+    assert not [record for record in caplog.records if record.name.startswith("oncurve")]
