@@ -109,7 +109,7 @@ def enable_packing(model: PreTrainedModel) -> bool:
 
     Models with sliding windows, soft-capped scores or attention of their own keep the padded way.
     """
-    batch = _example(min(model.config.get_text_config().vocab_size, 64))
+    batch = example_batch(min(model.config.get_text_config().vocab_size, 64))
     padded, _ = completion_logprobs(model, batch, temperature=1.0)
     try:
         use_packed_attention(model)
@@ -122,7 +122,7 @@ def enable_packing(model: PreTrainedModel) -> bool:
     return False
 
 
-def _example(vocabulary: int) -> Batch:
+def example_batch(vocabulary: int) -> Batch:
     """Two groups of three ragged rows."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([5, 1, 7, 2, 6, 3])

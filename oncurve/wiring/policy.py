@@ -89,19 +89,22 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     """
     from oncurve.train.distributed import ALONE
     from oncurve.train.heap import keep_freed_memory
+    from oncurve.train.liger import use_liger
     from oncurve.train.policy import Policy, train_only
 
     device = own_device(config)
     if device.type == "cpu":
         keep_freed_memory()
     model, tokenizer, adapter = _load(config, device)
+    compute = config.policy.compute_type
+    if compute == "auto":
+        compute = "bfloat16" if device.type == "cuda" else "float32"
+    if processes is not None:
+        use_liger(model, config.policy.liger, compute_type=compute)
     copied = with_reference and _needs_copy(config)
     reference = copy.deepcopy(model).requires_grad_(False) if copied else None
     if config.policy.train_only:
         train_only(model, config.policy.train_only)
-    compute = config.policy.compute_type
-    if compute == "auto":
-        compute = "bfloat16" if device.type == "cuda" else "float32"
     return Policy(
         model,
         tokenizer,
