@@ -205,7 +205,7 @@ def _compare_narrow(model: nn.Module, compute_type: ComputeType) -> None:
     """The same for norms that get another kernel in training, over as many rows; their class has the ordinary code."""
     for part, weight in _narrow_norms(model):
         rows = torch.randn(MANY_ROWS, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.device)
-        rounded = rows.to(getattr(torch, compute_type))
+        rounded = rows.to(vars(torch)[compute_type])
         ordinary = partial(type(part).forward, part)
         exact = _norm_pass(ordinary, rounded.float(), weight)
         _compare(_norm_pass(part, rounded, weight), _norm_pass(ordinary, rounded, weight), exact, compute_type)
@@ -233,7 +233,7 @@ def _norm_pass(norm: Callable[[Tensor], Tensor], rows: Tensor, weight: Tensor) -
 
 def _compare(fused: Passed, ordinary: Passed, exact: Passed, compute_type: ComputeType) -> None:
     """Raises Unusable if anything differs by more than rounding."""
-    least = max(TOLERANCE, torch.finfo(getattr(torch, compute_type)).eps)
+    least = max(TOLERANCE, torch.finfo(vars(torch)[compute_type]).eps)
     for name, truth in exact.items():
         difference, rounding = (_distance(other[name], truth) for other in (fused, ordinary))
         allowed = max(least, ROUNDING * rounding)
