@@ -103,16 +103,16 @@ def _put_in(model: PreTrainedModel, apply: Callable[..., None], compute_type: Co
 
     Raises Unusable where they do not.
     """
-    exact = _small_pass(model, "float32")
-    ordinary = exact if compute_type == "float32" else _small_pass(model, compute_type)
     originals = Originals.of(model)
     try:
+        exact = _small_pass(model, "float32")
+        ordinary = exact if compute_type == "float32" else _small_pass(model, compute_type)
         apply(model=model)
         _compare(_small_pass(model, compute_type), ordinary, exact, compute_type)
         _compare_narrow(model, compute_type)
     except (Unusable, *_failures()) as error:
         originals.restore()
-        raise error if isinstance(error, Unusable) else Unusable(f"Liger's kernels raise {_short(error)}") from None
+        raise error if isinstance(error, Unusable) else Unusable(f"trying them raises {_short(error)}") from None
     originals.restore_classes()
 
 
@@ -138,7 +138,7 @@ class Originals:
     @classmethod
     def of(cls, model: nn.Module) -> Originals:
         """Those of a model as it is."""
-        files = {type(part).__module__ for part in model.modules()}
+        files = {type(part).__module__ for part in model.modules()} & set(sys.modules)
         return cls(
             [(part, dict(vars(part))) for part in model.modules()],
             [(file, dict(vars(file))) for file in (sys.modules[name] for name in sorted(files))],
