@@ -156,6 +156,9 @@ class PolicySection(Section):
     """Prompt and completion tokens in one forward and backward pass."""
     packing: bool = True
     """Compute without padding and each prompt once for its group, where the model allows; false pads every row."""
+    liger: Literal["auto"] | bool = "auto"
+    """Let Liger's kernels compute norms, SwiGLU and rotary embeddings of a model in training on a CUDA device. auto:
+    where the package is installed, knows the model and computes the same on a small batch; true: that or an error."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose authors you trust."""
     revision: str | None = None

@@ -126,7 +126,7 @@ def enable_packing(model: PreTrainedModel, compute_type: torch.dtype = torch.flo
     kernel for runs of any length in the compute type, its gradient is proven as well, and without that proof packed
     attention goes on in blocks.
     """
-    batch = _example(min(model.config.get_text_config().vocab_size, 64))
+    batch = example_batch(min(model.config.get_text_config().vocab_size, 64))
     padded, _ = completion_logprobs(model, batch, temperature=1.0)
     try:
         use_packed_attention(model, in_blocks=True)
@@ -186,7 +186,7 @@ def _outcome(model: PreTrainedModel, batch: Batch, *, packed: bool) -> tuple[Ten
     return logprobs.detach().double(), gradient.double()
 
 
-def _example(vocabulary: int) -> Batch:
+def example_batch(vocabulary: int) -> Batch:
     """Two groups of three ragged rows."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([5, 1, 7, 2, 6, 3])

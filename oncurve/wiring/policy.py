@@ -98,6 +98,7 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
 
     from oncurve.train.distributed import ALONE
     from oncurve.train.heap import keep_freed_memory
+    from oncurve.train.liger import use_liger
     from oncurve.train.policy import Policy, halve_frozen_matrices, train_only
 
     device = own_device(config)
@@ -115,6 +116,8 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         halve_frozen_matrices(model)
     if not few_bits:
         nn.Module.to(model, device)
+    if processes is not None:
+        use_liger(model, config.policy.liger, compute_type=compute)
     copied = with_reference and _needs_copy(config)
     reference = copy.deepcopy(model).requires_grad_(False) if copied else None
     return Policy(
