@@ -55,7 +55,8 @@ def completion_logprobs(
             selected = packed_hidden(body_of(model), make_layout(batch, device))
         else:
             ids, predicts = join_rows(batch)
-            selected = hidden_states(model, ids.to(device))[predicts.to(device)]
+            places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
+            selected = hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
         logprobs, entropy = head(model, selected, batch.completion_ids[batch.mask].to(device), temperature, ops=ops)
     mask = batch.mask.to(device)
     full = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor
 
 from oncurve.algorithm.logprobs import from_hidden, from_logits
+from oncurve.products import head_type
+
+if TYPE_CHECKING:
+    from fake_gpu import FakeGpu
 
 
 def head(tokens: int = 7, width: int = 4, vocabulary: int = 6) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,3 +76,42 @@ def test_half_precision_states_give_float32_logprobs():
     hidden, weight, targets = head()
     logprobs, entropy = from_hidden(hidden.detach().bfloat16(), weight.detach().float(), targets)
     assert logprobs.dtype == entropy.dtype == torch.float32
+
+
+def test_the_head_multiplies_in_the_type_of_its_states_whatever_autocast_says():
+    torch.manual_seed(0)
+    weight, targets = torch.randn(40, 16), torch.randint(0, 40, (9,))
+
+    def run(enabled: bool) -> tuple[Tensor, Tensor]:
+        hidden = torch.randn(9, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            logprobs, entropy = from_hidden(hidden, weight, targets, chunk_tokens=4)
+            (logprobs - entropy).sum().backward()
+        assert hidden.grad is not None
+        return logprobs.detach(), hidden.grad
+
+    for found, expected in zip(run(True), run(False), strict=True):
+        assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_a_gpu_keeps_the_float32_sums_of_bfloat16_products(on_fake_gpu: FakeGpu):
+    hidden = torch.empty(5, 16, dtype=torch.bfloat16, device="cuda")
+    weight, targets = torch.empty(40, 16, device="cuda"), torch.zeros(5, dtype=torch.long, device="cuda")
+    logprobs, entropy = from_hidden(hidden, weight, targets, chunk_tokens=2)
+    assert (logprobs.dtype, entropy.dtype, logprobs.device.type) == (torch.float32, torch.float32, "cuda")
+    assert on_fake_gpu.called.count("aten::mm.dtype") == 3
+    assert "aten::mm" not in on_fake_gpu.called
+
+
+@pytest.mark.parametrize(
+    ("device", "compute_type", "expected"),
+    [
+        ("cuda", torch.bfloat16, torch.bfloat16),
+        ("cuda", torch.float16, torch.float32),
+        ("cuda", torch.float32, torch.float32),
+        ("cpu", torch.bfloat16, torch.float32),
+    ],
+)
+def test_the_head_is_in_bfloat16_on_a_gpu_alone(device: str, compute_type: torch.dtype, expected: torch.dtype):
+    assert head_type(torch.device(device), compute_type, torch.float32) == expected
