@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
 from oncurve.records import Group, Prompt
@@ -144,6 +146,48 @@ def test_when_finished_rows_leave_the_batch_does_not_matter(
     monkeypatch.setattr(generic_module, "COMPACT_BELOW", share)
     monkeypatch.setattr(fused_module, "MOVE_BELOW", share)
     assert what(sampled(policy, prompts, 8)) == usual
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_module_under_autocast_samples_the_same_from_matrices_that_were_rounded_once(
+    tied: bool,
+    take_way: Ways,
+    make_policy: MakePolicy,
+    make_prompts: MakePrompts,
+    tiny_model: Callable[..., PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_way("module")
+    model = tiny_model("llama")
+    if tied:
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    policy = make_policy(model, compute_type="bfloat16")
+    before = {name: (p.data_ptr(), p.dtype) for name, p in policy.model.named_parameters()}
+    kinds: list[torch.dtype] = []
+    policy.model.register_forward_pre_hook(
+        lambda module, args: kinds.extend({p.dtype for p in module.parameters()})  # type: ignore[func-returns-value]
+    )
+    found = sampled(policy, make_prompts(*TEXTS[:3]), 2)
+    assert set(kinds) == {torch.float32, torch.bfloat16}
+    assert {name: (p.data_ptr(), p.dtype) for name, p in policy.model.named_parameters()} == before
+    monkeypatch.setattr(generic_module, "rounded_matrices", lambda model: nullcontext())
+    expected = sampled(policy, make_prompts(*TEXTS[:3]), 2)
+    assert what(found) == what(expected)
+    logprobs = [[c.sampler_logprobs for c in group.completions] for groups in (found, expected) for group in groups]
+    assert logprobs[:3] == logprobs[3:]
+
+
+def test_matrices_come_back_when_sampling_fails(tiny_model: Callable[..., PreTrainedModel]) -> None:
+    model = tiny_model("llama")
+
+    def fail() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16), generic_module.rounded_matrices(model):
+            assert {p.dtype for p in model.parameters()} == {torch.float32, torch.bfloat16}
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fail()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 def test_finished_rows_leave_the_batch_of_a_module(

@@ -5,11 +5,15 @@ The prompt of a group is read once and its keys and values are handed to the who
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from oncurve.records import FinishReason
 from oncurve.rollouts.base import PolicyView, SamplingParams, padding_id
@@ -21,6 +25,24 @@ from oncurve.rollouts.engine.streams import uniforms
 
 COMPACT_BELOW = 0.75
 """Finished rows are cut from the batch when no more than this share still runs: a cut copies the running rows."""
+
+
+@contextmanager
+def rounded_matrices(model: PreTrainedModel) -> Iterator[None]:
+    """Under autocast, linear layers hold their matrices in its type while this lasts, not rounded again at each token.
+
+    A matrix that is an embedding as well stays, since what is looked up in it is not rounded.
+    """
+    kind = model.device.type
+    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    with ExitStack() as stack:
+        if torch.is_autocast_enabled(kind):
+            for part in model.modules():
+                if type(part) is nn.Linear and part.weight.dtype == torch.float32 and id(part.weight) not in embeddings:
+                    stack.callback(partial(setattr, part.weight, "data"), part.weight.data)
+                    with torch.inference_mode(False):  # what a parameter holds may not be a tensor of inference mode
+                        part.weight.data = part.weight.detach().to(torch.get_autocast_dtype(kind))
+        yield
 
 
 @dataclass
@@ -54,6 +76,10 @@ class ModuleSampling:
 
     def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:
         """Prefill each prompt once, expand it to its group, decode."""
+        with rounded_matrices(self.model):
+            return self._run(prompt_ids, group_size)
+
+    def _run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:
         device = self.model.device
         ids, mask = left_pad(prompt_ids, pad_id=self.pad_id, device=device)
         config = self.model.config.get_text_config()
