@@ -20,7 +20,7 @@ from oncurve.trunk import training
 from oncurve.trunk.layout import make_layout
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
-from oncurve.trunk.weights import body_of, supports, trunk_of
+from oncurve.trunk.weights import body_of, is_plain_head, supports, trunk_of
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +109,6 @@ def head(
     if scale := known.get("logit_scale"):
         logits = logits * scale
     return from_logits(logits, targets, temperature=temperature)
-
-
-def is_plain_head(model: PreTrainedModel) -> bool:
-    """The logits are hidden @ weight.T and nothing else."""
-    layer = model.get_output_embeddings()
-    known = vars(model.config.get_text_config())
-    changes = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-    return type(layer) is nn.Linear and layer.bias is None and not any(known.get(key) for key in changes)
 
 
 @torch.no_grad()

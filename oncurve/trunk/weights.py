@@ -134,6 +134,14 @@ def body_of(model: PreTrainedModel) -> Any:
     return getattr(model, model.base_model_prefix)
 
 
+def is_plain_head(model: PreTrainedModel) -> bool:
+    """The logits are hidden @ weight.T and nothing else."""
+    layer = model.get_output_embeddings()
+    known = vars(model.config.get_text_config())
+    changes = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+    return type(layer) is nn.Linear and layer.bias is None and not any(known.get(key) for key in changes)
+
+
 def head_matrix(model: PreTrainedModel) -> Tensor:
     """The matrix that turns last hidden states into logits [V, H]."""
     return cast("nn.Linear", model.get_output_embeddings()).weight

@@ -25,6 +25,7 @@ from oncurve.train.policy import Policy
 from oncurve.trunk import decoding, torch_ops
 from oncurve.trunk.build import library
 from oncurve.trunk.recorded_decoding import RecordedLayers
+from oncurve.trunk.weights import body_of
 
 MakePolicy = Callable[..., Policy]
 MakePrompts = Callable[..., list[Prompt]]
@@ -164,7 +165,7 @@ def test_a_module_under_autocast_samples_the_same_from_matrices_that_were_rounde
     policy = make_policy(model, compute_type="bfloat16")
     before = {name: (p.data_ptr(), p.dtype) for name, p in policy.model.named_parameters()}
     kinds: list[torch.dtype] = []
-    policy.model.register_forward_pre_hook(
+    body_of(policy.model).register_forward_pre_hook(
         lambda module, args: kinds.extend({p.dtype for p in module.parameters()})  # type: ignore[func-returns-value]
     )
     found = sampled(policy, make_prompts(*TEXTS[:3]), 2)
@@ -195,7 +196,7 @@ def test_finished_rows_leave_the_batch_of_a_module(
 ) -> None:
     take_way("module")
     policy, sizes = ending(make_policy()), []
-    policy.model.register_forward_pre_hook(
+    body_of(policy.model).register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape), with_kwargs=True
     )
     groups = sampled(policy, make_prompts(*TEXTS), 8)

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from oncurve.products import arithmetic_type, head_type, wide_product
 from oncurve.records import FinishReason
 from oncurve.rollouts.base import PolicyView, SamplingParams, padding_id
 from oncurve.rollouts.engine.cache import RowCache, left_pad
@@ -22,6 +24,7 @@ from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.fused import Around
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
+from oncurve.trunk.weights import body_of, head_matrix, is_plain_head
 
 COMPACT_BELOW = 0.75
 """Finished rows are cut from the batch when no more than this share still runs: a cut copies the running rows."""
@@ -31,14 +34,15 @@ COMPACT_BELOW = 0.75
 def rounded_matrices(model: PreTrainedModel) -> Iterator[None]:
     """Under autocast, linear layers hold their matrices in its type while this lasts, not rounded again at each token.
 
-    A matrix that is an embedding as well stays, since what is looked up in it is not rounded.
+    Embeddings and the head stay: neither is rounded in training.
     """
     kind = model.device.type
-    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    ends = [model.get_output_embeddings(), *(part for part in model.modules() if isinstance(part, nn.Embedding))]
+    kept = {id(part.weight) for part in ends if part is not None}
     with ExitStack() as stack:
         if torch.is_autocast_enabled(kind):
             for part in model.modules():
-                if type(part) is nn.Linear and part.weight.dtype == torch.float32 and id(part.weight) not in embeddings:
+                if type(part) is nn.Linear and part.weight.dtype == torch.float32 and id(part.weight) not in kept:
                     stack.callback(partial(setattr, part.weight, "data"), part.weight.data)
                     with torch.inference_mode(False):  # what a parameter holds may not be a tensor of inference mode
                         part.weight.data = part.weight.detach().to(torch.get_autocast_dtype(kind))
@@ -71,6 +75,7 @@ class ModuleSampling:
         self.pad_id = padding_id(policy.tokenizer, end_ids)
         self.rows = [Row() for _ in keys]
         self.running = np.arange(len(keys))
+        self._head_matrix: Tensor | None = None
         self._read = self._forward if around is None else around("prefill", self._forward)
         self._next = self._forward if around is None else around("decode", self._forward)
 
@@ -105,15 +110,25 @@ class ModuleSampling:
     def _forward(self, ids: Tensor, mask: Tensor, cache: RowCache) -> Tensor:
         """Logits of the next token [B, V], for new tokens at the right end of a mask of everything so far."""
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask if not bool(mask.all()) else None,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
+        inputs: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": mask if not bool(mask.all()) else None,
+            "position_ids": positions,
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        if not is_plain_head(self.model):
+            return self.model(**inputs, logits_to_keep=1).logits[:, -1]
+        return self._head(body_of(self.model)(**inputs).last_hidden_state[:, -1])
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Logits of last hidden states [B, H], by the products of training."""
+        device = hidden.device
+        if self._head_matrix is None:
+            dtype = head_type(device, arithmetic_type(device, hidden.dtype), hidden.dtype)
+            self._head_matrix = head_matrix(self.model).to(dtype)
+        with torch.autocast(device.type, enabled=False):
+            return wide_product(hidden.to(self._head_matrix.dtype), self._head_matrix.T)
 
     def _step(self, logits: Tensor, position: int) -> Tensor:
         """Draw a token for every row of the batch and record it where the row still runs."""
