@@ -105,7 +105,7 @@ class Setup:
 
     @property
     def halves_frozen(self) -> bool:
-        """Frozen matrices of linear layers are in bfloat16; see ``train/policy.py``."""
+        """Frozen matrices of linear layers are in bfloat16; see ``train/halved.py``."""
         is_plain = self.quantization is None and self.shard == "none" and not self.offloads_optimizer
         return self.is_gpu and self.method == "lora" and self.compute == "bfloat16" and is_plain
 

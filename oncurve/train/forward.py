@@ -14,6 +14,7 @@ from oncurve.algorithm.logprobs import HeadOps, from_hidden, from_logits
 from oncurve.batch import Batch, Size
 from oncurve.errors import TrainingError
 from oncurve.products import arithmetic_type, head_type
+from oncurve.train.halved import widened
 from oncurve.train.packed import ordinary_attention, packed_hidden, use_packed_attention
 from oncurve.train.varlen import kernel_for
 from oncurve.trunk import training
@@ -119,6 +120,11 @@ def enable_packing(model: PreTrainedModel, compute_type: torch.dtype = torch.flo
     kernel for runs of any length in the compute type, its gradient is proven as well, and without that proof packed
     attention goes on in blocks.
     """
+    with widened(model):
+        return _prove_packing(model, compute_type)
+
+
+def _prove_packing(model: PreTrainedModel, compute_type: torch.dtype) -> bool:
     batch = example_batch(min(model.config.get_text_config().vocab_size, 64))
     padded, _ = completion_logprobs(model, batch, temperature=1.0)
     try:

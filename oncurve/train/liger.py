@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from oncurve.errors import ConfigError
 from oncurve.train.forward import completion_logprobs, example_batch
+from oncurve.train.halved import widened
 from oncurve.train.policy import ComputeType, compute_context
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,11 @@ def _put_in(model: PreTrainedModel, apply: Callable[..., None], compute_type: Co
 
     Raises Unusable where they do not.
     """
+    with widened(model):
+        _prove(model, apply, compute_type)
+
+
+def _prove(model: PreTrainedModel, apply: Callable[..., None], compute_type: ComputeType) -> None:
     originals = Originals.of(model)
     try:
         exact = _small_pass(model, "float32")

@@ -345,20 +345,6 @@ def halve_linear_layers(model: nn.Module) -> None:
             part.weight.data = part.weight.data.bfloat16()
 
 
-@torch.no_grad()
-def halve_frozen_matrices(model: nn.Module) -> None:
-    """Keep the frozen matrices of linear layers in bfloat16 where not one number of them is rounded by it.
-
-    Most checkpoints are in bfloat16, and autocast would round the others at each use: what is computed stays the same.
-    """
-    shared = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
-    for part in model.modules():
-        if type(part) is nn.Linear and not part.weight.requires_grad and id(part.weight) not in shared:
-            half = part.weight.bfloat16()
-            if torch.equal(half.to(part.weight.dtype), part.weight):
-                part.weight.data = half
-
-
 def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze every weight whose name matches none of some regular expressions; what is frozen already stays so.
 

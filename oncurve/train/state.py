@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from oncurve.errors import CheckpointError
+from oncurve.products import HALF
 from oncurve.train.checkpoint import load_model
 from oncurve.train.distributed import fill
 from oncurve.train.policy import Policy
@@ -248,12 +249,17 @@ def _like(parameter: Tensor, moment: Tensor) -> Tensor:
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """SHA-256 over names, types, shapes and bytes, in the order of the names; None over nothing."""
+    """SHA-256 over names, types, shapes and bytes, in the order of the names; None over nothing.
+
+    Numbers in half width count as the same ones in float32: where nothing is rounded, a GPU keeps them so.
+    """
     digest, is_empty = hashlib.sha256(), True
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         is_empty = False
+        tensor = tensor.detach().to("cpu")
+        tensor = tensor.float() if tensor.dtype in HALF else tensor
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        flat = tensor.contiguous().reshape(-1)
         if flat.numel():
             digest.update(flat.view(torch.uint8).numpy().data)
     return None if is_empty else digest.hexdigest()

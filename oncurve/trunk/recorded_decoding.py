@@ -8,8 +8,9 @@ shapes: every slot up to ``span`` is computed, and masks hide what it must not s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,9 @@ from oncurve.trunk.ops import Ops
 from oncurve.trunk.torch_decoding import Groups, TorchLayers, Turn
 from oncurve.trunk.training import Angles
 from oncurve.trunk.weights import LayerWeights, Trunk
+
+SPARE_BYTES = 2**30
+"""With less free memory on a device, what others hold without need is given back before a step is recorded."""
 
 
 class Shape(NamedTuple):
@@ -53,6 +57,38 @@ class Recording:
         return self.out
 
 
+class Recorder:
+    """The stream on which all steps of a device are recorded, and the memory that the recordings share.
+
+    Memory belongs to a stream, so there is one; and it is lost with the last recording in it, so one is kept.
+    """
+
+    def __init__(self) -> None:
+        """On the current device."""
+        self.stream = torch.cuda.Stream()
+        number = torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.stream):
+            self._kept, self._number = self.record(lambda: number + 1)
+
+    def record(self, step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """What a function does on the device, and what it gives; the stream must be the current one."""
+        graph = torch.cuda.CUDAGraph()
+        pool = self._kept.pool() if "_kept" in vars(self) else None
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            out = step()
+        finally:
+            graph.capture_end()
+        return graph, out
+
+
+@cache
+def recorder(device: int) -> Recorder:
+    """That of a device, which must be the current one."""
+    return Recorder()
+
+
 class RecordedLayers(TorchLayers):
     """All layers for one token per row on a GPU.
 
@@ -71,11 +107,11 @@ class RecordedLayers(TorchLayers):
     ) -> None:
         super().__init__(trunk, weights, ops, compute_type, slots=slots)
         self.records = records and trunk.device.type == "cuda"
-        self._readers = 1
+        self._table = (1, 1)
+        """Prompts and readers of the table of the step before."""
         self._recordings: dict[Shape, Recording] = {}
         self._capacity = 0
         """Positions of the buffers that the recordings write to; larger ones lie elsewhere."""
-        self._pool = torch.cuda.graph_pool_handle() if self.records else None
 
     def __call__(
         self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
@@ -83,15 +119,21 @@ class RecordedLayers(TorchLayers):
         """See ``TorchLayers``; tokens, positions and places are read on the CPU."""
         rows, capacity = places.numpy(), caches[0].own_keys.shape[2]
         slots = rows[:, 0]
-        _, counts = np.unique(rows[:, 2], return_counts=True)
-        self._readers = max(self._readers, int(counts.max()))
         seen = min(few_positions(int(rows[:, 1].max()) + 1), capacity)
-        prompts = len(caches[0].prompt_keys)
-        shape = Shape(self._span(int(slots.max()) + 1), seen, self._readers, prompts)
+        prompts, readers = self._fit_table(rows[:, 2], len(caches[0].prompt_keys))
+        shape = Shape(self._span(int(slots.max()) + 1), seen, readers, prompts)
         width = caches[0].prompt_keys.shape[2]
         numbers = torch.from_numpy(write_numbers(shape, tokens.numpy(), positions.numpy(), rows, width=width))
         out = self._repeat(shape, numbers.to(self.trunk.device), angles, caches, capacity)
         return out.index_select(0, torch.from_numpy(np.ascontiguousarray(slots)).to(out.device))
+
+    def _fit_table(self, prompts: np.ndarray, most: int) -> tuple[int, int]:
+        """Prompts and readers of a table that holds all rows: that of the step before, unless it is much too large."""
+        counts = np.bincount(prompts)
+        needed = (min(_power(len(counts)), most), _power(int(counts.max())))
+        joined = (max(needed[0], self._table[0]), max(needed[1], self._table[1]))
+        self._table = joined if joined[0] * joined[1] <= 4 * self.slots else needed
+        return self._table
 
     def _repeat(
         self, shape: Shape, numbers: Tensor, angles: Angles, caches: Sequence[LayerCache], capacity: int
@@ -101,21 +143,21 @@ class RecordedLayers(TorchLayers):
         if capacity != self._capacity:
             self._recordings.clear()
             self._capacity = capacity
-        if shape not in self._recordings:
-            self._recordings[shape] = self._record(shape, numbers, angles, caches)
-        return self._recordings[shape].repeat(numbers)
+        with torch.cuda.device(self.trunk.device):
+            if shape not in self._recordings:
+                self._recordings[shape] = self._record(shape, numbers, angles, caches)
+            return self._recordings[shape].repeat(numbers)
 
     def _record(self, shape: Shape, numbers: Tensor, angles: Angles, caches: Sequence[LayerCache]) -> Recording:
         """Run the step once beside, so that libraries make what they need, then record it."""
-        kept, now, beside = numbers.clone(), torch.cuda.current_stream(), torch.cuda.Stream()
-        graph = torch.cuda.CUDAGraph()
-        beside.wait_stream(now)
-        with torch.cuda.stream(beside):
+        if torch.cuda.mem_get_info()[0] < SPARE_BYTES:
+            torch.cuda.empty_cache()  # while a step is recorded, nothing that others left is given back
+        kept, now, beside = numbers.clone(), torch.cuda.current_stream(), recorder(torch.cuda.current_device())
+        beside.stream.wait_stream(now)
+        with torch.cuda.stream(beside.stream):
             self.step(shape, kept, angles, caches)
-            graph.capture_begin(self._pool, capture_error_mode="thread_local")
-            out = self.step(shape, kept, angles, caches)
-            graph.capture_end()
-        now.wait_stream(beside)
+            graph, out = beside.record(lambda: self.step(shape, kept, angles, caches))
+        now.wait_stream(beside.stream)
         return Recording(graph, kept, out)
 
     def step(self, shape: Shape, numbers: Tensor, angles: Angles, caches: Sequence[LayerCache]) -> Tensor:
@@ -173,3 +215,8 @@ def few_positions(positions: int) -> int:
     """Positions, rounded up to whole blocks so that two numbers occur between a power of two and the next."""
     step = max(BLOCK, 1 << max((positions - 1).bit_length() - 2, 0))
     return -(-positions // step) * step
+
+
+def _power(count: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (count - 1).bit_length()

@@ -97,9 +97,10 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     from torch import nn
 
     from oncurve.train.distributed import ALONE
+    from oncurve.train.halved import halve_frozen_matrices
     from oncurve.train.heap import keep_freed_memory
     from oncurve.train.liger import use_liger
-    from oncurve.train.policy import Policy, halve_frozen_matrices, train_only
+    from oncurve.train.policy import Policy, train_only
 
     device = own_device(config)
     if device.type == "cpu":

@@ -20,7 +20,8 @@ from oncurve.rollouts.engine.engine import Engine
 from oncurve.rollouts.hf import HfSampler
 from oncurve.train.adapter import Adapter, LoraSettings, Quantization, add_adapter, open_adapter
 from oncurve.train.checkpoint import load_model, merge_adapter, save_model
-from oncurve.train.policy import OptimizerSettings, Policy, halve_frozen_matrices, make_adamw, train_only
+from oncurve.train.halved import halve_frozen_matrices
+from oncurve.train.policy import OptimizerSettings, Policy, make_adamw, train_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -87,11 +87,15 @@ class FusedSampling:
             if self.around is not None:
                 decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
                 decoder.step = self.around("decode", decoder.step)  # type: ignore[method-assign]
-            while not rows.is_done:
-                self._admit(decoder, rows, prompts, keys)
-                self._step(decoder, rows, lengths, keys)
-                for prompt in rows.take_whole():
-                    finish(prompt, rows.group(prompt))
+            try:
+                while not rows.is_done:
+                    self._admit(decoder, rows, prompts, keys)
+                    self._step(decoder, rows, lengths, keys)
+                    for prompt in rows.take_whole():
+                        finish(prompt, rows.group(prompt))
+            finally:
+                for name in ("prefill", "step"):  # which hold the decoder, so that its memory would stay for a while
+                    vars(decoder).pop(name, None)
 
     def _admit(self, decoder: Decoder, rows: Rows, prompts: Sequence[tuple[int, ...]], keys: np.ndarray) -> None:
         """Read the prompts of rows that may start, and draw the first token of each row."""

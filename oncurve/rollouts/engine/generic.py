@@ -6,7 +6,7 @@ The prompt of a group is read once and its keys and values are handed to the who
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -69,7 +69,10 @@ class ModuleSampling:
         end_ids: tuple[int, ...],
         *,
         around: Around | None = None,
+        rounds: bool = True,
     ) -> None:
+        """With ``rounds``, matrices are rounded once, which whoever reads the weights meanwhile would see."""
+        self.rounds = rounds
         self.model, self.params, self.keys, self.end_ids = policy.model, params, keys, end_ids
         self.stops = StopStrings(params.stop, policy.tokenizer)
         self.pad_id = padding_id(policy.tokenizer, end_ids)
@@ -81,7 +84,7 @@ class ModuleSampling:
 
     def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:
         """Prefill each prompt once, expand it to its group, decode."""
-        with rounded_matrices(self.model):
+        with rounded_matrices(self.model) if self.rounds else nullcontext():
             return self._run(prompt_ids, group_size)
 
     def _run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:

@@ -229,9 +229,8 @@ def sample_through_module(policy: PolicyView, requests: list[Request], label: st
     asked = requests[0].asked
     with torch.inference_mode(), policy.compute():
         keys = np.concatenate([request.keys for request in requests])
-        rows = ModuleSampling(policy, asked.params, keys, asked.end_ids).run(
-            [request.asked.token_ids for request in requests], asked.count
-        )
+        sampling = ModuleSampling(policy, asked.params, keys, asked.end_ids, rounds=False)
+        rows = sampling.run([request.asked.token_ids for request in requests], asked.count)
     for number, row in enumerate(rows):
         sampled = Sampled(row.token_ids, row.logprobs, row.finish_reason or "abort", (label,))
         requests[number // asked.count].give(number % asked.count, sampled)
