@@ -198,8 +198,7 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     reading prompts: one layer's widest tensors, and one layer's keys and values repeated for all heads
     logits of the next token: 4 x 4 x rows x V
     our own layers: their matrices once more in the order of the kernels, c each; and rounded, or with the adapter added
-    our own decode step on a GPU: attention's matrices and the head once more in half width; under an adapter all
-    matrices of layers, with it added
+    our own decode step on a GPU: attention's matrices in its order and the head, unless it is in half width already
     """
     rows = -(-work.rows_at_once // setup.ranks)
     length = work.prompt_tokens + work.completion_tokens
@@ -215,10 +214,8 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
         yield Component("matrices for sampling", float(matrices), ("sample",), is_buffer=True)
     elif setup.records_copies and shape.family in OWN_FAMILIES:
         attention = sum(math.prod(shape.layer_matrices[name]) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
-        if setup.halves_frozen:  # with the adapter added
-            again = shape.layers * (attention + shape.layer_matrix_parameters) + shape.is_tied * shape.head_parameters
-        else:
-            again = shape.layers * attention + shape.head_parameters
+        has_head = setup.halves_frozen and not shape.is_tied
+        again = shape.layers * attention + (0 if has_head else shape.head_parameters)
         yield Component("matrices for sampling", 2.0 * again, ("sample",), is_buffer=True)
 
 

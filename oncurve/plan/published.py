@@ -80,7 +80,7 @@ MEMORY: tuple[Row, ...] = (
         "100-120 GB",
         "Qwen/Qwen2.5-32B",
         LORA,
-        error="holds for an adapter over half-width weights alone; ours samples from a copy with the adapter added",
+        error="holds for an adapter over half-width weights alone",
     ),
     Row("Spheron", "the same over 4-bit weights", "-", "Qwen/Qwen2.5-32B", QLORA),
     Row(

@@ -61,11 +61,17 @@ class Matrix:
     @torch.no_grad()
     def current(self) -> Tensor:
         """W, or W + scale B A in float32 at least: what x is multiplied with."""
-        if self.adapter is None or not self.adapter.is_on:
+        if not self.is_adapted:
             return self.weight
+        assert self.adapter is not None
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         a, b = self.adapter.a.to(wide), self.adapter.b.to(wide)
         return torch.addmm(self.weight.to(wide), b, a, alpha=self.adapter.scale)
+
+    @property
+    def is_adapted(self) -> bool:
+        """An adapter counts beside it."""
+        return self.adapter is not None and self.adapter.is_on
 
     def gradients(self, g: Tensor, x: Tensor) -> list[Tensor | None]:
         """Of the parameters, from the gradient of the outputs g [N, outputs] and the inputs x; None where frozen."""
@@ -78,6 +84,39 @@ class Matrix:
         grad_a = scale * ((g @ b.to(g.dtype)).T @ x).to(a.dtype) if a.requires_grad else None
         grad_b = scale * (g.T @ (x @ a.to(x.dtype).T)).to(b.dtype) if b.requires_grad else None
         return [own, grad_a, grad_b]
+
+
+@dataclass(frozen=True)
+class Thin:
+    """The adapters beside matrices with one input, whose outputs are columns of one tensor: x -> (x A^T) B^T."""
+
+    a: Tensor
+    """Those of all [sum of ranks, inputs]."""
+    b: Tensor
+    """Each in the rows of its matrix and the columns of its rank, times its scale [outputs, sum of ranks]."""
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, matrices: Sequence[Matrix], dtype: torch.dtype) -> Thin | None:
+        """None where no adapter counts."""
+        rows, pairs, blocks = 0, [], []
+        for matrix in matrices:
+            if matrix.is_adapted and (adapter := matrix.adapter) is not None:
+                pairs.append(adapter.a.to(dtype))
+                blocks.append((rows, (adapter.scale * adapter.b).to(dtype)))
+            rows += len(matrix.weight)
+        if not pairs:
+            return None
+        a = torch.cat(pairs)
+        b, column = a.new_zeros(rows, len(a)), 0
+        for row, block in blocks:
+            b[row : row + len(block), column : column + block.shape[1]] = block
+            column += block.shape[1]
+        return cls(a, b)
+
+    def add(self, out: Tensor, x: Tensor) -> Tensor:
+        """The outputs of the matrices [N, outputs] with those of the adapters, in their place."""
+        return out.addmm_(x @ self.a.T, self.b.T)
 
 
 def matrix_of(module: Any) -> Matrix:

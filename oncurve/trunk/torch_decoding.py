@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from oncurve.trunk.caches import LayerCache
+from oncurve.trunk.matrices import Thin
 from oncurve.trunk.ops import Ops
 from oncurve.trunk.torch_ops import attend_with_sums, paired
 from oncurve.trunk.training import Angles
@@ -117,15 +118,18 @@ class Layer:
     @torch.no_grad()
     def of(cls, parameters: LayerParameters, matrices: LayerWeights, sizes: Sizes) -> Layer:
         """From what the model holds and its matrices in the compute type."""
-        norms, bias = parameters.head_norms, matrices.qkv_bias
+        norms, bias, thin = parameters.head_norms, matrices.qkv_bias, matrices.thin
+        qkv = matrix_product(_arranged(matrices.qkv, sizes), None if bias is None else _arranged(bias, sizes))
+        qkv_thin = None if thin.qkv is None else Thin(thin.qkv.a, _arranged((thin.qkv.b,), sizes))
+        output_thin = None if thin.output is None else Thin(_reordered(thin.output.a, sizes), thin.output.b)
         return cls(
             first_norm=_scaled(parameters.first_norm),
-            qkv=matrix_product(_arranged(matrices.qkv, sizes), None if bias is None else _arranged(bias, sizes)),
+            qkv=_beside(qkv, qkv_thin),
             head_norms=None if norms is None else (paired(norms[0]), paired(norms[1])),
-            output=matrix_product(_reordered(matrices.output, sizes)),
+            output=_beside(matrix_product(_reordered(matrices.output, sizes)), output_thin),
             second_norm=_scaled(parameters.second_norm),
-            gate_up=_side_by_side(matrices.gate_up),
-            down=matrix_product(matrices.down),
+            gate_up=_beside(_side_by_side(matrices.gate_up), thin.gate_up),
+            down=_beside(matrix_product(matrices.down), thin.down),
         )
 
 
@@ -223,6 +227,10 @@ def matrix_product(weight: Tensor, bias: Tensor | None = None) -> Product:
         return partial(torch.nn.functional.linear, weight=weight, bias=bias)
     arranged = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, arranged, bias, "none", [], "")
+
+
+def _beside(product: Product, thin: Thin | None) -> Product:
+    return product if thin is None else lambda x: thin.add(product(x), x)
 
 
 def _side_by_side(weights: tuple[Tensor, ...]) -> Product:

@@ -27,6 +27,7 @@ from oncurve.trunk.weights import (
     norm_heads,
     project,
     project_backward,
+    with_thin,
 )
 
 
@@ -181,21 +182,22 @@ class Pass:
         """
         ops, sizes = self.ops, self.sizes
         first, x, first_scale = ops.add_norm(residual, added, layer.first_norm, sizes.epsilon, self.compute_type)
-        qkv = project(x, matrices.qkv, matrices.qkv_bias)
+        qkv = with_thin(matrices.thin.qkv, project(x, matrices.qkv, matrices.qkv_bias), x)
         heads_before = None if layer.head_norms is None else self._norm_heads(qkv, layer.head_norms)
         if store is not None:
             store(qkv)
         mixed, attention = ops.attention(qkv, self.angles, self.layout, sizes)
-        attended = mixed @ matrices.output.T
+        attended = with_thin(matrices.thin.output, mixed @ matrices.output.T, mixed)
         second, x, second_scale = ops.add_norm(first, attended, layer.second_norm, sizes.epsilon, self.compute_type)
-        gate_up = project(x, matrices.gate_up)
+        gate_up = with_thin(matrices.thin.gate_up, project(x, matrices.gate_up), x)
         return Kept(first, first_scale, qkv, heads_before, attention, mixed, attended, second, second_scale, gate_up)
 
     def feed_forward(self, state: Kept, matrices: LayerWeights) -> tuple[Tensor, Tensor]:
         """The residual before the MLP and what the MLP adds to it; the state lets go of what is made again."""
         assert state.second is not None
         assert state.gate_up is not None
-        second, added = state.second, self.ops.swiglu(state.gate_up) @ matrices.down.T
+        second, acted = state.second, self.ops.swiglu(state.gate_up)
+        added = with_thin(matrices.thin.down, acted @ matrices.down.T, acted)
         if self.compute_type == second.dtype:
             state.attended = None
         else:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from oncurve.products import HALF, arithmetic_type
-from oncurve.trunk.matrices import Matrix, is_matrix, matrix_of
+from oncurve.trunk.matrices import Matrix, Thin, is_matrix, matrix_of
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position alone, not on how long the row is."""
@@ -67,6 +67,16 @@ class LayerParameters:
 
 
 @dataclass(frozen=True)
+class Thins:
+    """The adapters of a layer that are kept apart from its matrices; None where there is none or it is added."""
+
+    qkv: Thin | None = None
+    output: Thin | None = None
+    gate_up: Thin | None = None
+    down: Thin | None = None
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """The matrices of a layer in the compute type, those with one input joined where that costs no second copy."""
 
@@ -75,6 +85,7 @@ class LayerWeights:
     output: Tensor
     gate_up: tuple[Tensor, ...]
     down: Tensor
+    thin: Thins = Thins()
 
 
 class Trunk:
@@ -118,6 +129,8 @@ class Trunk:
 
     def layer_weights(self, layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
         """The same of one of the layers."""
+        if self.device.type != "cpu":
+            return _apart(layer, compute_type)
         is_ready = compute_type == self.wide == layer.output.weight.dtype
         return _as_they_are(layer) if is_ready else _rounded(layer, compute_type)
 
@@ -236,6 +249,30 @@ def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
     )
 
 
+@torch.no_grad()
+def _apart(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
+    """Matrices without the adapters beside them, as a GPU trains: what it keeps in the type already is not copied."""
+
+    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (
+            tuple(parts) if parts[0].dtype == compute_type else (torch.cat([part.to(compute_type) for part in parts]),)
+        )
+
+    return LayerWeights(
+        qkv=join([matrix.weight for matrix in layer.qkv]),
+        qkv_bias=None if layer.biases is None else join([bias.to(layer.qkv[0].weight.dtype) for bias in layer.biases]),
+        output=layer.output.weight.to(compute_type),
+        gate_up=join([matrix.weight for matrix in layer.gate_up]),
+        down=layer.down.weight.to(compute_type),
+        thin=Thins(
+            Thin.of(layer.qkv, compute_type),
+            Thin.of([layer.output], compute_type),
+            Thin.of(layer.gate_up, compute_type),
+            Thin.of([layer.down], compute_type),
+        ),
+    )
+
+
 def norm_heads(qkv: Tensor, weights: tuple[Tensor, Tensor], sizes: Sizes) -> None:
     """Norm queries and keys head by head, in place in the columns of qkv [N, C] (Qwen3)."""
     for part, weight in zip(heads_of(qkv, sizes), weights, strict=True):
@@ -247,6 +284,11 @@ def heads_of(queries_and_keys: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Views of queries [N, heads, D] and keys [N, kv_heads, D], which are the first columns."""
     q, k = queries_and_keys[:, : sizes.query_width + sizes.kv_width].split([sizes.query_width, sizes.kv_width], dim=1)
     return q.unflatten(1, (-1, sizes.head_size)), k.unflatten(1, (-1, sizes.head_size))
+
+
+def with_thin(thin: Thin | None, out: Tensor, x: Tensor) -> Tensor:
+    """The output of matrices for x with that of the adapter beside them, in its place."""
+    return out if thin is None else thin.add(out, x)
 
 
 def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,9 @@ def test_a_job_with_machines_that_sample_trains_through_them(
         job = subprocess.Popen(["bash", str(tmp_path / "job.sh")], stdout=file, stderr=subprocess.STDOUT)
     registry, urls = tmp_path / "run.servers", set()
     while job.poll() is None:
-        urls |= {json.loads(path.read_text())["url"] for path in registry.glob("*.json")}
+        for path in registry.glob("*.json"):
+            with suppress(FileNotFoundError):  # a server that leaves takes its address away
+                urls.add(json.loads(path.read_text())["url"])
         time.sleep(0.05)
     said = (tmp_path / "log.txt").read_text()
     assert job.returncode == 0, said

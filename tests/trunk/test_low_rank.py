@@ -17,7 +17,8 @@ from oncurve.trunk import decoding, torch_ops
 from oncurve.trunk.build import library
 from oncurve.trunk.decoding import Decoder
 from oncurve.trunk.matrices import Matrix
-from oncurve.trunk.weights import supports, trunk_of
+from oncurve.trunk.recorded_decoding import RecordedLayers
+from oncurve.trunk.weights import Trunk, _apart, supports, trunk_of
 
 families = pytest.mark.parametrize("family", FAMILIES)
 SUBSETS = ("all-linear", ("q_proj", "v_proj"), ("o_proj", "down_proj"), ("up_proj",))
@@ -134,3 +135,51 @@ def test_decoding_with_an_adapter_is_decoding_the_merged_model(way: str, dtype: 
     found = logits(adapter.model)
     expected = logits(adapter.merge())
     assert torch.equal(found, expected) or (found - expected).abs().max() < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+def decoded(model: Any, dtype: torch.dtype, steps: int = 3) -> Tensor:
+    """Logits after a prompt and after some tokens, as a GPU decodes: in few shapes, adapters apart."""
+    trunk = trunk_of(model)
+    assert trunk is not None
+    with (
+        patch.object(decoding, "operations", lambda *_: torch_ops),
+        patch.object(decoding, "TorchLayers", RecordedLayers),
+        patch.object(Trunk, "layer_weights", lambda self, layer, kind: _apart(layer, kind)),
+    ):
+        room = {"slots": 2, "prompt_slots": 1, "prompt_tokens": 5, "completion_tokens": 4}
+        decoder = Decoder(trunk, model.get_output_embeddings().weight, dtype, **room)
+        logits = [decoder.prefill([[1, 2, 3, 4, 5]], [0])]
+        for step in range(steps):
+            logits.append(
+                decoder.step(torch.tensor([7 + step]), torch.tensor([5 + step]), torch.tensor([[1, step, 0, 5]]))
+            )
+    return torch.cat(logits)
+
+
+@families
+@pytest.mark.parametrize("targets", SUBSETS, ids=str)
+@torch.no_grad()
+def test_an_adapter_that_is_kept_apart_decodes_as_pefts_modules(family: str, targets: str | tuple[str, ...]) -> None:
+    model = adapted(family, target_modules=targets).model
+    expected = model(torch.tensor([[1, 2, 3, 4, 5, 7, 8, 9]])).logits[0, 4:]
+    torch.testing.assert_close(decoded(model, torch.float64), expected, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+def test_a_small_adapter_is_not_lost_in_the_rounding_of_its_matrix() -> None:
+    """Added to a matrix of bfloat16 numbers first, most of a small adapter would be rounded away."""
+    model = adapted("qwen2", torch.float32).model
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.mul_(1e-3)
+        elif "lora_A" not in name:
+            parameter.copy_(parameter.bfloat16())
+    layer = Trunk(model).layers[1]
+    exact = torch.cat([matrix.current() - matrix.weight for matrix in layer.gate_up])
+    weights = _apart(layer, torch.bfloat16)
+    assert torch.equal(torch.cat(weights.gate_up).float(), torch.cat([matrix.weight for matrix in layer.gate_up]))
+    assert weights.thin.gate_up is not None
+    found = weights.thin.gate_up.b.float() @ weights.thin.gate_up.a.float()
+    assert float((found - exact).norm()) < 0.01 * float(exact.norm())
+    merged = torch.cat([(matrix.current().bfloat16().float() - matrix.weight) for matrix in layer.gate_up])
+    assert float((merged - exact).norm()) > 0.5 * float(exact.norm())

@@ -1,0 +1,50 @@
+"""How do frozen matrices take half the memory, and not one number of them change?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.products import HALF
+
+
+@torch.no_grad()
+def halve_frozen_matrices(model: nn.Module) -> None:
+    """Keep the frozen matrices of linear layers in bfloat16 where not one number of them is rounded by it.
+
+    Most checkpoints are in bfloat16, and autocast rounds matrices at each use: what it computes is the same.
+    Without autocast such a layer takes no float32 input; see ``widened``.
+    """
+    shared = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    for part in model.modules():
+        if type(part) is nn.Linear and not part.weight.requires_grad and id(part.weight) not in shared:
+            half = part.weight.bfloat16()
+            if torch.equal(half.to(part.weight.dtype), part.weight):
+                part.weight.data = half
+
+
+@contextmanager
+def widened(model: nn.Module) -> Iterator[None]:
+    """While it lasts, linear layers with half-width matrices multiply in the type of what they are given."""
+    halved = [part for part in model.modules() if type(part) is nn.Linear and part.weight.dtype in HALF]
+    for part in halved:
+        part.forward = _Widened(part)
+    try:
+        yield
+    finally:
+        for part in halved:
+            del part.forward
+
+
+class _Widened:
+    """The pass through a linear layer, its matrix in the type of the input for as long as it takes."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+
+    def __call__(self, input: Tensor) -> Tensor:
+        bias = None if self.layer.bias is None else self.layer.bias.to(input.dtype)
+        return nn.functional.linear(input, self.layer.weight.to(input.dtype), bias)
