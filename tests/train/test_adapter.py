@@ -22,6 +22,7 @@ from oncurve.train.adapter import Adapter, LoraSettings, Quantization, add_adapt
 from oncurve.train.checkpoint import load_model, merge_adapter, save_model
 from oncurve.train.halved import halve_frozen_matrices
 from oncurve.train.policy import OptimizerSettings, Policy, make_adamw, train_only
+from oncurve.train.state import checksum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -304,3 +305,23 @@ def test_an_adapter_trains_on_weights_of_few_bits(
     assert 0.6 < likeness < 0.9999
     update(policy, batch)
     assert (logits(model) - before).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_policy_takes_a_model_whose_frozen_matrices_are_halved_already(
+    packing: bool, tiny_model: MakeModel, batch: Batch, make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncurve.train.forward.trunk_of", lambda model: None)  # as on a GPU, through the modules
+    model = tiny_model("qwen2")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    adapter = add_adapter(model, LoraSettings(rank=4), base="tiny", seed=0)
+    checksums = [checksum(model.named_parameters())]
+    halve_frozen_matrices(model)
+    checksums.append(checksum(model.named_parameters()))
+    assert checksums[0] == checksums[1], "a checkpoint of the one goes on with the other"
+    policy = make_policy(model, compute_type="bfloat16", packing=packing, adapter=adapter)
+    assert policy.is_packed is packing
+    update(policy, batch)
+    assert policy.num_updates == 1

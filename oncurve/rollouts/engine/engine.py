@@ -18,6 +18,7 @@ from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
 from oncurve.rollouts.engine.generic import ModuleSampling
+from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.engine.streams import stream_keys
 from oncurve.trunk.weights import trunk_of
 
@@ -45,6 +46,7 @@ class Engine:
         self.around: Around | None = None
         """What is put around the parts of sampling, to time them."""
         self._policy: PolicyView | None = None
+        self._proof = Proof()
         self._version = 0
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
@@ -100,7 +102,7 @@ class Engine:
         assert self._policy is not None
         model = self._policy.model
         trunk = trunk_of(model) if self.cuda_graphs or model.device.type == "cpu" else None
-        if trunk is not None:
+        if trunk is not None and self._proof.holds(self._policy, trunk):
             fused = FusedSampling(
                 self._policy,
                 trunk,

@@ -1,0 +1,104 @@
+"""Is a decode step used on a GPU only if it computes what the model's module computes?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oncurve.records import Prompt
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine import proof
+from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.generic import ModuleSampling
+from oncurve.rollouts.engine.proof import objection
+from oncurve.train.policy import Policy
+from oncurve.trunk import decoding, torch_ops
+from oncurve.trunk.decoding import Decoder
+from oncurve.trunk.recorded_decoding import RecordedLayers
+from oncurve.trunk.weights import trunk_of
+
+MakePolicy = Callable[..., Policy]
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
+    monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+    monkeypatch.setattr(proof, "needs_proof", lambda trunk: True)
+
+
+def break_step(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Make the decode step wrong, or fail."""
+    right = Decoder.step
+
+    def wrong(self: Decoder, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+        if how == "raises":
+            raise RuntimeError("cutlassF: no kernel found to launch!\nand more")
+        if how == "positions":
+            return right(self, tokens, torch.zeros_like(positions), places)
+        if how == "late":
+            return right(self, tokens, positions, places) * (1 if int(places[0, 1]) < 128 else -1)
+        return right(self, tokens.flip(0), positions, places)
+
+    monkeypatch.setattr(Decoder, "step", wrong)
+
+
+@pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@torch.no_grad()
+def test_a_right_step_is_proven(architecture: str, compute_type: str, make_policy: MakePolicy) -> None:
+    policy = make_policy(architecture, compute_type=compute_type)
+    trunk = trunk_of(policy.model)
+    assert trunk is not None
+    with policy.compute():
+        assert objection(policy, trunk) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "raised RuntimeError: cutlassF: no kernel found to launch!"),
+        ("positions", "differ by"),
+        ("late", "differ by"),
+        ("rows", "differ by"),
+    ],
+)
+def test_a_wrong_step_is_said_and_left_for_the_module(
+    how: str,
+    said: str,
+    make_policy: MakePolicy,
+    make_prompts: Callable[..., list[Prompt]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    break_step(monkeypatch, how)
+    engine = Engine(SamplingParams(max_completion_tokens=3, seed=1))
+    engine.load_weights(make_policy(), version=0)
+    runs: list[int] = []
+    run: Any = ModuleSampling.run
+    monkeypatch.setattr(ModuleSampling, "run", lambda self, *given: runs.append(1) or run(self, *given))
+    with caplog.at_level(logging.WARNING):
+        groups = engine.sample(make_prompts("1 + 1 ="), 2)
+        engine.sample(make_prompts("1 + 1 ="), 2)
+    assert len(groups[0].completions) == 2
+    assert len(runs) == 2
+    [warning] = [record.getMessage() for record in caplog.records if record.name.startswith("oncurve")]
+    assert "through its own module" in warning
+    assert said in warning
+
+
+def test_a_step_is_proven_once(
+    make_policy: MakePolicy, make_prompts: Callable[..., list[Prompt]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(proof, "objection", lambda policy, trunk: asked.append(1))
+    engine = Engine(SamplingParams(max_completion_tokens=3, seed=1))
+    engine.load_weights(make_policy(), version=0)
+    for _ in range(3):
+        engine.sample(make_prompts("1 + 1 ="), 2)
+    assert len(asked) == 1
