@@ -124,7 +124,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         "config": config,
         "recipe_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "data": {"num_prompts": len(parts.prompts.train), "sha256": digest.hexdigest()},
-        "base": {"name": config["model"], "sha256": checksum(parts.policy.model.named_parameters())},
+        "base": {"name": config["model"], "sha256": checksum(parts.policy.model.named_parameters(), widened=True)},
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),

@@ -248,16 +248,16 @@ def _like(parameter: Tensor, moment: Tensor) -> Tensor:
     return part
 
 
-def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+def checksum(tensors: Iterable[tuple[str, Tensor]], *, widened: bool = False) -> str | None:
     """SHA-256 over names, types, shapes and bytes, in the order of the names; None over nothing.
 
-    Numbers in half width count as the same ones in float32: where nothing is rounded, a GPU keeps them so.
+    With ``widened``, numbers in half width count as the same ones in float32.
     """
     digest, is_empty = hashlib.sha256(), True
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         is_empty = False
         tensor = tensor.detach().to("cpu")
-        tensor = tensor.float() if tensor.dtype in HALF else tensor
+        tensor = tensor.float() if widened and tensor.dtype in HALF else tensor
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.contiguous().reshape(-1)
         if flat.numel():

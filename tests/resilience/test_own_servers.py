@@ -124,4 +124,4 @@ def test_a_server_takes_its_whole_group_along_and_is_started_again(
         assert "is started again" in said[0]
     finally:
         servers.close()
-    assert processes_with(mark) == []
+    until(lambda: processes_with(mark) == [])
