@@ -128,7 +128,7 @@ CHANGES: tuple[Change, ...] = (
     ),
     Change(
         ("rollouts.cuda_graphs=false",),
-        "sampling through the model's modules takes several times as long",
+        "sampling goes through the model's modules, which takes longer",
         lambda work, setup: (work, replace(setup, records_decoding=False)),
         lambda work, setup: setup.placement == "colocated" and setup.records_copies,
     ),

@@ -1,4 +1,4 @@
-"""How do frozen matrices take half the memory, and not one number of them change?"""
+"""Which matrices take half the memory, and nothing that is computed under autocast changes?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.products import HALF
+from oncurve.trunk.matrices import linear_layers
 
 
 @torch.no_grad()
@@ -18,12 +19,18 @@ def halve_frozen_matrices(model: nn.Module) -> None:
     Most checkpoints are in bfloat16, and autocast rounds matrices at each use: what it computes is the same.
     Without autocast such a layer takes no float32 input; see ``widened``.
     """
-    shared = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
-    for part in model.modules():
-        if type(part) is nn.Linear and not part.weight.requires_grad and id(part.weight) not in shared:
+    for part in linear_layers(model):
+        if not part.weight.requires_grad:
             half = part.weight.bfloat16()
             if torch.equal(half.to(part.weight.dtype), part.weight):
                 part.weight.data = half
+
+
+@torch.no_grad()
+def halve_linear_layers(model: nn.Module) -> None:
+    """Keep the matrices of linear layers in bfloat16, to which autocast would round them at each use anyway."""
+    for part in linear_layers(model):
+        part.weight.data = part.weight.data.bfloat16()
 
 
 @contextmanager

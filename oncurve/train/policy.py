@@ -24,6 +24,7 @@ from oncurve.rollouts.servers.thin import ThinWeights
 from oncurve.train.adapter import Adapter, Savable, merged_weights, thin_weights, trains_pairs_only
 from oncurve.train.distributed import ALONE, Processes, Sharding, fill, own_rows, reshard, shard, whole
 from oncurve.train.forward import completion_logprobs, enable_packing, has_own_layers
+from oncurve.train.halved import halve_linear_layers
 from oncurve.train.optimizer import OptimizerSettings, make_adamw
 from oncurve.train.recompute import recomputable_layers, recomputing
 from oncurve.train.zero import Zero, ZeroSettings
@@ -334,15 +335,6 @@ class Policy:
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-
-
-@torch.no_grad()
-def halve_linear_layers(model: nn.Module) -> None:
-    """Keep the matrices of linear layers in bfloat16, to which autocast would round them at each use anyway."""
-    shared = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
-    for part in model.modules():
-        if isinstance(part, nn.Linear) and id(part.weight) not in shared:
-            part.weight.data = part.weight.data.bfloat16()
 
 
 def train_only(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""How are the layers of the Llama family computed fast on a CPU? Other models run through transformers' modules."""
+"""How are the layers of the Llama family computed fast? On a CPU in training and decoding, on a GPU in decoding."""

@@ -142,6 +142,12 @@ def is_matrix(module: nn.Module) -> bool:
     )
 
 
+def linear_layers(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers of a model whose matrix is not that of an embedding as well, which is not rounded."""
+    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    return [part for part in model.modules() if type(part) is nn.Linear and id(part.weight) not in embeddings]
+
+
 def joint_gradients(matrices: Sequence[Matrix], g: Tensor, x: Tensor, *, at_once: bool) -> list[Tensor | None]:
     """Gradients of matrices whose outputs are columns of one tensor; ``at_once`` takes one product if all are trained.
 

@@ -66,6 +66,7 @@ class Recorder:
     def __init__(self) -> None:
         """On the current device."""
         self.stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
         number = torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
@@ -74,8 +75,7 @@ class Recorder:
     def record(self, step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """What a function does on the device, and what it gives; the stream must be the current one."""
         graph = torch.cuda.CUDAGraph()
-        pool = self._kept.pool() if "_kept" in vars(self) else None
-        graph.capture_begin(pool, capture_error_mode="thread_local")
+        graph.capture_begin(self._pool, capture_error_mode="thread_local")
         try:
             out = step()
         finally:

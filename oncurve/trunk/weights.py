@@ -131,8 +131,7 @@ class Trunk:
         """The same of one of the layers."""
         if self.device.type != "cpu":
             return _apart(layer, compute_type)
-        is_ready = compute_type == self.wide == layer.output.weight.dtype
-        return _as_they_are(layer) if is_ready else _rounded(layer, compute_type)
+        return _as_they_are(layer) if compute_type == self.wide else _rounded(layer, compute_type)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions [N], [N, D / 2] each, as the model's own rotary embedding makes them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::item"}
 
 
-@pytest.fixture
-def autocast_of_a_gpu() -> Iterator[None]:
-    """bfloat16 products, which torch.autocast refuses where there is no GPU."""
-    before = torch.get_autocast_dtype("cuda")
-    torch.set_autocast_enabled("cuda", True)
-    torch.set_autocast_dtype("cuda", torch.bfloat16)
-    yield
-    torch.set_autocast_enabled("cuda", False)
-    torch.set_autocast_dtype("cuda", before)
-
-
-@pytest.mark.usefixtures("autocast_of_a_gpu")
 @torch.no_grad()
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
@@ -40,8 +28,10 @@ def test_a_pass_waits_for_nothing_and_keeps_float32_log_probabilities(
     packed: bool,
     tiny_model: Callable[..., PreTrainedModel],
     random_groups: Callable[..., list[Group]],
+    gpu_autocast: Callable[[torch.dtype], None],
     on_fake_gpu: FakeGpu,
 ) -> None:
+    gpu_autocast(torch.bfloat16)
     model = tiny_model(architecture).to("meta").to_empty(device="cuda")  # pyright: ignore[reportArgumentType]
     if packed:
         use_packed_attention(model)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from runs_reference import KINDS, Reference, heads_of
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oncurve.batch import Batch
 from oncurve.products import arithmetic_type
 from oncurve.train import packed
 from oncurve.train.varlen import Flash, _Attention, fits, kernel_for
-from oncurve.trunk.layout import Layout, Runs, make_layout
+from oncurve.trunk.layout import Layout, make_layout
 
 if TYPE_CHECKING:
+    from fake_gpu import FakeGpu
     from transformers import PreTrainedModel
 
     from oncurve.train.policy import Policy
@@ -29,32 +26,17 @@ if TYPE_CHECKING:
 MakePolicy = Callable[..., "Policy"]
 MakeModel = Callable[..., "PreTrainedModel"]
 MakeBatch = Callable[[str], Batch]
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 every_batch = pytest.mark.parametrize("kind", KINDS)
 
 Autocast = Callable[[torch.dtype], None]
 
 
-@pytest.fixture
-def under_autocast() -> Iterator[Autocast]:
-    """Switches on autocast for GPUs, which torch.autocast refuses on a machine without one."""
-    before = torch.get_autocast_dtype("cuda")
-
-    def switch(dtype: torch.dtype) -> None:
-        torch.set_autocast_enabled("cuda", True)
-        torch.set_autocast_dtype("cuda", dtype)
-
-    yield switch
-    torch.set_autocast_enabled("cuda", False)
-    torch.set_autocast_dtype("cuda", before)
-
-
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_the_kernel_is_for_half_width_types_on_a_gpu(half: torch.dtype) -> None:
-    gpu = torch.device("cuda", 0)
-    assert isinstance(kernel_for(gpu, half), Flash)
+    assert isinstance(kernel_for(GPU, half), Flash)
     assert kernel_for(CPU, half) is None
-    assert kernel_for(gpu, torch.float32) is kernel_for(gpu, torch.float64) is None
+    assert kernel_for(GPU, torch.float32) is kernel_for(GPU, torch.float64) is None
 
 
 @pytest.mark.parametrize(
@@ -117,35 +99,6 @@ class Checked(TorchDispatchMode):
         assert q.shape[1] % k.shape[1] == 0
 
 
-def on_gpu(part: Any) -> Any:
-    """A stand-in on a GPU for a tensor, inside a mode of fake tensors; other things as they are."""
-    return torch.empty(part.shape, dtype=part.dtype, device="cuda") if isinstance(part, Tensor) else part
-
-
-def with_tables(layout: Layout) -> Layout:
-    """A layout whose tables are made already: among fake tensors no number could be read."""
-    assert layout.own_runs.longest_keys > 0
-    assert layout.prompt_runs is None or layout.prompt_runs.longest_keys > 0
-    return layout
-
-
-def layout_on_gpu(layout: Layout) -> Layout:
-    """Places and runs of a layout as stand-ins; its blocks are left out, so that nothing can be read from them."""
-    moved = Layout(on_gpu(layout.ids), on_gpu(layout.positions), (), on_gpu(layout.predicts))
-    for name in ("own_runs", "prompt_runs"):
-        runs: Runs | None = getattr(layout, name)
-        vars(moved)[name] = runs and Runs(**{part.name: on_gpu(getattr(runs, part.name)) for part in fields(Runs)})
-    return moved
-
-
-class Dispatched(TorchFunctionMode):
-    """Methods that ask for a GPU before they dispatch, without asking: a build for CPUs has none."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        straight = {Tensor.contiguous: torch.ops.aten.contiguous.default, Tensor.copy_: torch.ops.aten.copy_.default}
-        return straight.get(func, func)(*args, **(kwargs or {}))
-
-
 def expected_calls(name: str, layout: Layout, scale: float) -> list[tuple[Any, ...]]:
     """Causal among own tokens, then not causal behind prompts, with the tables of the layout."""
     both = ((True, layout.own_runs), (False, layout.prompt_runs))
@@ -162,10 +115,10 @@ def assert_called(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]])
         assert all(a is b if isinstance(b, Tensor) else a == b for a, b in zip(one, other, strict=True))
 
 
-@contextmanager
-def stand_ins() -> Iterator[Checked]:
-    """Tensors made here may lie on a GPU that does not exist; calls of the kernel are checked."""
-    with FakeTensorMode(), torch.no_grad(), Dispatched(), Checked() as checked:
+@pytest.fixture
+def checked(on_fake_gpu: FakeGpu) -> Iterator[Checked]:
+    """Tensors may lie on a GPU that does not exist; calls of the kernel are checked."""
+    with torch.no_grad(), Checked() as checked:
         yield checked
 
 
@@ -181,22 +134,20 @@ class Context:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_batch
 def test_both_passes_call_the_real_kernel_as_it_wants_to_be(
-    kind: str, dtype: torch.dtype, make_batch: MakeBatch
+    kind: str, dtype: torch.dtype, make_batch: MakeBatch, checked: Checked
 ) -> None:
-    """Stand-ins for tensors on a GPU: shapes, types and devices are those of torch's own rules for this kernel."""
-    layout = with_tables(make_layout(make_batch(kind), CPU))
-    tokens, context = layout.ids.shape[1], Context()
-    with stand_ins() as checked:
-        q = torch.empty(4, tokens, 64, dtype=dtype, device="cuda").transpose(0, 1)
-        k, v = torch.empty(tokens, 4, 64, dtype=dtype, device="cuda").split(2, dim=1)  # as of a fused projection
-        runs = layout_on_gpu(layout)
-        out = _Attention.forward(context, q, k, v, runs.own_runs, runs.prompt_runs, Flash(), 0.1)
-        grads = _Attention.backward(context, torch.empty(4, tokens, 64, dtype=dtype, device="cuda").transpose(0, 1))
-        for found, of in zip((out, *grads), (q, q, k, v, None, None, None, None), strict=True):
-            if of is not None:
-                assert found is not None
-                assert (found.shape, found.dtype, found.device) == (of.shape, dtype, of.device)
-    assert_called(checked.calls, expected_calls("forward", runs, 0.1) + expected_calls("backward", runs, 0.1))
+    """Shapes, types and devices are those of torch's own rules for this kernel."""
+    layout, context = make_layout(make_batch(kind), GPU), Context()
+    tokens, runs = layout.ids.shape[1], (layout.own_runs, layout.prompt_runs)
+    q = torch.empty(4, tokens, 64, dtype=dtype, device="cuda").transpose(0, 1)
+    k, v = torch.empty(tokens, 4, 64, dtype=dtype, device="cuda").split(2, dim=1)  # as of a fused projection
+    out = _Attention.forward(context, q, k, v, *runs, Flash(), 0.1)
+    grads = _Attention.backward(context, torch.empty(4, tokens, 64, dtype=dtype, device="cuda").transpose(0, 1))
+    for found, of in zip((out, *grads), (q, q, k, v, None, None, None, None), strict=True):
+        if of is not None:
+            assert found is not None
+            assert (found.shape, found.dtype, found.device) == (of.shape, dtype, of.device)
+    assert_called(checked.calls, expected_calls("forward", layout, 0.1) + expected_calls("backward", layout, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -210,19 +161,21 @@ def test_both_passes_call_the_real_kernel_as_it_wants_to_be(
     ],
 )
 def test_half_width_arithmetic_on_a_gpu_takes_the_real_kernel(
-    kind: torch.dtype, autocast: torch.dtype | None, make_batch: MakeBatch, under_autocast: Autocast
+    kind: torch.dtype,
+    autocast: torch.dtype | None,
+    make_batch: MakeBatch,
+    gpu_autocast: Autocast,
+    checked: Checked,
 ) -> None:
-    layout = with_tables(make_layout(make_batch("ragged"), CPU))
+    layout = make_layout(make_batch("ragged"), GPU)
     tokens, half = layout.ids.shape[1], autocast or kind
-    with stand_ins() as checked:
-        q, k = (torch.empty(1, heads, tokens, 64, dtype=kind, device="cuda") for heads in (4, 2))
-        v = torch.empty(1, 2, tokens, 64, dtype=half, device="cuda")  # autocast made it; turning widens q and k
-        moved = layout_on_gpu(layout)
-        if autocast:
-            under_autocast(autocast)
-        mixed, _ = packed.packed_attention(torch.nn.Module(), q, k, v, None, layout=moved, scaling=0.1)
-        assert (mixed.shape, mixed.dtype, mixed.device.type) == ((1, tokens, 4, 64), half, "cuda")
-    assert_called(checked.calls, expected_calls("forward", moved, 0.1))
+    q, k = (torch.empty(1, heads, tokens, 64, dtype=kind, device="cuda") for heads in (4, 2))
+    v = torch.empty(1, 2, tokens, 64, dtype=half, device="cuda")  # autocast made it; turning widens q and k
+    if autocast:
+        gpu_autocast(autocast)
+    mixed, _ = packed.packed_attention(torch.nn.Module(), q, k, v, None, layout=layout, scaling=0.1)
+    assert (mixed.shape, mixed.dtype, mixed.device.type) == ((1, tokens, 4, 64), half, "cuda")
+    assert_called(checked.calls, expected_calls("forward", layout, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -241,12 +194,12 @@ def test_all_else_stays_in_blocks(
     has_layout: bool,
     make_batch: MakeBatch,
     monkeypatch: pytest.MonkeyPatch,
+    checked: Checked,
 ) -> None:
-    layout = make_layout(make_batch("ragged"), CPU) if has_layout else None
+    layout = make_layout(make_batch("ragged"), torch.device(device)) if has_layout else None
     monkeypatch.setattr(packed, "block_attention", lambda *parts, **options: (parts[1], options["layout"]))
-    with stand_ins() as checked:
-        q = torch.empty(1, 2, 16, size, dtype=dtype, device=device)
-        assert packed.packed_attention(torch.nn.Module(), q, q, q, None, layout=layout) == (q, layout)
+    q = torch.empty(1, 2, 16, size, dtype=dtype, device=device)
+    assert packed.packed_attention(torch.nn.Module(), q, q, q, None, layout=layout) == (q, layout)
     assert not checked.calls
 
 

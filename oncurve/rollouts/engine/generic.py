@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from oncurve.products import arithmetic_type, head_type, wide_product
@@ -24,6 +24,7 @@ from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.fused import Around
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
+from oncurve.trunk.matrices import linear_layers
 from oncurve.trunk.weights import body_of, head_matrix, is_plain_head
 
 COMPACT_BELOW = 0.75
@@ -36,13 +37,11 @@ def rounded_matrices(model: PreTrainedModel) -> Iterator[None]:
 
     Embeddings and the head stay: neither is rounded in training.
     """
-    kind = model.device.type
-    ends = [model.get_output_embeddings(), *(part for part in model.modules() if isinstance(part, nn.Embedding))]
-    kept = {id(part.weight) for part in ends if part is not None}
+    kind, head = model.device.type, model.get_output_embeddings()
     with ExitStack() as stack:
         if torch.is_autocast_enabled(kind):
-            for part in model.modules():
-                if type(part) is nn.Linear and part.weight.dtype == torch.float32 and id(part.weight) not in kept:
+            for part in linear_layers(model):
+                if part is not head and part.weight.dtype == torch.float32:
                     stack.callback(partial(setattr, part.weight, "data"), part.weight.data)
                     with torch.inference_mode(False):  # what a parameter holds may not be a tensor of inference mode
                         part.weight.data = part.weight.detach().to(torch.get_autocast_dtype(kind))

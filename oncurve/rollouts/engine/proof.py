@@ -7,7 +7,8 @@ import logging
 import torch
 from torch import Tensor
 
-from oncurve.products import arithmetic_type, head_type, wide_product
+from oncurve.algorithm.logprobs import from_hidden, from_logits
+from oncurve.products import arithmetic_type, head_type
 from oncurve.rollouts.base import PolicyView
 from oncurve.trunk.decoding import GROWTH, Decoder
 from oncurve.trunk.weights import Trunk, body_of, head_matrix
@@ -54,9 +55,7 @@ def _by_module(policy: PolicyView, prompt: Tensor, row: Tensor) -> Tensor:
     ids = torch.cat([prompt, row])[None].to(model.device)
     hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1]
     dtype = head_type(hidden.device, arithmetic_type(hidden.device, hidden.dtype), torch.float32)
-    with torch.autocast(hidden.device.type, enabled=False):
-        logits = wide_product(hidden.to(dtype), head_matrix(model).to(dtype).T)
-    return torch.log_softmax(logits.float(), dim=-1).cpu().gather(1, row[:, None]).squeeze(1)
+    return from_hidden(hidden.to(dtype), head_matrix(model), row.to(hidden.device))[0].cpu()
 
 
 def _by_trunk(policy: PolicyView, trunk: Trunk, prompts: list[Tensor], rows: Tensor) -> Tensor:
@@ -76,8 +75,7 @@ def _by_trunk(policy: PolicyView, trunk: Trunk, prompts: list[Tensor], rows: Ten
         )
         logits = decoder.prefill([prompt.tolist() for prompt in prompts], range(len(PROMPTS)))[list(PROMPT_OF)]
         for past in range(tokens):
-            log_p = torch.log_softmax(logits.float(), dim=-1).cpu()
-            found[:, past] = log_p.gather(1, rows[:, past, None]).squeeze(1)
+            found[:, past] = from_logits(logits, rows[:, past].to(logits.device))[0]
             if past + 1 < tokens:
                 places = torch.stack(
                     [torch.arange(count), torch.full((count,), past), torch.tensor(PROMPT_OF), lengths], dim=1
