@@ -20,7 +20,7 @@ from oncurve.trunk.rounding import whole_tokens
 
 Run = tuple[int, int]
 """First place of some tokens that lie side by side, and the place behind the last."""
-WASTE = 1.3
+WASTE = 1.2
 """Rows share an attention call while padding them to its longest makes at most this many times their own tokens."""
 
 

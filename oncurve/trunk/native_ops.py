@@ -66,9 +66,15 @@ class NativeOps:
         return _addresses(self.compute_type, *tensors)
 
     def add_norm(
-        self, x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out_type: torch.dtype
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        weight: Tensor,
+        epsilon: float,
+        out_type: torch.dtype,
+        scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``torch_ops.add_norm``."""
+        """See ``torch_ops.add_norm``; a ``scale`` that is given is computed again, in the same pass."""
         total = x if y is None else torch.empty_like(x)
         out, scale = torch.empty(x.shape, dtype=out_type), torch.empty(len(x))
         self.add_norm_into(x, y, total, weight, epsilon, out, scale)

@@ -73,16 +73,22 @@ def attend_with_sums(
 
 
 def add_norm(
-    x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out_type: torch.dtype
+    x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out_type: torch.dtype, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + y, its root-mean-square norm times the weight, and 1 / rms for the backward pass [N]."""
+    """x + y, its root-mean-square norm times the weight, and 1 / rms [N], for the backward pass.
+
+    There it is given as ``scale``, and need not be computed again.
+    """
     total = x if y is None else x + y
-    scale = torch.linalg.vector_norm(total, dim=-1).square_().div_(total.shape[-1]).add_(epsilon).rsqrt_()
-    return total, (total * scale[:, None]).mul_(weight).to(out_type), scale
+    known = scale
+    if known is None:
+        known = torch.linalg.vector_norm(total, dim=-1).square_().div_(total.shape[-1]).add_(epsilon).rsqrt_()
+    return total, (total * known[:, None]).mul_(weight).to(out_type), known
 
 
 def norm_backward(g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, grad_x: Tensor, grad_weight: Tensor) -> None:
     """Add the gradients of the norm: to grad_x scale (g w - xhat mean(g w xhat)), to grad_weight sum(g xhat)."""
+    g = g.to(x.dtype)  # once, not in each product
     product = x * g
     shift = torch.mv(product, weight).mul_(scale.pow(3)).div_(-x.shape[-1])
     grad_weight += torch.mv(product.T, scale)
@@ -130,12 +136,12 @@ def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tupl
             for to, part in zip((mixed, logs), attend_with_sums(*at, is_causal=True), strict=True):
                 block.put(to[:, own], part.transpose(1, 2))
     for prompt, places in layout.readers:
-        for own, _, at in _by_key_head(_one_row(parts, places), _one_row(parts, prompt), sizes):
-            part, part_logs = (x[0].transpose(0, 1) for x in attend_with_sums(*at))
-            own_logs = logs[places, own]
-            share = torch.sigmoid(part_logs - own_logs)[..., None]
-            mixed[places, own] = torch.lerp(mixed[places, own].to(share.dtype), part.to(share.dtype), share)
-            logs[places, own] = torch.logaddexp(own_logs, part_logs)
+        q, k, v = _behind(parts, places, prompt, sizes)
+        part, part_logs = (x.transpose(0, 2).flatten(1, 2) for x in attend_with_sums(q, k, v))
+        own_part, own_logs = mixed[places], logs[places]
+        share = torch.sigmoid(part_logs - own_logs)[..., None]
+        mixed[places] = torch.lerp(own_part.to(share.dtype), part.to(share.dtype), share).to(mixed.dtype)
+        logs[places] = torch.logaddexp(own_logs, part_logs)
     out = mixed.flatten(1)
     return out, (out, logs)
 
@@ -153,32 +159,34 @@ def attention_backward(
     ``qkv`` is what ``attention`` was given, as it left it.
     """
     logs = kept[1]
-    parts = _parts(qkv.to(logs.dtype), sizes)
-    mixed, g = (part.to(logs.dtype).unflatten(1, (sizes.heads, -1)) for part in (kept[0], grad_mixed))
-    out = logs.new_empty(qkv.shape)
-    heads = out.unflatten(1, (-1, sizes.head_size))
-    grads, grad_values = logs.new_empty(parts[0].shape), heads[:, -sizes.kv_heads :]
+    wide = qkv.to(logs.dtype)
+    mixed, grad_out = (part.to(logs.dtype).unflatten(1, (sizes.heads, -1)) for part in (kept[0], grad_mixed))
+    grad = logs.new_empty(qkv.shape)
+    heads = grad.unflatten(1, (-1, sizes.head_size))
     for block in layout.blocks:
-        rows, sums = [block.take(part) for part in parts], block.take(logs)
+        rows, sums = _parts(block.take(wide), sizes), block.take(logs)
         if block.run is None:  # no probability where there is no query
             sums.flatten(0, 1).masked_fill_(~block.real[:, None], torch.inf)
-        outer = [block.take(part) for part in (g, mixed)] + [sums]
+        outer = (block.take(grad_out), block.take(mixed), sums)
+        to = block.take(heads) if block.run is not None else logs.new_empty(*sums.shape[:2], *heads.shape[1:])
         for own, key, at in _by_key_head(rows, rows, sizes):
-            grad_q, grad_k, grad_v = _flash_backward_of([part[:, :, own] for part in outer], at, is_causal=True)
-            block.put(grads[:, own], grad_q)
-            block.put(grads[:, sizes.heads + key], grad_k)
-            block.put(grad_values[:, key], grad_v)
+            g, out, sums = (part[:, :, own].transpose(1, 2) for part in outer)
+            grad_q, *grads = _flash_backward(g, *at, out, sums, 0.0, True)
+            to[:, :, own] = grad_q.transpose(1, 2)
+            for place, part in zip((sizes.heads + key, key - sizes.kv_heads), grads, strict=True):
+                torch.sum(part, dim=1, out=to[:, :, place])
+        if block.run is None:
+            block.put(heads, to)
+    parts, queries = _parts(wide, sizes), (sizes.kv_heads, -1)
     for prompt, places in layout.readers:
-        outer = [part[places][None] for part in (g, mixed, logs)]
-        for own, key, at in _by_key_head(_one_row(parts, places), _one_row(parts, prompt), sizes):
-            grad_q, grad_k, grad_v = _flash_backward_of([part[:, :, own] for part in outer], at, is_causal=False)
-            grads[places, own] += grad_q[0]
-            grads[prompt, sizes.heads + key] += grad_k[0]
-            grad_values[prompt, key] += grad_v[0]
-    pairs = torch.view_as_complex(grads.unflatten(-1, (-1, 2))).mul_(rotary.turn().conj())
-    halves = heads[:, : -sizes.kv_heads].unflatten(-1, (2, -1))
-    halves.copy_(torch.view_as_real(pairs).transpose(-1, -2))
-    return out
+        g, out, sums = (part[places].unflatten(1, queries).transpose(0, 2) for part in (grad_out, mixed, logs))
+        grad_q, *grads = _flash_backward(g, *_behind(parts, places, prompt, sizes), out, sums, 0.0, False)
+        heads[places, : sizes.heads] += grad_q.transpose(0, 2).flatten(1, 2)
+        heads[prompt, sizes.heads :] += torch.cat([part.sum(dim=0) for part in grads]).transpose(0, 1)
+    turned = heads[:, : -sizes.kv_heads]
+    pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2))) * rotary.turn().conj()
+    turned.unflatten(-1, (2, -1)).copy_(torch.view_as_real(pairs).transpose(-1, -2))
+    return grad
 
 
 def _turn(qkv: Tensor, rotary: Rotary, sizes: Heads) -> None:
@@ -192,15 +200,11 @@ def _turn(qkv: Tensor, rotary: Rotary, sizes: Heads) -> None:
 
 
 def _parts(qkv: Tensor, sizes: Heads) -> tuple[Tensor, Tensor]:
-    """Queries and keys [N, heads + kv_heads, D], values [N, kv_heads, D]."""
-    queries_and_keys, values = qkv.unflatten(1, (-1, sizes.head_size)).split(
-        [sizes.heads + sizes.kv_heads, sizes.kv_heads], dim=1
+    """Queries and keys [..., heads + kv_heads, D], values [..., kv_heads, D]."""
+    queries_and_keys, values = qkv.unflatten(-1, (-1, sizes.head_size)).split(
+        [sizes.heads + sizes.kv_heads, sizes.kv_heads], dim=-2
     )
     return queries_and_keys, values
-
-
-def _one_row(parts: tuple[Tensor, Tensor], places: slice | Tensor) -> list[Tensor]:
-    return [part[places][None] for part in parts]
 
 
 def _by_key_head(
@@ -219,13 +223,18 @@ def _by_key_head(
         yield own, key, (readers[0][:, :, own].transpose(1, 2), k, v)
 
 
-def _flash_backward_of(
-    outer: Sequence[Tensor], at: tuple[Tensor, Tensor, Tensor], *, is_causal: bool
+def _behind(
+    parts: tuple[Tensor, Tensor], places: slice | Tensor, prompt: slice, sizes: Heads
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries [B, T, Q, D], keys and values [B, S, D]; ``outer``: gradient, output and its logarithms."""
-    g, mixed, sums = (part.transpose(1, 2) for part in outer)
-    grad_q, grad_k, grad_v = _flash_backward(g, *at, mixed, sums, 0.0, is_causal)
-    return grad_q.transpose(1, 2), grad_k.sum(dim=1), grad_v.sum(dim=1)
+    """The numbers of all T queries behind a prompt, and of its S keys and values, which lie once for Q query heads.
+
+    ``parts`` holds what ``_parts`` gives, by token. They become q [Q, kv_heads, T, D], k and v [Q, kv_heads, S, D].
+    """
+    q = parts[0][places, : sizes.heads].unflatten(1, (sizes.kv_heads, -1)).transpose(0, 2)
+    k, v = (
+        part.transpose(0, 1).expand(len(q), -1, -1, -1) for part in (parts[0][prompt, sizes.heads :], parts[1][prompt])
+    )
+    return q, k, v
 
 
 def paired(x: Tensor) -> Tensor:

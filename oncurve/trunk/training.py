@@ -207,7 +207,8 @@ class Pass:
     def _mlp_again(self, state: Kept, layer: LayerParameters, matrices: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
         """The residual before the MLP, its norm, and gate and up."""
         before = (state.first, state.attended) if state.second is None else (state.second, None)
-        second, x, _ = self.ops.add_norm(*before, layer.second_norm, self.sizes.epsilon, self.compute_type)
+        norm = (layer.second_norm, self.sizes.epsilon, self.compute_type, state.second_scale)
+        second, x, _ = self.ops.add_norm(*before, *norm)
         return second, x, project(x, matrices.gate_up) if state.gate_up is None else state.gate_up
 
     def backward(
@@ -245,7 +246,8 @@ class Pass:
         at = (state.qkv, state.attention, self.angles, self.layout, sizes)
         grad_qkv = ops.attention_backward(g @ matrices.output, *at)
         grad_head_norms = [] if layer.head_norms is None else self._norm_heads_backward(state, layer, grad_qkv)
-        _, x, _ = ops.add_norm(state.first, None, layer.first_norm, sizes.epsilon, self.compute_type)
+        norm = (layer.first_norm, sizes.epsilon, self.compute_type, state.first_scale)
+        _, x, _ = ops.add_norm(state.first, None, *norm)
         g = grad_qkv.to(self.compute_type)
         grad_weights = joint_gradients(layer.qkv, g, x, at_once=len(matrices.qkv) == 1)
         g = project_backward(g, matrices.qkv)
