@@ -18,32 +18,34 @@ BLOCK = 32
 class LayerCache:
     """Keys and values of one layer, arranged as the operations want them."""
 
-    own_keys: Tensor
-    own_values: Tensor
+    own: Tensor
+    """Keys and values of completions [2, slots, kv_heads, positions, D]."""
     prompt_keys: Tensor
     prompt_values: Tensor
 
+    def __post_init__(self) -> None:
+        self.own_keys, self.own_values = self.own.unbind()
+
     def all(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the order in which attention takes them."""
+        """In the order in which kernels take them."""
         return self.own_keys, self.own_values, self.prompt_keys, self.prompt_values
+
+    @property
+    def positions(self) -> int:
+        """Those that a completion has room for."""
+        return self.own.shape[3]
 
     def grow(self, positions: int) -> None:
         """Make room for so many positions (whole blocks) of each completion."""
-        self.own_keys = _longer(self.own_keys, positions)
-        self.own_values = _longer(self.own_values, positions)
+        longer = self.own.new_zeros(*self.own.shape[:3], positions, self.own.shape[4])
+        longer[:, :, :, : self.positions] = self.own
+        self.own = longer
+        self.own_keys, self.own_values = longer.unbind()
 
     def move(self, slots: Tensor, positions: int) -> None:
         """Let the first positions of the completions in these slots lie in slots 0, 1, ... in this order."""
-        for buffer in (self.own_keys, self.own_values):
-            held = buffer[:, :, :positions]
-            held[: len(slots)] = held.index_select(0, slots)
-
-
-def _longer(buffer: Tensor, positions: int) -> Tensor:
-    slots, heads, before, width = buffer.shape
-    longer = buffer.new_zeros(slots, heads, positions, width)
-    longer[:, :, :before] = buffer
-    return longer
+        held = self.own[:, :, :, :positions]
+        held[:, : len(slots)] = held.index_select(1, slots)
 
 
 def whole_blocks(positions: int) -> int:

@@ -71,7 +71,7 @@ class Decoder:
         own = (slots, self.capacity, trunk.sizes, own_type)
         prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, prompt_type)
         with self.device:
-            self.caches = [LayerCache(*ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
+            self.caches = [LayerCache(ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""

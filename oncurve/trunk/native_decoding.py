@@ -66,7 +66,7 @@ class NativeLayers:
 
         ``angles`` are those of all positions, ``positions`` that of each row [R].
         """
-        own, prompt = caches[0].own_values.shape[2], caches[0].prompt_keys.shape[-1]
+        own, prompt = caches[0].positions, caches[0].prompt_keys.shape[-1]
         return self.ops.decode(
             self._layers(caches),
             self.trunk.embed(tokens),

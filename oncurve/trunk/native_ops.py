@@ -150,10 +150,9 @@ class NativeOps:
         )
         return grad_qkv
 
-    def own_cache(self, slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Room for keys and values [slots, kv_heads, positions, D]; keys lie in blocks of 16 positions [D, 16]."""
-        keys, values = torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
-        return keys, values
+    def own_cache(self, slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> Tensor:
+        """See ``torch_ops.own_cache``; keys lie in blocks of 16 positions [D, 16]."""
+        return torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
 
     def prompt_cache(self, slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Room for the keys and values of prompts, packed: [slots, kv_heads, numbers of a head, positions], padded."""

@@ -117,7 +117,7 @@ class RecordedLayers(TorchLayers):
         self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
         """See ``TorchLayers``; tokens, positions and places are read on the CPU."""
-        rows, capacity = places.numpy(), caches[0].own_keys.shape[2]
+        rows, capacity = places.numpy(), caches[0].positions
         slots = rows[:, 0]
         seen = min(few_positions(int(rows[:, 1].max()) + 1), capacity)
         prompts, readers = self._fit_table(rows[:, 2], len(caches[0].prompt_keys))

@@ -282,19 +282,16 @@ def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
     compute_type, qkv = qkv.dtype, qkv.to(turn.angles.dtype.to_real())
     span, kv_heads, d, groups = turn.span, sizes.kv_heads, sizes.head_size, turn.groups
     queries, width = sizes.heads // kv_heads, sizes.query_width
-    own_keys, own_values, prompt_keys, prompt_values = cache.all()
     torch.view_as_complex(qkv[:, : width + sizes.kv_width].view(span, -1, d // 2, 2)).mul_(turn.angles)
-    k, v = qkv[:, width:].view(span, 2, kv_heads, d).unbind(1)
+    new = qkv[:, width:].view(span, 2, kv_heads, d)
     if isinstance(turn.past, int):
-        own_keys.select(2, turn.past)[:span].copy_(k)
-        own_values.select(2, turn.past)[:span].copy_(v)
+        cache.own.select(3, turn.past)[:, :span].copy_(new.transpose(0, 1))
     else:
         slots, past = turn.past
-        rows = (k, v) if turn.slots is None else (k[slots], v[slots])
-        own_keys[slots, :, past], own_values[slots, :, past] = (x.to(own_keys.dtype) for x in rows)
+        cache.own[:, slots, :, past] = (new if turn.slots is None else new[slots]).to(cache.own.dtype)
     q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
-    own = [buffer[:span, :, : turn.seen] for buffer in (own_keys, own_values)]
-    shared = [buffer[: groups.prompts, :, : groups.width] for buffer in (prompt_keys, prompt_values)]
+    own = cache.own[:, :span, :, : turn.seen].unbind()
+    shared = [part[: groups.prompts, :, : groups.width] for part in (cache.prompt_keys, cache.prompt_values)]
     read = _attended(q.transpose(1, 2), own, turn.hidden, compute_type)
     of_own, own_logs = (x.transpose(1, 2) for x in read)
     read = _attended(groups.together(q), shared, groups.hidden, compute_type)

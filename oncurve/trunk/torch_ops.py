@@ -242,15 +242,15 @@ def paired(x: Tensor) -> Tensor:
     return x.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)
 
 
-def own_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Room for keys and values of completions [slots, kv_heads, positions, D] each, on torch's default device."""
-    keys, values = torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
-    return keys, values
+def own_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> Tensor:
+    """Room for keys and values of completions [2, slots, kv_heads, positions, D], on torch's default device."""
+    return torch.zeros(2, slots, sizes.kv_heads, positions, sizes.head_size, dtype=dtype)
 
 
 def prompt_cache(slots: int, positions: int, sizes: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same for prompts."""
-    return own_cache(slots, positions, sizes, dtype)
+    """The same for prompts, keys and values apart."""
+    keys, values = own_cache(slots, positions, sizes, dtype)
+    return keys, values
 
 
 def store_prompts(
