@@ -119,16 +119,18 @@ def own_identity(parts: Parts) -> dict[str, Any]:
     digest = hashlib.sha256()
     for prompt in parts.prompts.train:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
+    model = parts.policy.trained_model
+    weights = ((name, parts.policy.whole(weight)) for name, weight in model.named_parameters())
     described = describe_run()
     return {
         "config": config,
         "recipe_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "data": {"num_prompts": len(parts.prompts.train), "sha256": digest.hexdigest()},
-        "base": {"name": config["model"], "sha256": checksum(parts.policy.model.named_parameters(), widened=True)},
+        "base": {"name": config["model"], "sha256": checksum(weights, widened=True)},
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),
-        "device": str(parts.policy.model.device.type),
+        "device": str(model.device.type),
         "versions": {"oncurve": described["oncurve"], "python": described["python"], **described["packages"]},
     }
 

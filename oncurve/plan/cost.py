@@ -102,13 +102,17 @@ def _variant(name: Trainer, work: Work, setup: Setup) -> tuple[Work, Setup]:
     return work, setup
 
 
+SAMPLING = ("KV cache", "sampling buffers", "matrices for sampling", "copy to sample from")
+"""What is only there to sample."""
+
+
 def method_memory(name: Trainer, shape: ModelShape, work: Work, setup: Setup) -> Memory:
     """Peak memory of a method: that of GRPO, with a critic's weights, gradients and moments, or without a cache."""
     memory = plan_memory(shape, work, setup)
     trainer = memory.trainer
     parts = trainer.components
     if name == "DPO":
-        parts = tuple(part for part in parts if part.name not in ("KV cache", "sampling buffers"))
+        parts = tuple(part for part in parts if part.name not in SAMPLING)
     if name == "PPO":
         states = ("weights, float32 (master)", "half-width weights", "frozen weights", "gradients", "optimizer moments")
         critic = [replace(part, name=f"critic: {part.name}") for part in parts if part.name in states]

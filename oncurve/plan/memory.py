@@ -69,6 +69,8 @@ class Memory:
     needs: tuple[Need, ...]
     host_bytes: float = 0.0
     """What was moved from the devices into the CPU's memory, all ranks together."""
+    load_bytes: float = 0.0
+    """What a device that trains holds once before the first step, if that is more than its part of the weights."""
 
     @property
     def trainer(self) -> Need:
@@ -84,11 +86,12 @@ def plan_memory(shape: ModelShape, work: Work, setup: Setup) -> Memory:
     parts = [*weight_parts(shape, setup), *training_parts(shape, work, setup)]
     if setup.placement == "colocated":
         parts += sampling_parts(shape, work, setup)
-        return Memory((Need("trainer", setup.ranks, _finish(parts, setup)),), _host_bytes(shape, setup))
+        need = Need("trainer", setup.ranks, _finish(parts, setup))
+        return Memory((need,), _host_bytes(shape, setup), load_bytes(shape, setup))
     parts.append(Component("weight-sync buffers", constants.NCCL_BUFFER_BYTES, ("sync",)))
     trainer = Need("trainer", setup.ranks, _finish(parts, setup))
     sampler = Need("sampler", setup.sampler_devices, tuple(server_parts(shape, work, setup)))
-    return Memory((trainer, sampler), _host_bytes(shape, setup))
+    return Memory((trainer, sampler), _host_bytes(shape, setup), load_bytes(shape, setup))
 
 
 def trained_parameters(shape: ModelShape, setup: Setup) -> int:
@@ -100,15 +103,17 @@ def frozen_bytes(shape: ModelShape, setup: Setup) -> float:
     """Weights under an adapter: float32, or the linear layers in few bits or half width and the rest in float32."""
     if setup.method == "full":
         return 0.0
-    linear = shape.layers * shape.layer_matrix_parameters
     if setup.quantization is not None:
         per_weight = constants.NF4_BYTES if setup.quantization == "nf4" else constants.INT8_BYTES
-    elif setup.halves_frozen:
-        per_weight = 2.0
-        linear += 0 if shape.is_tied else shape.head_parameters
-    else:
-        return 4.0 * shape.num_parameters
-    return per_weight * linear + 4.0 * (shape.num_parameters - linear)
+        linear = shape.layers * shape.layer_matrix_parameters
+        return per_weight * linear + 4.0 * (shape.num_parameters - linear)
+    return half_width_bytes(shape) if setup.halves_frozen else 4.0 * shape.num_parameters
+
+
+def half_width_bytes(shape: ModelShape) -> float:
+    """All weights, the matrices of linear layers in bfloat16 and the rest in float32."""
+    linear = shape.layers * shape.layer_matrix_parameters + (0 if shape.is_tied else shape.head_parameters)
+    return 2.0 * linear + 4.0 * (shape.num_parameters - linear)
 
 
 def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
@@ -121,28 +126,54 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
         with checkpointing they go at the end of the forward pass
 
     With the optimizer in the CPU's memory (ZeRO-Offload, arXiv:2101.06840) the device keeps half-width weights and
-    gradients, 2 B each. With stage 3 two layers are whole at a time.
+    gradients, 2 B each. With stage 3 two layers are whole at a time, and every device that samples as well has a whole
+    copy for it, with matrices of 2 B under autocast.
     """
     trained = trained_parameters(shape, setup)
     cut = {name: setup.ranks if setup.shard in stages else 1 for name, stages in _STAGES.items()}
-    everywhere: tuple[Phase, ...] = ("sample", "train", "sync")
     if frozen := frozen_bytes(shape, setup):
-        yield Component("frozen weights", frozen / cut["weights"], everywhere)
+        yield Component("frozen weights", frozen / cut["weights"], PHASES)
     weight = 2 if setup.offloads_optimizer else 4
     name = "half-width weights" if setup.offloads_optimizer else "weights, float32 (master)"
-    yield Component(name, weight * trained / cut["weights"], everywhere)
+    yield Component(name, weight * trained / cut["weights"], PHASES)
     if not setup.offloads_optimizer:
         moment = 2 if setup.eight_bit_moments else 8
-        yield Component("optimizer moments", moment * trained / cut["moments"], everywhere)
-    if setup.has_reference and setup.method == "full":
-        yield Component("reference", 4.0 * shape.num_parameters / cut["weights"], everywhere)
-    if setup.shard == "zero3" and setup.ranks > 1:
+        yield Component("optimizer moments", moment * trained / cut["moments"], PHASES)
+    if has_reference(setup):
+        yield Component("reference", 4.0 * shape.num_parameters / cut["weights"], PHASES)
+    if is_cut(setup):
+        yield Component("copy to sample from", copy_bytes(shape, setup), PHASES)
         whole = setup.width * (2 * shape.layer_parameters + shape.head_parameters)
         yield Component("gathered layers", whole, ("sample", "train"), is_buffer=True)
     elif setup.width == 2 and not (setup.offloads_optimizer or setup.quantization or setup.halves_frozen):
         layers = 1 if setup.checkpointing and setup.method == "lora" else shape.layers
         copies = 2.0 * layers * shape.layer_matrix_parameters
         yield Component("half-width copies", copies, ("sample", "train"), is_buffer=True)
+
+
+def is_cut(setup: Setup) -> bool:
+    """Every device keeps a part of each weight."""
+    return setup.shard == "zero3" and setup.ranks > 1
+
+
+def has_reference(setup: Setup) -> bool:
+    """The reference is a model of its own, not the base under an adapter."""
+    return setup.has_reference and setup.method == "full"
+
+
+def copy_bytes(shape: ModelShape, setup: Setup) -> float:
+    """The whole copy to sample from, where weights are cut; servers get theirs from the machine's memory."""
+    if setup.placement == "disaggregated":
+        return 0.0
+    return half_width_bytes(shape) if setup.width == 2 else 4.0 * shape.num_parameters
+
+
+def load_bytes(shape: ModelShape, setup: Setup) -> float:
+    """Before they are cut all weights are on every device, 4 B each, those of the reference too, and the copy."""
+    if not is_cut(setup):
+        return 0.0
+    whole = 4.0 * shape.num_parameters * (2 if has_reference(setup) else 1)
+    return whole + copy_bytes(shape, setup) + (constants.GPU_CONTEXT_BYTES if setup.is_gpu else 0.0)
 
 
 _STAGES: Mapping[str, tuple[str, ...]] = {

@@ -48,8 +48,13 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """The device has room."""
+        """The device has room for every step."""
         return fits(self.memory, self.device)
+
+    @property
+    def loads(self) -> bool:
+        """It has room for what lies there once, before the first."""
+        return self.memory.load_bytes <= self.device.memory_bytes * (1 - GPU_MARGIN)
 
 
 def make_plan(
@@ -93,6 +98,8 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "setup": asdict(plan.setup),
         "device": plan.device.model_dump(mode="json"),
         "fits": plan.fits,
+        "loads": plan.loads,
+        "load_bytes": round(plan.memory.load_bytes),
         "memory": needs,
         "host_bytes": round(plan.memory.host_bytes),
         "devices": [
@@ -153,6 +160,11 @@ def _memory(plan: Plan) -> Iterator[str]:
         room = plan.device.memory_bytes / GIB
         verdict = "fits" if need.peak_bytes <= plan.device.memory_bytes * (1 - GPU_MARGIN) else "does NOT fit"
         yield f"memory of a {need.role}, GiB: peak {_gib(need.peak_bytes)} of {room:.1f}, {verdict}"
+        if need.role == "trainer" and not plan.loads:
+            yield (
+                f"warning: it cannot be loaded: before weights are cut, each trainer holds all of them once, with what "
+                f"is copied {_gib(plan.memory.load_bytes)} GiB"
+            )
         yield f"  {'':28}" + "".join(f"{phase:>10}" for phase in PHASES)
         for name in dict.fromkeys(part.name for part in need.components):
             yield f"  {name:28}" + "".join(f"{_cell(need, name, phase):>10}" for phase in PHASES)

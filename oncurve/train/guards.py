@@ -160,7 +160,7 @@ class Attempt:
     ) -> bool:
         if error is not None and not is_out_of_memory(error):
             return False
-        if error is not None and (self.policy.zero or self.policy.trained_model is not self.policy.model):
+        if error is not None and (self.policy.zero or self.policy.is_divided):
             raise TrainingError(
                 "there is not enough memory for a microbatch, and processes that share the weights cannot go back by "
                 "themselves. Lower policy.tokens_per_microbatch, then `oncurve resume` with --allow-change"

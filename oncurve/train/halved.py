@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from oncurve.products import HALF
 from oncurve.trunk.matrices import linear_layers
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -26,11 +30,18 @@ def halve_frozen_matrices(model: nn.Module) -> None:
                 part.weight.data = half
 
 
-@torch.no_grad()
-def halve_linear_layers(model: nn.Module) -> None:
-    """Keep the matrices of linear layers in bfloat16, to which autocast would round them at each use anyway."""
-    for part in linear_layers(model):
-        part.weight.data = part.weight.data.bfloat16()
+def frozen_copy(model: M, device: torch.device, *, halved: bool) -> M:
+    """A copy of a model on a device, which is not trained.
+
+    ``halved`` keeps the matrices of its linear layers in bfloat16, to which autocast would round them at each use.
+    """
+    linear = {id(part.weight) for part in linear_layers(model)} if halved else set()
+    known: dict[int, object] = {}
+    for weight in model.parameters():  # one at a time: nothing is there twice in full width
+        dtype = torch.bfloat16 if id(weight) in linear else weight.dtype
+        copied = weight.detach().to(device, dtype, copy=True)
+        known[id(weight)] = nn.Parameter(copied, requires_grad=False)
+    return copy.deepcopy(model, known).to(device)  # pyright: ignore[reportReturnType]
 
 
 @contextmanager

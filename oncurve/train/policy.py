@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -24,12 +23,13 @@ from oncurve.rollouts.servers.thin import ThinWeights
 from oncurve.train.adapter import Adapter, Savable, merged_weights, thin_weights, trains_pairs_only
 from oncurve.train.distributed import ALONE, Processes, Sharding, fill, own_rows, reshard, shard, whole
 from oncurve.train.forward import completion_logprobs, enable_packing, has_own_layers
-from oncurve.train.halved import halve_linear_layers
+from oncurve.train.halved import frozen_copy
 from oncurve.train.optimizer import OptimizerSettings, make_adamw
 from oncurve.train.recompute import recomputable_layers, recomputing
 from oncurve.train.zero import Zero, ZeroSettings
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
+WholeCopy = Literal["device", "cpu", "none"]
 
 
 class Scorer(nn.Module):
@@ -80,11 +80,12 @@ class Policy:
         adapter: Adapter | None = None,
         processes: Processes = ALONE,
         sharding: Sharding | ZeroSettings | None = None,
+        whole_copy: WholeCopy = "device",
     ) -> None:
         """``adapter`` is the one inside the model; without a ``reference``, the base under it is the reference.
 
-        With ``sharding``, each process keeps a part of what is trained, and a whole copy to sample from where weights
-        are in parts.
+        With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``whole_copy`` says
+        where this process has all of them, to sample or to publish from.
         """
         self._model, self._tokenizer, self.reference = model, tokenizer, reference
         self.adapter, self.processes = adapter, processes
@@ -96,6 +97,9 @@ class Policy:
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
         self._offloads_activations = offload_activations
         self._scorers = {id(part): Scorer(part) for part in (model, reference) if part is not None}
+        self.is_divided = False
+        """The weights are in parts."""
+        self._whole_copy: WholeCopy = whole_copy
         self._replica: PreTrainedModel | None = None
         self.zero: Zero | None = None
         """DeepSpeed, where it divides the work."""
@@ -109,7 +113,7 @@ class Policy:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The module to sample from: the one in training, or the whole copy of one in parts."""
+        """The module to sample from: the one in training, or the whole copy of one in parts, where there is one."""
         return self._model if self._replica is None else self._replica
 
     @property
@@ -173,7 +177,7 @@ class Policy:
 
     def snapshot(self) -> Savable:
         """What to write to disk: the adapter where there is one, otherwise the model. All processes must call it."""
-        if self._replica is None and self.zero is None:
+        if not self.is_divided and self.zero is None:
             return self._model if self.adapter is None else self.adapter
         weights = {
             name: self.whole(parameter).cpu()
@@ -185,12 +189,14 @@ class Policy:
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the copy to sample from up to date, where there is one. All processes must call it."""
-        if self._replica is None:
+        if not self.is_divided:
             return
-        copies = dict(self._replica.named_parameters())
+        copies = {} if self._replica is None else dict(self._replica.named_parameters())
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
-                copies[name].copy_(self.whole(parameter))
+                weight = self.whole(parameter)
+                if name in copies:
+                    copies[name].copy_(weight)
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a weight of which this process has a part, which all must call; other tensors as they are."""
@@ -212,8 +218,7 @@ class Policy:
     def _divide(self, settings: ZeroSettings) -> None:
         """Hand the model to DeepSpeed, with a copy to sample from where the weights are in parts as well."""
         if settings.stage == 3:
-            self._replica = copy.deepcopy(self._model).requires_grad_(False)
-            self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
+            self._copy_whole(halved=self.reference is None)  # a reference that moves reads the weights as they are
         head = self._model.get_output_embeddings()
         self.zero = Zero(
             self._scorers[id(self._model)],
@@ -227,13 +232,18 @@ class Policy:
 
     def _shard(self, sharding: Sharding) -> None:
         """Make the copy to sample from, then leave this process its part of everything."""
-        self._replica = copy.deepcopy(self._model).requires_grad_(False)
-        self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
+        self._copy_whole(halved=True)
         compute = torch_type(self.compute_type)
-        if self.compute_type == "bfloat16":
-            halve_linear_layers(self._replica)
         for scorer in self._scorers.values():
             shard(scorer, recomputable_layers(scorer.model), self.processes, sharding, compute_type=compute)
+
+    def _copy_whole(self, *, halved: bool) -> None:
+        """Make the copy of all weights before they are cut, where this process has one."""
+        self.is_divided = True
+        self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
+        if self._whole_copy != "none":
+            device = self._model.device if self._whole_copy == "device" else torch.device("cpu")
+            self._replica = frozen_copy(self._model, device, halved=halved and self.compute_type == "bfloat16")
 
     def _fixed(self, model: PreTrainedModel, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         logprobs, entropies = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.sampler_logprobs)
@@ -246,7 +256,7 @@ class Policy:
             for full, piece in zip((logprobs, entropies), pieces, strict=True):
                 if len(rows):
                     full[rows, : piece.shape[1]] = piece.to(full)
-        if self._replica is not None and self.zero is None:
+        if self.is_divided and self.zero is None:
             reshard(scorer)
         return self.processes.add(logprobs), self.processes.add(entropies)
 
@@ -259,7 +269,7 @@ class Policy:
         mine = own_rows(batch, self.processes, share_prompts=self.is_packed)
         own = batch.select(mine)
         plan = list(own.plan_microbatches(self.tokens_per_microbatch, share_prompts=self.is_packed))
-        in_step = self._replica is not None or self.zero is not None
+        in_step = self.is_divided or self.zero is not None
         missing = 0 if not in_step else max(self.processes.gather(len(plan))) - len(plan)
         for rows in plan:
             yield mine[rows], own.select(rows)
@@ -327,7 +337,7 @@ class Policy:
     def _clip(self, limit: float) -> float:
         """Add up the gradients of all processes and scale them down to a norm; the norm before."""
         trained = self._trained()
-        if self._replica is None:
+        if not self.is_divided:
             self.processes.add_gradients(trained)
         norm = whole(nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]))
         nn.utils.clip_grads_with_norm_(trained, limit, norm)

@@ -61,7 +61,7 @@ class Profiler:
         self._spent.clear()
         if step + 1 == self.trace_step and self.policy.processes.is_main:
             kinds = [torch.profiler.ProfilerActivity.CPU]
-            if self.policy.model.device.type == "cuda":
+            if self.policy.trained_model.device.type == "cuda":
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             self._trace = torch.profiler.profile(activities=kinds)
             self._trace.start()
@@ -106,7 +106,7 @@ class Profiler:
 
     def _wait(self) -> None:
         """Until a GPU has done what it was given."""
-        if self.policy.model.device.type == "cuda":
+        if self.policy.trained_model.device.type == "cuda":
             torch.cuda.synchronize()
 
     def _watch_policy(self, policy: Policy) -> None:
@@ -184,7 +184,7 @@ def make_profiler(
         return None
     limits = None
     if is_profiled:
-        limits = measure_limits(getattr(torch, policy.compute_type), policy.model.device)
+        limits = measure_limits(getattr(torch, policy.compute_type), policy.trained_model.device)
         say(
             f"profile: this machine multiplies {policy.compute_type} matrices at "
             f"{limits.operations_per_second / 1e9:,.0f} GFLOP/s and reads {limits.bytes_per_second / 2**30:,.1f} GiB/s"

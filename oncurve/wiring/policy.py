@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oncurve.rollouts.base import Sampler, SamplingParams
     from oncurve.train.adapter import Adapter
     from oncurve.train.distributed import Processes, Sharding
-    from oncurve.train.policy import OptimizerSettings, Policy
+    from oncurve.train.policy import OptimizerSettings, Policy, WholeCopy
     from oncurve.train.zero import ZeroSettings
 
 
@@ -135,7 +135,21 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         adapter=adapter,
         processes=processes or ALONE,
         sharding=sharding,
+        whole_copy=where_whole(config, processes or ALONE, sharding),
     )
+
+
+def where_whole(config: Config, processes: Processes, sharding: Sharding | ZeroSettings | None) -> WholeCopy:
+    """Where this process has all weights when they are cut: to sample, or to publish files, which one process does.
+
+    Under DeepSpeed each has them on its device.
+    """
+    from oncurve.train.distributed import Sharding
+
+    apart = config.rollouts.type == "servers" and config.rollouts.transfer == "fetch"
+    if not apart or not isinstance(sharding, Sharding):
+        return "device"
+    return "cpu" if processes.is_main else "none"
 
 
 def make_processes(config: Config) -> Processes:

@@ -63,6 +63,7 @@ def make_policy(
     lora: bool,
     reshard: bool = True,
     settings: ZeroSettings | None = None,
+    publishes: bool = False,
     **options: Any,
 ) -> Policy:
     """The same policy in every process, with a reference where the model has no adapter."""
@@ -70,6 +71,8 @@ def make_policy(
     reference = None if lora else copy.deepcopy(model).requires_grad_(False)
     adapter = add_adapter(model, LoraSettings(rank=4, alpha=8.0), base="", seed=3) if lora else None
     tokenizer: Any = None
+    if publishes:
+        options["whole_copy"] = "cpu" if processes.is_main else "none"
     return Policy(
         model,
         tokenizer,
@@ -142,7 +145,8 @@ def train(
         after(policy)
     weights = {name: policy.whole(p).clone() for name, p in policy.trained_model.named_parameters()}
     policy.publish()
-    shown = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    has_all = not policy.is_divided or policy.model is not policy.trained_model
+    shown = {name: p.detach().clone() for name, p in policy.model.named_parameters()} if has_all else None
     return {
         "weights": weights,
         "shown": shown,

@@ -25,6 +25,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "ddp-padded": {"way": "ddp", "lora": False, "double": True, "packing": False},
     "fsdp-recomputed": {"way": "fsdp", "lora": True, "double": True, "gradient_checkpointing": True},
     "fsdp-kept": {"way": "fsdp", "lora": False, "double": True, "reshard": False},
+    "fsdp-publishing": {"way": "fsdp", "lora": True, "double": False, "publishes": True},
     "fsdp-gspo": {"way": "fsdp", "lora": False, "double": True, "one_row": True, "kl_coef": 0.0, "preset": "gspo"},
 }
 
@@ -73,6 +74,16 @@ def test_a_process_without_a_trainable_token_keeps_step(variant: str, two: list[
     found = [one[variant] for one in two]
     assert sorted(one["tokens"] > 0 for one in found) == [False, True]
     assert_same(found, tasks.train(ALONE, **OTHERS[variant]), double=True)
+
+
+def test_where_servers_sample_one_process_has_all_weights_and_the_others_their_part(two: list[dict[str, Any]]) -> None:
+    options = {name: value for name, value in OTHERS["fsdp-publishing"].items() if name != "publishes"}
+    alone = tasks.train(ALONE, **options)
+    first, second = (one["fsdp-publishing"] for one in two)
+    for one in (first, second):
+        assert largest_gap(one["weights"], alone["weights"]) < LIMIT[False]
+    assert largest_gap(first["shown"], alone["weights"]) < LIMIT[False], "servers get other weights"
+    assert second["shown"] is None
 
 
 @pytest.mark.parametrize("variant", ["ddp-padded", "fsdp-recomputed", "fsdp-kept", "fsdp-gspo"])

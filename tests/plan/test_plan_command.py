@@ -199,12 +199,23 @@ def test_recipes_say_what_is_trained_and_what_stays(tmp_path: Path) -> None:
 
 
 def test_several_devices_hold_what_one_does_not() -> None:
-    data = json.loads(planned("gsm8k", ["model=Qwen/Qwen2.5-32B"], gpu="H200", gpus=8, as_json=True))
+    data = json.loads(planned("gsm8k", ["model=Qwen/Qwen2.5-14B"], gpu="H200", gpus=8, as_json=True))
     assert data["fits"]
+    assert data["loads"]
     needed = {row["name"]: row["devices_needed"] for row in data["devices"]}
-    assert needed["H200"] == 8
-    one = json.loads(planned("gsm8k", ["model=Qwen/Qwen2.5-32B"], gpu="H200", as_json=True))
+    assert needed["H200"] == 4
+    one = json.loads(planned("gsm8k", ["model=Qwen/Qwen2.5-14B"], gpu="H200", as_json=True))
     assert not one["fits"]
+    assert one["loads"]
+    assert one["load_bytes"] == 0
+
+
+def test_a_model_that_is_whole_once_before_it_is_cut_may_not_load() -> None:
+    model = ["model=Qwen/Qwen2.5-32B", "algorithm.kl_coef=0"]
+    apart = {"gpu": "H200", "gpus": 8, "placement": "disaggregated", "sampler_gpus": 2}
+    assert "cannot be loaded" not in planned("spot_32b/full", model, **apart)
+    with_reference = planned("spot_32b/full", [model[0], "algorithm.kl_coef=0.04"], **apart)
+    assert "fits\nwarning: it cannot be loaded" in with_reference
 
 
 def test_fitting_is_having_room_with_a_margin() -> None:

@@ -105,6 +105,22 @@ def test_samplers_of_their_own_take_the_cache_from_the_trainer() -> None:
     assert "weight-sync buffers" in {part.name for part in trainer.components if part.phases == ("sync",)}
 
 
+def test_devices_that_sample_from_weights_in_parts_have_a_whole_copy() -> None:
+    cut = Setup(ranks=8, shard="zero3")
+    linear = SHAPE.layers * SHAPE.layer_matrix_parameters + (0 if SHAPE.is_tied else SHAPE.head_parameters)
+    assert parts(cut)["copy to sample from"] == 2 * linear + 4 * (N - linear)
+    assert parts(replace(cut, compute="float32"))["copy to sample from"] == 4 * N
+    for other in (Setup(), replace(cut, shard="zero2"), replace(cut, placement="disaggregated", sampler_devices=1)):
+        assert "copy to sample from" not in parts(other)
+
+
+def test_before_they_are_cut_all_weights_are_on_every_device() -> None:
+    apart = Setup(ranks=8, shard="zero3", placement="disaggregated", sampler_devices=1)
+    once = plan_memory(SHAPE, WORK, apart).load_bytes
+    assert plan_memory(SHAPE, WORK, replace(apart, has_reference=True)).load_bytes == once + 4 * N
+    assert plan_memory(SHAPE, WORK, replace(apart, shard="zero1")).load_bytes == 0
+
+
 def test_the_peak_is_the_largest_phase() -> None:
     trainer = plan_memory(SHAPE, WORK, Setup()).trainer
     assert trainer.peak_bytes == max(trainer.phase_bytes(phase) for phase in PHASES)
