@@ -141,8 +141,13 @@ def serve_model(
     check_host(host, token)
     config = parse_config("{data: {type: word_problems}}", [f"model={model}", *overrides], source="oncurve serve")
     policy = wiring.make_policy(config)
-    context_tokens = wiring.context_of(policy.model.config) or 2**31
-    server = Server(policy, max_rows=max_rows, context_tokens=context_tokens, token=token)
+    server = Server(
+        policy,
+        max_rows=max_rows,
+        context_tokens=wiring.context_of(policy.model.config) or 2**31,
+        token=token,
+        cuda_graphs=config.rollouts.cuda_graphs,
+    )
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)

@@ -86,6 +86,7 @@ def make_setup(config: Config, wishes: Wishes) -> Setup:
         offloads_optimizer=wishes.offloads_optimizer,
         placement=wishes.placement,
         sampler_devices=max(1, wishes.sampler_gpus) if apart else 0,
+        sends_over_nccl=config.rollouts.transfer == "nccl",
     )
 
 

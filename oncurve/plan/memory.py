@@ -126,8 +126,8 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
         with checkpointing they go at the end of the forward pass
 
     With the optimizer in the CPU's memory (ZeRO-Offload, arXiv:2101.06840) the device keeps half-width weights and
-    gradients, 2 B each. With stage 3 two layers are whole at a time, and every device that samples as well has a whole
-    copy for it, with matrices of 2 B under autocast.
+    gradients, 2 B each. With stage 3 two layers are whole at a time, and every device that samples as well, or sends
+    weights over NCCL, has a whole copy, with matrices of 2 B under autocast.
     """
     trained = trained_parameters(shape, setup)
     cut = {name: setup.ranks if setup.shard in stages else 1 for name, stages in _STAGES.items()}
@@ -162,8 +162,8 @@ def has_reference(setup: Setup) -> bool:
 
 
 def copy_bytes(shape: ModelShape, setup: Setup) -> float:
-    """The whole copy to sample from, where weights are cut; servers get theirs from the machine's memory."""
-    if setup.placement == "disaggregated":
+    """The whole copy to sample or to send from, where weights are cut; files are written from the machine's memory."""
+    if setup.placement != "colocated" and not setup.sends_over_nccl:
         return 0.0
     return half_width_bytes(shape) if setup.width == 2 else 4.0 * shape.num_parameters
 

@@ -94,6 +94,8 @@ class Setup:
     machines sample."""
     sampler_devices: int = 0
     """Devices that only sample; 0 when colocated."""
+    sends_over_nccl: bool = False
+    """They get new weights from the trainer's devices, not from files."""
 
     @property
     def has_own_layers(self) -> bool:

@@ -110,7 +110,9 @@ def test_devices_that_sample_from_weights_in_parts_have_a_whole_copy() -> None:
     linear = SHAPE.layers * SHAPE.layer_matrix_parameters + (0 if SHAPE.is_tied else SHAPE.head_parameters)
     assert parts(cut)["copy to sample from"] == 2 * linear + 4 * (N - linear)
     assert parts(replace(cut, compute="float32"))["copy to sample from"] == 4 * N
-    for other in (Setup(), replace(cut, shard="zero2"), replace(cut, placement="disaggregated", sampler_devices=1)):
+    apart = replace(cut, placement="split", sampler_devices=1)
+    assert parts(replace(apart, sends_over_nccl=True))["copy to sample from"] == parts(cut)["copy to sample from"]
+    for other in (Setup(), replace(cut, shard="zero2"), apart, replace(apart, placement="disaggregated")):
         assert "copy to sample from" not in parts(other)
 
 

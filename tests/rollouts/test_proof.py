@@ -15,7 +15,7 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.rollouts.engine.generic import ModuleSampling
-from oncurve.rollouts.engine.proof import objection
+from oncurve.rollouts.engine.proof import Proof, objection
 from oncurve.train.policy import Policy
 from oncurve.trunk import decoding, torch_ops
 from oncurve.trunk.decoding import Decoder
@@ -102,3 +102,10 @@ def test_a_step_is_proven_once(
     for _ in range(3):
         engine.sample(make_prompts("1 + 1 ="), 2)
     assert len(asked) == 1
+
+
+def test_without_cuda_graphs_a_gpu_samples_through_the_module(make_policy: MakePolicy) -> None:
+    policy = make_policy()
+    with policy.compute(), torch.inference_mode():
+        assert Proof().trunk(policy) is trunk_of(policy.model)
+        assert Proof(on_gpu=False).trunk(policy) is None

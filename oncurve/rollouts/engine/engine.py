@@ -20,7 +20,6 @@ from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.engine.streams import stream_keys
-from oncurve.trunk.weights import trunk_of
 
 
 class Engine:
@@ -40,13 +39,13 @@ class Engine:
         Keys and values are kept in ``kv_type``; None: in the type of the arithmetic, or in float32, except for long
         prompts, where torch alone decodes on a CPU. Without ``cuda_graphs`` a GPU samples through the model's modules.
         """
-        self.params, self.cuda_graphs = params, cuda_graphs
+        self.params = params
         self.max_rows, self.kv_tokens, self.kv_type = max_rows, kv_tokens, kv_type
         self.on_group: Callable[[Group], None] | None = None
         self.around: Around | None = None
         """What is put around the parts of sampling, to time them."""
         self._policy: PolicyView | None = None
-        self._proof = Proof()
+        self._proof = Proof(on_gpu=cuda_graphs)
         self._version = 0
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
@@ -101,8 +100,8 @@ class Engine:
         """All completions, by the way that the model allows; each group to ``finish`` when it is whole."""
         assert self._policy is not None
         model = self._policy.model
-        trunk = trunk_of(model) if self.cuda_graphs or model.device.type == "cpu" else None
-        if trunk is not None and self._proof.holds(self._policy, trunk):
+        trunk = self._proof.trunk(self._policy)
+        if trunk is not None:
             fused = FusedSampling(
                 self._policy,
                 trunk,

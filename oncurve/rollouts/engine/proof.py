@@ -11,7 +11,7 @@ from oncurve.algorithm.logprobs import from_hidden, from_logits
 from oncurve.products import arithmetic_type, head_type
 from oncurve.rollouts.base import PolicyView
 from oncurve.trunk.decoding import GROWTH, Decoder
-from oncurve.trunk.weights import Trunk, body_of, head_matrix
+from oncurve.trunk.weights import Trunk, body_of, head_matrix, trunk_of
 
 log = logging.getLogger(__name__)
 
@@ -87,17 +87,25 @@ def _by_trunk(policy: PolicyView, trunk: Trunk, prompts: list[Tensor], rows: Ten
 class Proof:
     """Remembers of a policy's trunk whether it may decode; on a CPU it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_gpu: bool = True) -> None:
+        """Without ``on_gpu`` it may on a CPU alone (``rollouts.cuda_graphs``)."""
+        self.on_gpu = on_gpu
         self._trunk: Trunk | None = None
         self._holds = False
 
-    def holds(self, policy: PolicyView, trunk: Trunk) -> bool:
-        """Found out once for each trunk, in the arithmetic of here and now."""
-        if not needs_proof(trunk):
-            return True
+    def trunk(self, policy: PolicyView) -> Trunk | None:
+        """The trunk to decode with, or None where the model's module must do it.
+
+        Found out once for each trunk, in the arithmetic of here and now.
+        """
+        trunk = trunk_of(policy.model)
+        if trunk is None or not needs_proof(trunk):
+            return trunk
+        if not self.on_gpu:
+            return None
         if self._trunk is not trunk:
             reason = objection(policy, trunk)
             self._trunk, self._holds = trunk, reason is None
             if reason is not None:
                 log.warning("the model samples through its own module, slower: its decode step %s", reason)
-        return self._holds
+        return trunk if self._holds else None

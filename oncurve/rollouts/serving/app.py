@@ -32,9 +32,15 @@ class Server:
     """A model behind the routes of the contract. Weights change between an UPDATE, which stages, and a FINISH."""
 
     def __init__(
-        self, policy: PolicyView, *, max_rows: int = 256, context_tokens: int, token: str | None = None
+        self,
+        policy: PolicyView,
+        *,
+        max_rows: int = 256,
+        context_tokens: int,
+        token: str | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
-        self.sampling = Sampling(policy, max_rows=max_rows)
+        self.sampling = Sampling(policy, max_rows=max_rows, cuda_graphs=cuda_graphs)
         self.context_tokens, self.token = context_tokens, token
         self.update = WeightUpdate(policy.model)
         self.instance = secrets.token_hex(8)

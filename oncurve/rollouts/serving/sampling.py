@@ -15,7 +15,6 @@ from oncurve.rollouts.base import PolicyView, SamplingParams
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.servers.contract import Asked, Sampled
 from oncurve.rollouts.serving.batch import OpenBatch, Request, Sizes, sample_through_module
-from oncurve.trunk.weights import Trunk, trunk_of
 
 SMALLEST = 64
 """Tokens of prompts and completions for which buffers are made at least; they double as requests need it."""
@@ -32,12 +31,12 @@ class Sampling:
     waits until those before it are done; then the batch is made anew.
     """
 
-    def __init__(self, policy: PolicyView, *, max_rows: int, label: str = "default") -> None:
+    def __init__(self, policy: PolicyView, *, max_rows: int, label: str = "default", cuda_graphs: bool = True) -> None:
         self.policy, self.max_rows, self.label = policy, max_rows, label
         self._arrived: deque[Request] = deque()
         self._dropped: set[Request] = set()
         self._batch: OpenBatch | None = None
-        self._proof = Proof()
+        self._proof = Proof(on_gpu=cuda_graphs)
         self._sizes = Sizes(max_rows, max_rows, SMALLEST, SMALLEST)
         self._changed = threading.Condition()
         self._is_paused = self._is_closed = self._is_standing = False
@@ -179,8 +178,9 @@ class Sampling:
 
     def _make_batch(self, asked: Asked) -> bool:
         """Buffers that hold the request and all before it; False for a model whose layers we do not compute."""
-        trunk = trunk_of(self.policy.model)
-        if trunk is None or not self._may_decode(trunk):
+        with torch.inference_mode(), self.policy.compute():
+            trunk = self._proof.trunk(self.policy)
+        if trunk is None:
             return False
         old = self._sizes
         self._sizes = Sizes(
@@ -193,10 +193,6 @@ class Sampling:
         self._batch = None  # its buffers are free before the new ones are made
         self._batch = OpenBatch(self.policy, trunk, params, end_ids, self._sizes, self.label)
         return True
-
-    def _may_decode(self, trunk: Trunk) -> bool:
-        with torch.inference_mode(), self.policy.compute():
-            return self._proof.holds(self.policy, trunk)
 
     def _sample_whole(self) -> None:
         """The first request and those that are like it, from beginning to end."""
