@@ -97,11 +97,12 @@ def norm_backward(g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, grad_x: T
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of rows that hold gate and up side by side."""
-    if len(gate_up) <= AT_ONCE or gate_up.is_cuda:
+    pieces = _at_once(gate_up)
+    if len(pieces) == 1:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate).mul_(up)
     out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    for part, to in zip(gate_up.split(AT_ONCE), out.split(AT_ONCE), strict=True):
+    for part, to in zip(pieces, out.split(AT_ONCE), strict=True):
         gate, up = part.chunk(2, dim=-1)
         torch.mul(torch.nn.functional.silu(gate), up, out=to)
     return out
@@ -174,7 +175,10 @@ def attention_backward(
             grad_q, *grads = _flash_backward(g, *at, out, sums, 0.0, True)
             to[:, :, own] = grad_q.transpose(1, 2)
             for place, part in zip((sizes.heads + key, key - sizes.kv_heads), grads, strict=True):
-                torch.sum(part, dim=1, out=to[:, :, place])
+                first, *others = part.unbind(1)
+                total = to[:, :, place].copy_(first)
+                for other in others:
+                    total.add_(other)
         if block.run is None:
             block.put(heads, to)
     parts, queries = _parts(wide, sizes), (sizes.kv_heads, -1)
@@ -183,10 +187,15 @@ def attention_backward(
         grad_q, *grads = _flash_backward(g, *_behind(parts, places, prompt, sizes), out, sums, 0.0, False)
         heads[places, : sizes.heads] += grad_q.transpose(0, 2).flatten(1, 2)
         heads[prompt, sizes.heads :] += torch.cat([part.sum(dim=0) for part in grads]).transpose(0, 1)
-    turned = heads[:, : -sizes.kv_heads]
-    pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2))) * rotary.turn().conj()
-    turned.unflatten(-1, (2, -1)).copy_(torch.view_as_real(pairs).transpose(-1, -2))
+    for turned, turn in zip(_at_once(heads[:, : -sizes.kv_heads]), _at_once(rotary.turn()), strict=True):
+        pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2))) * turn.conj()
+        turned.unflatten(-1, (2, -1)).copy_(torch.view_as_real(pairs).transpose(-1, -2))
     return grad
+
+
+def _at_once(x: Tensor) -> tuple[Tensor, ...]:
+    """Rows in pieces that a processor's cache holds; a GPU takes all at once."""
+    return x.split(AT_ONCE) if x.device.type == "cpu" else (x,)
 
 
 def _turn(qkv: Tensor, rotary: Rotary, sizes: Heads) -> None:
@@ -194,9 +203,9 @@ def _turn(qkv: Tensor, rotary: Rotary, sizes: Heads) -> None:
 
     The order within heads is of no matter to the scores, as long as it is the same for both.
     """
-    heads = _parts(qkv, sizes)[0]
-    turned = torch.complex(*heads.to(rotary.cosine.dtype).chunk(2, dim=-1)).mul_(rotary.turn())
-    heads.copy_(torch.view_as_real(turned).flatten(-2))
+    for heads, turn in zip(_at_once(_parts(qkv, sizes)[0]), _at_once(rotary.turn()), strict=True):
+        turned = torch.complex(*heads.to(rotary.cosine.dtype).chunk(2, dim=-1)).mul_(turn)
+        heads.copy_(torch.view_as_real(turned).flatten(-2))
 
 
 def _parts(qkv: Tensor, sizes: Heads) -> tuple[Tensor, Tensor]:

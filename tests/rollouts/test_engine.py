@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from oncurve.errors import SamplerError
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import engine as engine_module
 from oncurve.rollouts.engine import fused as fused_module
 from oncurve.rollouts.engine import generic as generic_module
+from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.cache import RowCache, left_pad
 from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.engine import Engine, occurrence_indices
@@ -51,7 +51,7 @@ def take_way(monkeypatch: pytest.MonkeyPatch) -> Ways:
         if way == "recorded":
             monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
         if way == "module":
-            monkeypatch.setattr(engine_module, "trunk_of", lambda model: None)
+            monkeypatch.setattr(proof, "trunk_of", lambda model: None)
 
     return take
 

@@ -16,7 +16,7 @@ from oncurve.observe.profile import PARTS, Limits, Spent, read_profile
 from oncurve.observe.record import read_metrics, read_rollouts, read_rows
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import engine as engine_module
+from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.engine import Engine
 from oncurve.train.limits import gemm_flops, read_bandwidth
 from oncurve.train.policy import Policy
@@ -68,7 +68,7 @@ def test_every_phase_is_timed_with_its_work_and_nothing_changes(
     way: str, run_of: Callable[..., tuple[Run, Policy]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "modules":
-        monkeypatch.setattr(engine_module, "trunk_of", lambda model: None)
+        monkeypatch.setattr(proof, "trunk_of", lambda model: None)
     plain, untouched = run_of("plain")
     assert not {"logprobs", "backward", "annotate", "update"} & set(vars(untouched)), "nothing is wrapped"
     profiled, _ = run_of("profiled", limits=LIMITS)
