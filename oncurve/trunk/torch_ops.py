@@ -102,7 +102,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate).mul_(up)
     out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    for part, to in zip(pieces, out.split(AT_ONCE), strict=True):
+    for part, to in zip(pieces, _at_once(out), strict=True):
         gate, up = part.chunk(2, dim=-1)
         torch.mul(torch.nn.functional.silu(gate), up, out=to)
     return out
@@ -111,7 +111,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def swiglu_backward(g: Tensor, gate_up: Tensor) -> Tensor:
     """silu(gate) * up once more; gate and up are overwritten with their gradients."""
     out = torch.empty_like(g)
-    for grad, part, to in zip(g.split(AT_ONCE), gate_up.split(AT_ONCE), out.split(AT_ONCE), strict=True):
+    for grad, part, to in zip(_at_once(g), _at_once(gate_up), _at_once(out), strict=True):
         gate, up = part.chunk(2, dim=-1)
         silu = torch.nn.functional.silu(gate)
         torch.mul(silu, up, out=to)
@@ -195,7 +195,7 @@ def attention_backward(
 
 def _at_once(x: Tensor) -> tuple[Tensor, ...]:
     """Rows in pieces that a processor's cache holds; a GPU takes all at once."""
-    return x.split(AT_ONCE) if x.device.type == "cpu" else (x,)
+    return x.split(AT_ONCE) if len(x) > AT_ONCE and not x.is_cuda else (x,)
 
 
 def _turn(qkv: Tensor, rotary: Rotary, sizes: Heads) -> None:
