@@ -29,6 +29,7 @@ $(DEEPSPEED)/.ready: $(VENV)/.ready-test requirements/deepspeed.txt
 	$(PYTHON) -m venv $(DEEPSPEED)
 	$(RUN)/python -c "import torch; print(torch.__path__[0].rsplit('/', 1)[0])" \
 	  > $$($(DEEPSPEED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=70.1"
 	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	  -r requirements/deepspeed.txt
 	touch $@
