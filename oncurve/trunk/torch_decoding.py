@@ -290,14 +290,36 @@ def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
         slots, past = turn.past
         cache.own[:, slots, :, past] = (new if turn.slots is None else new[slots]).to(cache.own.dtype)
     q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
-    own = cache.own[:, :span, :, : turn.seen].unbind()
+    own = cache.own[:, :span, :, : turn.seen]
     shared = [part[: groups.prompts, :, : groups.width] for part in (cache.prompt_keys, cache.prompt_values)]
-    read = _attended(q.transpose(1, 2), own, turn.hidden, compute_type)
-    of_own, own_logs = (x.transpose(1, 2) for x in read)
     read = _attended(groups.together(q), shared, groups.hidden, compute_type)
     of_prompt, prompt_logs = (groups.apart(x, queries) for x in read)
+    if own.dtype == q.dtype and not own.is_cuda:
+        return _with_own(q, own, turn.hidden, of_prompt, prompt_logs, compute_type).view(span, -1)
+    read = _attended(q.transpose(1, 2), own.unbind(), turn.hidden, compute_type)
+    of_own, own_logs = (x.transpose(1, 2) for x in read)
     share = torch.sigmoid(prompt_logs - own_logs)
     return torch.lerp(of_own, of_prompt, share[..., None]).view(span, -1).to(compute_type)
+
+
+def _with_own(
+    q: Tensor, own: Tensor, hidden: Tensor | None, of_prompt: Tensor, prompt_logs: Tensor, compute_type: torch.dtype
+) -> Tensor:
+    """What queries [span, Q, kv_heads, D] gather from prompts, joined with what they gather from own tokens.
+
+    One query per row and head is too little for flash attention on a CPU: batched products take less. The prompt is one
+    more column of the scores, with the logarithm of its sum.
+    """
+    span, queries, kv_heads, d = q.shape
+    keys, values = own.flatten(1, 2).unbind()
+    scaled = torch.mul(q.transpose(1, 2), d**-0.5, out=q.new_empty(span, kv_heads, queries, d)).flatten(0, 1)
+    scores = torch.bmm(scaled, keys.transpose(1, 2)).view(span, kv_heads, queries, -1)
+    if hidden is not None:
+        scores.add_(hidden)
+    p = torch.cat([scores, prompt_logs.transpose(1, 2).unsqueeze(-1)], dim=-1).softmax(dim=-1)
+    of_own = torch.bmm(p[..., :-1].flatten(0, 1), values).view(span, kv_heads, queries, d)
+    out = torch.empty_like(q, dtype=compute_type)
+    return torch.addcmul(of_own.transpose(1, 2), p[..., -1:].transpose(1, 2), of_prompt, out=out)
 
 
 def _attended(
