@@ -38,6 +38,14 @@ def from_logits(
 class HeadOps(Protocol):
     """The arithmetic on a chunk of logits, which a compiled kernel may do in one pass."""
 
+    def head_matrix(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """The head [V, H] as ``logits`` reads it, which multiplies in that type if nothing else is faster."""
+        ...
+
+    def logits(self, hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
+        """hidden @ weight.T [N, V], summed in float32 or better; ``words`` is V."""
+        ...
+
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """log p of each target, the entropy of each row and the logarithm of its normalizer."""
         ...
@@ -56,6 +64,14 @@ class HeadOps(Protocol):
 
 class TorchHeadOps:
     """The same in torch."""
+
+    def head_matrix(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """See ``HeadOps``."""
+        return weight.to(dtype)
+
+    def logits(self, hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
+        """See ``HeadOps``."""
+        return wide_product(hidden, matrix.T)
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """See ``HeadOps``."""
@@ -125,11 +141,11 @@ class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        compute_weight = weight.to(hidden.dtype).T
+        matrix = ctx.ops.head_matrix(weight.detach(), hidden.dtype)
         logprobs, entropy, normalizer = hidden.new_empty(3, len(hidden), dtype=wide)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            logits = wide_product(hidden[rows], compute_weight)
+            logits = ctx.ops.logits(hidden[rows], matrix, len(weight))
             logprobs[rows], entropy[rows], normalizer[rows] = ctx.ops.head(logits, targets[rows], ctx.temperature)
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
         return logprobs, entropy.clone()
@@ -143,12 +159,12 @@ class _ChunkedHead(torch.autograd.Function):
     def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
         grad_logprobs, grad_entropy = (gradient.contiguous() for gradient in gradients)
-        compute_weight = weight.to(hidden.dtype)
+        matrix, compute_weight = ctx.ops.head_matrix(weight, hidden.dtype), weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            logits = wide_product(hidden[rows], compute_weight.T)
+            logits = ctx.ops.logits(hidden[rows], matrix, len(weight))
             saved, grads = (normalizer[rows], entropy[rows]), (grad_logprobs[rows], grad_entropy[rows])
             grad = ctx.ops.head_backward(logits, targets[rows], ctx.temperature, saved, grads).to(hidden.dtype)
             grad_hidden[rows] = grad @ compute_weight

@@ -75,7 +75,7 @@ def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
     keeps a product of rank numbers per token. Through our own layers, ``trunk/training.py``:
 
         float32:     4 N (2 MLP + 2 Q + 2 KV + 2 H + heads)      of attention only the logarithms of its sums
-        half width:  2 N (2 Q + 2 KV + H) + 4 N (H + heads)      the MLP's inputs are made again
+        half width:  2 N (2 MLP + 2 Q + 2 KV + H) + 4 N (H + heads)      the residual before the MLP is made again
 
     Source: counted, ``constants.py``.
     """
@@ -98,7 +98,8 @@ def _own_layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> floa
     if setup.width == 4:
         values = constants.OWN_MLP * shape.mlp + attention + constants.OWN_WIDE_HIDDEN * shape.hidden
         return 4 * batch.tokens * (values + shape.heads)
-    return batch.tokens * (setup.width * (attention + shape.hidden) + 4 * (shape.hidden + shape.heads))
+    values = constants.OWN_MLP * shape.mlp + attention + shape.hidden
+    return batch.tokens * (setup.width * values + 4 * (shape.hidden + shape.heads))
 
 
 def kept_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
@@ -136,11 +137,11 @@ def layer_buffers(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
 def backward_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
     """Gradients of activations that are alive while one layer runs backward: c N 3 MLP + 4 N 3 H. Source: counted.
 
-    Our own layers in half width make gate and up, and the residual before them, again: c N 2 MLP + 4 N H more.
+    Our own layers in half width make the residual before the MLP again: 4 N H more.
     """
     mlp, hidden = constants.BACKWARD_MLP, constants.BACKWARD_HIDDEN
     if setup.has_own_layers and setup.width == 2:
-        mlp, hidden = mlp + constants.OWN_MLP, hidden + 1
+        hidden += 1
     return batch.tokens * (setup.width * mlp * shape.mlp + 4 * hidden * shape.hidden)
 
 

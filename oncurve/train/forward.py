@@ -48,7 +48,8 @@ def completion_logprobs(
     ops = None
     with ExitStack() as stack:
         if trunk is not None:
-            compute_type, native = trunk.compute_type(), operations(trunk.wide)
+            compute_type = trunk.compute_type()
+            native = operations(compute_type)
             stack.enter_context(torch.autocast("cpu", enabled=False))  # our own layers choose their types themselves
             selected = training.packed_hidden(trunk, make_layout(batch, device), compute_type, recompute=recompute)
             ops = native if isinstance(native, NativeOps) else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oncurve.products import head_type, wide_product
+from oncurve.products import head_type
 from oncurve.trunk import torch_ops
 from oncurve.trunk.caches import LayerCache, whole_blocks
 from oncurve.trunk.layout import prompt_layout
@@ -51,8 +51,9 @@ class Decoder:
         """
         self.trunk, self.compute_type, self.device = trunk, compute_type, trunk.device
         on_cpu = self.device.type == "cpu"
-        self.head = head.to(head_type(self.device, compute_type, trunk.wide))
         self.ops, self.wide_ops = (operations(dtype, self.device.type) for dtype in (compute_type, trunk.wide))
+        self.words = len(head)
+        self.head = self.ops.head_matrix(head.detach(), head_type(self.device, compute_type, trunk.wide))
         self.weights = trunk.weights(compute_type)
         own_type = prompt_type = kv_type or compute_type
         if kv_type is None and on_cpu and not isinstance(self.ops, NativeOps):
@@ -116,7 +117,7 @@ class Decoder:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Of normed hidden states [R, H], by the products of training."""
-        return wide_product(hidden.to(self.head.dtype), self.head.T)
+        return self.ops.logits(hidden, self.head, self.words)
 
     def _grow(self, needed: int) -> None:
         """Make the buffers of completions hold at least so many positions."""

@@ -24,6 +24,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attention": (*[_POINTER] * 8,),
     "attention_backward": (*[_POINTER] * 9,),
     "pack": (_POINTER, _POINTER, *[_INTEGER] * 3),
+    "product": (*[_POINTER] * 3, *[_INTEGER] * 3),
     "store_prompts": (*[_POINTER] * 5, _INTEGER, *[_POINTER] * 3),
     "decode": (*[_POINTER] * 6, _REAL, *[_POINTER] * 3),
     "draw": (_POINTER, _POINTER, _REAL, _POINTER, _POINTER, _INTEGER, _INTEGER),
@@ -59,6 +60,7 @@ class NativeOps:
     _attention_backward: Callable[..., None]
     _store_prompts: Callable[..., None]
     _pack: Callable[..., None]
+    _product: Callable[..., None]
     _decode: Callable[..., None]
     _draw: Callable[..., None]
 
@@ -173,6 +175,22 @@ class NativeOps:
             *self._narrow(*caches),
             _array(heads),
         )
+
+    def head_matrix(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """See ``torch_ops.head_matrix``; packed where this kernel is faster than torch's product: in bfloat16."""
+        return self.pack([weight]) if self.compute_type == torch.bfloat16 else weight.to(dtype)
+
+    def logits(self, hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
+        """See ``torch_ops.logits``.
+
+        In bfloat16 both are rounded to it, their products are summed in float32, and what a row gives does not depend
+        on the rows beside it.
+        """
+        if self.compute_type != torch.bfloat16:
+            return hidden @ matrix.T
+        out = torch.empty(len(hidden), words)
+        self._product(*_wide(hidden), *self._narrow(matrix), *_wide(out), *hidden.shape, words)
+        return out
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """See ``torch_ops.head``."""

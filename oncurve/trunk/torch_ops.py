@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from oncurve.products import wide_product
 from oncurve.trunk.layout import Layout
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -118,6 +119,16 @@ def swiglu_backward(g: Tensor, gate_up: Tensor) -> Tensor:
         torch.ops.aten.silu_backward(up.mul_(grad), gate, grad_input=gate)
         torch.mul(grad, silu, out=up)
     return out
+
+
+def head_matrix(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The head [V, H] as ``logits`` reads it, in the type of the product."""
+    return weight.to(dtype)
+
+
+def logits(hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
+    """hidden @ weight.T [N, V], summed in float32 or better; ``words`` is V."""
+    return wide_product(hidden.to(matrix.dtype), matrix.T)
 
 
 def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tuple[Tensor, tuple[Tensor, Tensor]]:

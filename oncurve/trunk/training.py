@@ -2,7 +2,6 @@
 
 Both directions are written out: a layer keeps what its backward pass cannot cheaply make again, matrix products run in
 the compute type, and residuals, norms, attention and the gradients of residuals in float32 (float64 for such models).
-Products in a half-width type are cheap: then gate and up, nearly half of what a layer would keep, are made again.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ class Kept:
     second: Tensor | None
     """The residual before the MLP [N, H]; None if it is to be made again, from ``first`` and ``attended``."""
     second_scale: Tensor
-    gate_up: Tensor | None
-    """Likewise."""
+    gate_up: Tensor
+    """Before their product; overwritten with their gradients."""
 
 
 Store = Callable[[Tensor], None]
@@ -195,21 +194,20 @@ class Pass:
     def feed_forward(self, state: Kept, matrices: LayerWeights) -> tuple[Tensor, Tensor]:
         """The residual before the MLP and what the MLP adds to it; the state lets go of what is made again."""
         assert state.second is not None
-        assert state.gate_up is not None
         second, acted = state.second, self.ops.swiglu(state.gate_up)
         added = with_thin(matrices.thin.down, acted @ matrices.down.T, acted)
         if self.compute_type == second.dtype:
             state.attended = None
         else:
-            state.second = state.gate_up = None
+            state.second = None
         return second, added
 
-    def _mlp_again(self, state: Kept, layer: LayerParameters, matrices: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
-        """The residual before the MLP, its norm, and gate and up."""
+    def _mlp_inputs(self, state: Kept, layer: LayerParameters) -> tuple[Tensor, Tensor]:
+        """The residual before the MLP, and its norm."""
         before = (state.first, state.attended) if state.second is None else (state.second, None)
         norm = (layer.second_norm, self.sizes.epsilon, self.compute_type, state.second_scale)
         second, x, _ = self.ops.add_norm(*before, *norm)
-        return second, x, project(x, matrices.gate_up) if state.gate_up is None else state.gate_up
+        return second, x
 
     def backward(
         self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor | None
@@ -227,8 +225,9 @@ class Pass:
     ) -> list[Tensor | None]:
         """Of the second norm and the MLP; ``grad`` becomes the gradient of the residual before them."""
         g = (grad if added is None else added).to(self.compute_type)
-        second, x, gate_up = self._mlp_again(state, layer, matrices)
+        gate_up = state.gate_up
         acted = self.ops.swiglu_backward(g @ matrices.down, gate_up)
+        second, x = self._mlp_inputs(state, layer)
         grad_down = layer.down.gradients(g, acted)
         grad_gate_up = joint_gradients(layer.gate_up, gate_up, x, at_once=len(matrices.gate_up) == 1)
         g = project_backward(gate_up, matrices.gate_up)

@@ -177,6 +177,22 @@ def test_the_head_and_its_gradient(case: Case, temperature: float) -> None:
     )
 
 
+@types
+@pytest.mark.parametrize(("rows", "words", "width"), [(1, 16, 32), (5, 53, 36), (64, 100, 7), (131, 48, 80)])
+def test_logits_are_the_sums_of_products_and_those_of_a_row_are_its_own(
+    case: Case, rows: int, words: int, width: int
+) -> None:
+    native, dtype = case.native, case.native.compute_type
+    hidden, weight = torch.randn(rows, width), torch.randn(words, width)
+    matrix = native.head_matrix(weight, torch.float32)
+    found = native.logits(hidden, matrix, words)
+    expected = hidden.to(dtype).double() @ weight.to(dtype).double().T
+    assert (found - expected).abs().max() < 1e-5 * width
+    if dtype == torch.bfloat16:
+        alone = torch.cat([native.logits(row[None], matrix, words) for row in hidden])
+        assert torch.equal(found, alone)
+
+
 @pytest.mark.parametrize("compute_type", [torch.float32], ids=str)
 def test_a_strided_tensor_is_refused(case: Case) -> None:
     with pytest.raises(ValueError, match="contiguous"):

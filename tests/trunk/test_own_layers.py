@@ -9,6 +9,7 @@ import torch
 from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_batch
 
 from oncurve.batch import Batch
+from oncurve.train import forward
 from oncurve.trunk import torch_ops, training
 from oncurve.trunk.layout import make_layout, whole_tokens
 from oncurve.trunk.weights import Trunk, supports, trunk_of
@@ -61,18 +62,26 @@ def test_float32_gradients_are_those_of_the_padded_model(family: str, batch: Bat
 def test_bfloat16_gradients_are_as_near_to_float64_as_those_of_the_padded_model(
     family: str, way: str, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error of all gradients together, over several models: the error of one is as much chance as arithmetic."""
+    """The error of all gradients together, over several models: the error of one is as much chance as arithmetic.
+
+    The padded model is transformers' own up to its logits. With our head, whose gradient is not rounded, it comes
+    nearer.
+    """
     if way == "torch alone":
         monkeypatch.setattr(training, "operations", lambda *_: torch_ops)
-    errors: dict[bool, list[float]] = {True: [], False: []}
+        monkeypatch.setattr(forward, "operations", lambda *_: torch_ops)
+    errors: dict[str, list[float]] = {"packed": [], "padded": [], "padded, our head": []}
     for seed in range(20):
         _, exact = gradients(make(family, torch.float64, seed=seed), batch)
-        for packed in errors:
-            with torch.autocast("cpu", torch.bfloat16):
-                _, found = gradients(make(family, seed=seed), batch, packed=packed)
+        for what, found_in in errors.items():
+            with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as change:
+                if what == "padded":
+                    change.setattr(forward, "is_plain_head", lambda _: False)
+                _, found = gradients(make(family, seed=seed), batch, packed=what == "packed")
             square = sum(float((found[n].double() - exact[n]).square().sum()) for n in exact)
-            errors[packed].append((square / sum(float(exact[n].square().sum()) for n in exact)) ** 0.5)
-    assert sum(errors[True]) <= sum(errors[False])
+            found_in.append((square / sum(float(exact[n].square().sum()) for n in exact)) ** 0.5)
+    assert sum(errors["packed"]) <= 0.97 * sum(errors["padded"])
+    assert sum(errors["packed"]) <= 1.02 * sum(errors["padded, our head"])
 
 
 def test_models_with_something_unknown_are_left_to_transformers() -> None:

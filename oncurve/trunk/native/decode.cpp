@@ -146,6 +146,9 @@ void draw(const float* logits, const double* uniform, float temperature, int64_t
   void pack_##name(const float* matrix, T* packed, int64_t first, int64_t outputs, int64_t inputs) {                   \
     pack<T>(matrix, packed, first, outputs, inputs);                                                                   \
   }                                                                                                                    \
+  void product_##name(const float* x, const T* packed, float* out, int64_t rows, int64_t inputs, int64_t outputs) {    \
+    product<T>(x, packed, out, rows, inputs, outputs);                                                                 \
+  }                                                                                                                    \
   void decode_##name(const int64_t* layers, float* residual, const float* cosine, const float* sine,                   \
                      const int64_t* places, const float* last_norm, float epsilon, T* scratch, float* out,             \
                      const int64_t* sizes) {                                                                           \

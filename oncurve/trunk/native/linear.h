@@ -5,6 +5,7 @@
 // the rows beside it.
 #pragma once
 #include <algorithm>
+#include <vector>
 
 #include "vector.h"
 #if defined(__AMX_BF16__) || defined(__AVX512BF16__)
@@ -209,5 +210,32 @@ void linear(const T* x, const T* packed, const float* bias, T* out, int64_t rows
       multiply_panel<true>(x + row * all, all, packed + n * all, all, sums, PANEL, count);
       for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(load(sums + i * PANEL), out + (row + i) * wide + n);
     }
+  }
+}
+
+// The sums themselves, without a bias, for rows of x and out that are not padded. x is rounded to the matrix's type.
+template <typename T>
+void product(const float* x, const T* packed, float* out, int64_t rows, int64_t inputs, int64_t outputs) {
+  const int64_t all = padded(inputs, INPUT_BLOCK), blocks = padded(rows, ROW_BLOCK) / ROW_BLOCK;
+  std::vector<T> lines(blocks * ROW_BLOCK * all);
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t k = 0; k < inputs; k++) narrow(x[row * inputs + k], lines[row * all + k]);
+    open_tiles();
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < outputs; n += PANEL) {
+      constexpr int64_t together = 4;
+      alignas(64) float sums[together * ROW_BLOCK * PANEL];
+      const int64_t width = std::min(PANEL, outputs - n);
+      for (int64_t block = 0; block < blocks; block += together) {
+        const int64_t count = std::min(together, blocks - block), row = block * ROW_BLOCK;
+        multiply_panel<false>(&lines[row * all], all, packed + n * all, all, sums, PANEL, count);
+        for (int64_t i = 0; i < std::min(count * ROW_BLOCK, rows - row); i++)
+          std::memcpy(out + (row + i) * outputs + n, sums + i * PANEL, width * sizeof(float));
+      }
+    }
+    close_tiles();
   }
 }
