@@ -25,6 +25,9 @@ GROWTH = 128
 """Positions by which the buffers of completions grow at least; they double as long as that is more."""
 PREFILL_TOKENS = 4096
 """Prompt tokens computed at one time."""
+JOIN_BYTES = 5 << 19
+"""Where torch decodes on a CPU, one layer's copies of the prompts may be so large for rows to be joined with theirs:
+reading a prompt once for its group takes three calls more than reading it with each row."""
 
 
 class Decoder:
@@ -42,12 +45,13 @@ class Decoder:
         completion_tokens: int,
         kv_type: torch.dtype | None = None,
         records: bool = True,
+        has_spare: bool = True,
     ) -> None:
         """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
 
         Keys and values are kept in ``kv_type``; None is the compute type on a GPU and where kernels decode, which know
         no other, and the wide type where torch does on a CPU, except for long prompts. With ``records`` a GPU repeats
-        steps as CUDA graphs.
+        steps as CUDA graphs. With ``has_spare`` there is room for copies of short prompts beside all rows.
         """
         self.trunk, self.compute_type, self.device = trunk, compute_type, trunk.device
         on_cpu = self.device.type == "cpu"
@@ -66,10 +70,14 @@ class Decoder:
             self.layers = TorchLayers(trunk, self.weights, self.ops, compute_type, slots=slots)
         else:
             self.layers = RecordedLayers(trunk, self.weights, self.ops, compute_type, slots=slots, records=records)
+        may_join = isinstance(self.layers, TorchLayers) and self.layers.reads_copies and own_type == trunk.wide
+        self._joining = self.layers if isinstance(self.layers, TorchLayers) and may_join else None
         self.completion_tokens = completion_tokens
         self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
         self.capacity = whole_blocks(min(GROWTH, completion_tokens))
-        own = (slots, self.capacity, trunk.sizes, own_type)
+        self._position_bytes = 2 * trunk.sizes.kv_width * own_type.itemsize
+        spare = whole_blocks(prompt_tokens) if has_spare and self._is_joining_worth(slots, prompt_tokens) else 0
+        own = (slots, self.capacity + spare, trunk.sizes, own_type)
         prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, prompt_type)
         with self.device:
             self.caches = [LayerCache(ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
@@ -124,12 +132,37 @@ class Decoder:
         if needed <= self.capacity:
             return
         wanted = min(max(needed, self.capacity + GROWTH, 2 * self.capacity), self.completion_tokens)
-        self.capacity = whole_blocks(wanted)
+        more = whole_blocks(wanted) - self.capacity
+        self.capacity += more
         for cache in self.caches:
-            cache.grow(self.capacity)
+            cache.grow(cache.positions + more)
 
-    def move(self, slots: Tensor, tokens: int) -> None:
-        """Let the rows in these slots, of up to so many tokens, lie in slots 0, 1, ... in this order, so that attention
-        without a kernel can read them in place."""
+    def move(self, slots: Tensor, to: Tensor, tokens: int) -> None:
+        """Let the rows in these slots, of up to so many tokens, lie in others, so that attention without a kernel reads
+        few slots."""
         for cache in self.caches:
-            cache.move(slots.to(self.device), tokens)
+            cache.move(slots.to(self.device), to.to(self.device), cache.front + tokens)
+
+    def should_join(self, rows: int, prompt_tokens: int) -> bool:
+        """Whether so many rows, the last ones, should lie behind a copy of their prompt each from now on."""
+        cache = self.caches[0]
+        if self._joining is None or cache.front or not self._is_joining_worth(rows, prompt_tokens):
+            return False
+        return cache.holds(self._joining.span(rows), prompt_tokens + self.capacity)
+
+    def _is_joining_worth(self, rows: int, prompt_tokens: int) -> bool:
+        """Whether attention reads copies of their prompts faster than it reads the prompts apart."""
+        if self._joining is None:
+            return False
+        return self._joining.span(rows) * prompt_tokens * self._position_bytes <= JOIN_BYTES
+
+    def join(self, places: Tensor, tokens: int) -> None:
+        """Let each of these rows, of up to so many tokens, lie behind a copy of its prompt, in slots 0, 1, ...
+
+        ``places`` is that of ``step``. No prompt is read and no row begins from now on.
+        """
+        assert self._joining is not None
+        slots, _, prompts, lengths = places.T
+        room, front = self._joining.span(len(places)), int(lengths.max())
+        for cache in self.caches:
+            cache.join(slots, prompts, room=room, front=front, tokens=tokens, positions=self.capacity)

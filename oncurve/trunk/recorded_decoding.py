@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -95,6 +95,8 @@ class RecordedLayers(TorchLayers):
     On a CPU, or with ``records`` off, the same step runs operation by operation.
     """
 
+    reads_copies: ClassVar[bool] = False
+
     def __init__(
         self,
         trunk: Trunk,
@@ -121,7 +123,7 @@ class RecordedLayers(TorchLayers):
         slots = rows[:, 0]
         seen = min(few_positions(int(rows[:, 1].max()) + 1), capacity)
         prompts, readers = self._fit_table(rows[:, 2], len(caches[0].prompt_keys))
-        shape = Shape(self._span(int(slots.max()) + 1), seen, readers, prompts)
+        shape = Shape(self.span(int(slots.max()) + 1), seen, readers, prompts)
         width = caches[0].prompt_keys.shape[2]
         numbers = torch.from_numpy(write_numbers(shape, tokens.numpy(), positions.numpy(), rows, width=width))
         out = self._repeat(shape, numbers.to(self.trunk.device), angles, caches, capacity)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -89,10 +90,11 @@ class Turn:
     past: int | tuple[Tensor, Tensor]
     """Where the new token goes: one position of all slots, or slots and their positions."""
     seen: int
-    """Own positions up to the newest token of any row."""
-    groups: Groups
+    """Own positions up to the newest token of any row, copies of prompts among them."""
+    groups: Groups | None
+    """None where each row has a copy of its prompt."""
     hidden: Tensor | None
-    """What is added to the scores of own tokens, -inf where a slot has none [span, 1, 1, T]; None: all have T."""
+    """What is added to the scores of own positions, -inf where a slot has none [span, 1, 1, T]; None: all have T."""
     angles: Tensor
     """exp(i angle) of every pair [span, heads + kv_heads, D / 2]; zero in slots without a row."""
 
@@ -136,6 +138,9 @@ class Layer:
 class TorchLayers:
     """All layers for one token per row, in torch alone: the definition that the kernels must meet."""
 
+    reads_copies: ClassVar[bool] = True
+    """Rows may lie behind copies of their prompts."""
+
     def __init__(
         self, trunk: Trunk, weights: Sequence[LayerWeights], ops: Ops, compute_type: torch.dtype, *, slots: int
     ) -> None:
@@ -155,7 +160,7 @@ class TorchLayers:
 
         ``angles`` are those of all positions, ``positions`` that of each row [R].
         """
-        turn = self._turn(angles.turn().index_select(0, positions), places.numpy())
+        turn = self._turn(angles.turn().index_select(0, positions), places.numpy(), caches[0].front)
         residual = self.trunk.embed(tokens)
         if turn.slots is not None:
             residual = _spread(residual, turn.slots, turn.span)
@@ -183,17 +188,22 @@ class TorchLayers:
         norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True).hypot_(self._least_norm)
         return total, torch.mul(total, weight).div_(norm)
 
-    def _turn(self, angles: Tensor, places: np.ndarray) -> Turn:
-        """What this step reads and writes, from exp(i angle) of the rows [R, 1, D / 2]; see ``Decoder.step``."""
-        slots, past = places[:, 0], places[:, 1]
-        span = self._span(int(slots.max()) + 1)
+    def _turn(self, angles: Tensor, places: np.ndarray, front: int) -> Turn:
+        """What this step reads and writes, from exp(i angle) of the rows [R, 1, D / 2]; see ``Decoder.step``.
+
+        Each row lies behind ``front`` positions, the first of which are those of its prompt; 0 where it has no copy.
+        """
+        slots, past, lengths = places[:, 0], places[:, 1] + front, places[:, 3]
+        span = self.span(int(slots.max()) + 1)
         is_plain = span == len(slots) and np.array_equal(slots, np.arange(span))
-        groups = self._read(places, span)
+        groups = None if front else self._read(places, span)
         seen = int(past.max()) + 1
         is_even, hidden = bool((past == seen - 1).all()), None
-        if not is_even:
-            shut = np.zeros((span, seen), dtype=np.bool_)
-            shut[slots] = np.arange(seen) > past[:, None]
+        if not is_even or (front and bool((lengths < front).any())):
+            positions, shut = np.arange(seen), np.zeros((span, seen), dtype=np.bool_)
+            shut[slots] = positions > past[:, None]
+            if front:
+                shut[slots] |= (positions >= lengths[:, None]) & (positions < front)
             hidden = _hidden(shut, self.wide)
         angles = angles.expand(-1, self.sizes.heads + self.sizes.kv_heads, -1)
         rows = None if is_plain else torch.from_numpy(np.ascontiguousarray(slots))
@@ -207,7 +217,7 @@ class TorchLayers:
             angles.contiguous() if rows is None else _spread(angles, rows, span),
         )
 
-    def _span(self, used: int) -> int:
+    def span(self, used: int) -> int:
         """Slots to compute so that the first ``used`` are among them."""
         step = 8 * -(-self.slots // (8 * SHARE))
         return min(-(-used // step) * step, self.slots)
@@ -289,26 +299,33 @@ def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
     else:
         slots, past = turn.past
         cache.own[:, slots, :, past] = (new if turn.slots is None else new[slots]).to(cache.own.dtype)
-    q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
     own = cache.own[:, :span, :, : turn.seen]
+    if groups is None:
+        return _join(qkv[:, :width].view(span, queries, kv_heads, d), own, turn.hidden, compute_type).view(span, -1)
+    q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
     shared = [part[: groups.prompts, :, : groups.width] for part in (cache.prompt_keys, cache.prompt_values)]
     read = _attended(groups.together(q), shared, groups.hidden, compute_type)
-    of_prompt, prompt_logs = (groups.apart(x, queries) for x in read)
+    of_prompt = groups.apart(read[0], queries), groups.apart(read[1], queries)
     if own.dtype == q.dtype and not own.is_cuda:
-        return _with_own(q, own, turn.hidden, of_prompt, prompt_logs, compute_type).view(span, -1)
+        return _join(q, own, turn.hidden, compute_type, of_prompt).view(span, -1)
     read = _attended(q.transpose(1, 2), own.unbind(), turn.hidden, compute_type)
     of_own, own_logs = (x.transpose(1, 2) for x in read)
-    share = torch.sigmoid(prompt_logs - own_logs)
-    return torch.lerp(of_own, of_prompt, share[..., None]).view(span, -1).to(compute_type)
+    share = torch.sigmoid(of_prompt[1] - own_logs)
+    return torch.lerp(of_own, of_prompt[0], share[..., None]).view(span, -1).to(compute_type)
 
 
-def _with_own(
-    q: Tensor, own: Tensor, hidden: Tensor | None, of_prompt: Tensor, prompt_logs: Tensor, compute_type: torch.dtype
+def _join(
+    q: Tensor,
+    own: Tensor,
+    hidden: Tensor | None,
+    compute_type: torch.dtype,
+    of_prompt: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """What queries [span, Q, kv_heads, D] gather from prompts, joined with what they gather from own tokens.
+    """What queries [span, Q, kv_heads, D] gather from own positions, joined with what they gather from prompts
+    elsewhere, if there are: that and the logarithms of sums.
 
-    One query per row and head is too little for flash attention on a CPU: batched products take less. The prompt is one
-    more column of the scores, with the logarithm of its sum.
+    One query per row and head is too little for flash attention on a CPU: batched products take less. A prompt elsewhere
+    is one more column of the scores, with the logarithm of its sum.
     """
     span, queries, kv_heads, d = q.shape
     keys, values = own.flatten(1, 2).unbind()
@@ -316,10 +333,14 @@ def _with_own(
     scores = torch.bmm(scaled, keys.transpose(1, 2)).view(span, kv_heads, queries, -1)
     if hidden is not None:
         scores.add_(hidden)
-    p = torch.cat([scores, prompt_logs.transpose(1, 2).unsqueeze(-1)], dim=-1).softmax(dim=-1)
+    out = q.new_empty(span, queries, kv_heads, d, dtype=compute_type)
+    if of_prompt is None:
+        p = scores.softmax(dim=-1).flatten(0, 1)
+        return out.copy_(torch.bmm(p, values).view(span, kv_heads, queries, d).transpose(1, 2))
+    mixed, logs = of_prompt
+    p = torch.cat([scores, logs.transpose(1, 2).unsqueeze(-1)], dim=-1).softmax(dim=-1)
     of_own = torch.bmm(p[..., :-1].flatten(0, 1), values).view(span, kv_heads, queries, d)
-    out = torch.empty_like(q, dtype=compute_type)
-    return torch.addcmul(of_own.transpose(1, 2), p[..., -1:].transpose(1, 2), of_prompt, out=out)
+    return torch.addcmul(of_own.transpose(1, 2), p[..., -1:].transpose(1, 2), mixed, out=out)
 
 
 def _attended(

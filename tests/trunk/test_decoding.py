@@ -167,3 +167,83 @@ def test_rows_in_any_slots_at_any_positions_decode_in_torch_what_they_decode_alo
             for place, row in enumerate(running):
                 expected = alone[row][int(past[place])][0]
                 torch.testing.assert_close(logits[place], expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prompt_type", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_rows_behind_copies_of_their_prompts_decode_what_they_decode_apart(
+    family: str, prompt_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncurve.trunk.decoding.operations", lambda *_: torch_ops)
+    model = make(family, "odd")
+    joined, apart = (decoder_of(model, torch.float32, slots=20) for _ in range(2))
+    for decoder in (joined, apart):
+        decoder.prefill(PROMPTS, [2, 0, 1])
+        for cache in decoder.caches:
+            cache.prompt_keys, cache.prompt_values = (
+                cache.prompt_keys.to(prompt_type),
+                cache.prompt_values.to(prompt_type),
+            )
+    rows = [(17, 0, 0), (2, 0, 0), (3, 0, 3), (11, 1, 0), (0, 2, 1), (9, 2, 0)]
+    """Slot, prompt and tokens ahead of the others; slots change as they are joined and moved."""
+    at = {decoder: [slot for slot, _, _ in rows] for decoder in (joined, apart)}
+
+    def places(decoder: Decoder, step: int) -> Tensor:
+        kinds = [([2, 0, 1][prompt], len(PROMPTS[prompt])) for _, prompt, _ in rows]
+        return torch.tensor(
+            [[slot, step + row[2], *kind] for slot, row, kind in zip(at[decoder], rows, kinds, strict=True)]
+        )
+
+    for step in range(150):  # the buffers grow on the way
+        if step == 7:
+            assert joined.should_join(len(rows), 41)
+            joined.join(places(joined, step), step + 3)
+            at[joined] = list(range(len(rows)))
+            assert not joined.should_join(len(rows), 41), "they are joined already"
+            assert not joined.caches[0].prompt_keys.numel()
+        if step in (40, 80):  # rows of unequal prompts and lengths are left, then those of one prompt and length
+            left = {40: [1, 2, 3, 5], 80: [3]}[step]
+            rows = [rows[place] for place in left]
+            for decoder in (joined, apart):
+                slots = [at[decoder][place] for place in left]
+                decoder.move(torch.tensor(slots), torch.arange(len(left)), step + 3)
+                at[decoder] = list(range(len(left)))
+        tokens = torch.randint(1, 64, (len(rows),))
+        both = []
+        for decoder in (joined, apart):
+            where = places(decoder, step)
+            both.append(decoder.step(tokens, where[:, 1] + where[:, 3], where))
+        torch.testing.assert_close(*both, atol=1e-5 * float(both[1].abs().max()), rtol=0)
+
+
+def test_rows_are_joined_where_copies_of_prompts_are_small_and_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("qwen2", "odd")
+    with patch("oncurve.trunk.decoding.operations", return_value=torch_ops):
+        decoder = decoder_of(model, torch.float32, slots=20)
+        full = Decoder(
+            Trunk(model),
+            torch.empty(64, 36),
+            torch.float32,
+            slots=20,
+            prompt_slots=3,
+            prompt_tokens=41,
+            completion_tokens=170,
+            has_spare=False,
+        )
+        narrow = Decoder(
+            Trunk(model),
+            torch.empty(64, 36),
+            torch.float32,
+            slots=20,
+            prompt_slots=3,
+            prompt_tokens=41,
+            completion_tokens=170,
+            kv_type=torch.bfloat16,
+        )
+    assert decoder.should_join(20, 41)
+    assert not narrow.should_join(8, 41), "flash attention reads what is held in another type"
+    assert [full.should_join(rows, 41) for rows in (20, 16, 15, 8)] == [False, False, False, True]
+    copied = 2 * 12 * 4  # bytes of a position
+    monkeypatch.setattr("oncurve.trunk.decoding.JOIN_BYTES", 16 * 41 * copied)
+    assert [decoder.should_join(rows, 41) for rows in (17, 16)] == [False, True]

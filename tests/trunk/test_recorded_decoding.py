@@ -70,7 +70,7 @@ def test_few_shapes_decode_what_fitting_shapes_decode(
             slots, prompts, ahead = slots[1:4], prompts[1:4], ahead[1:4]
         if step == 100:
             for one in (fitting, few):
-                one.move(torch.tensor(slots), step + max(ahead))
+                one.move(torch.tensor(slots), torch.arange(3), step + max(ahead))
             slots = [0, 1, 2]
         tokens = torch.randint(1, 64, (len(slots),), generator=draw_tokens)
         places, positions = places_of(slots, [step + more for more in ahead], prompts)
@@ -140,7 +140,7 @@ def test_a_gpu_would_take_every_operation_of_sampling(family: str, weights: torc
     ):
         tokens, _ = draw(logits, uniform, params, forbidden=[2])
         assert tokens.shape == (3,)
-    decoder.move(torch.tensor([6, 3]), 100)
+    decoder.move(torch.tensor([6, 3]), torch.arange(2), 100)
     for forbidden in (
         "aten::_local_scalar_dense",
         "aten::nonzero",

@@ -83,6 +83,7 @@ class FusedSampling:
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
                 kv_type=self.kv_type,
+                has_spare=self.kv_tokens is None,
             )
             if self.around is not None:
                 decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
@@ -115,21 +116,32 @@ class FusedSampling:
 
     def _step(self, decoder: Decoder, rows: Rows, prompt_lengths: np.ndarray, keys: np.ndarray) -> None:
         """One more token for every running row."""
-        running = rows.running
-        if not len(running):
+        if not len(rows.running):
             return
-        if not isinstance(decoder.cache_ops, NativeOps) and len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
-            moved = rows.gather()
-            if moved is not None:
-                decoder.move(torch.from_numpy(moved), int(rows.lengths[running].max()))
-        prompts = rows.prompt_of[running]
-        past = rows.lengths[running] - 1
-        places = np.stack([rows.slots, past, rows.prompt_slots[prompts], prompt_lengths[prompts]], axis=1)
+        self._arrange(decoder, rows, prompt_lengths)
+        running, places = rows.running, _places(rows, prompt_lengths)
+        past, lengths = places[:, 1], places[:, 3]
         last = torch.from_numpy(rows.tokens[running, past])
-        logits = decoder.step(last, torch.from_numpy(prompt_lengths[prompts] + past), torch.from_numpy(places))
+        logits = decoder.step(last, torch.from_numpy(lengths + past), torch.from_numpy(places))
         tokens, logprobs = self._draw(decoder, logits, keys[running], past + 1)
         rows.record(running, tokens, logprobs)
         rows.keep(rows.finish(running, self._stopped(rows, running, tokens)))
+
+    def _arrange(self, decoder: Decoder, rows: Rows, prompt_lengths: np.ndarray) -> None:
+        """Without kernels, let rows lie as attention reads them best: next to each other, and few of them with a copy
+        of their prompt each."""
+        if isinstance(decoder.cache_ops, NativeOps):
+            return
+        running = rows.running
+        if rows.none_waits:
+            places = _places(rows, prompt_lengths)
+            if decoder.should_join(len(running), int(places[:, 3].max())):
+                decoder.join(torch.from_numpy(places), int(rows.lengths[running].max()))
+                rows.line_up()
+                return
+        if len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
+            moved, to = rows.fill()
+            decoder.move(torch.from_numpy(moved), torch.from_numpy(to), int(rows.lengths[running].max()))
 
     def _draw(
         self, decoder: Decoder, logits: Tensor, keys: np.ndarray, positions: np.ndarray
@@ -161,3 +173,10 @@ class FusedSampling:
             texts = self.stops.ended([rows.tokens[row, : rows.lengths[row]].tolist() for row in chosen])
             stopped = stopped | (np.array(texts) & (rows.lengths[chosen] >= self.params.min_completion_tokens))
         return stopped
+
+
+def _places(rows: Rows, prompt_lengths: np.ndarray) -> np.ndarray:
+    """What ``Decoder.step`` is told of each running row [R, 4]."""
+    prompts = rows.prompt_of[rows.running]
+    past = rows.lengths[rows.running] - 1
+    return np.stack([rows.slots, past, rows.prompt_slots[prompts], prompt_lengths[prompts]], axis=1)

@@ -85,7 +85,7 @@ class Rows:
     @property
     def is_done(self) -> bool:
         """Nothing runs and nothing waits."""
-        return not len(self.running) and self._next == len(self.prompt_of)
+        return not len(self.running) and self.none_waits
 
     def admit(self) -> tuple[np.ndarray, list[int]]:
         """Rows that start now, and the prompts among theirs that must be read first. They join by ``start``."""
@@ -139,14 +139,26 @@ class Rows:
         self._free.extend(self.slots[~goes_on].tolist())
         self.running, self.slots = self.running[goes_on], self.slots[goes_on]
 
-    def gather(self) -> np.ndarray | None:
-        """The running rows' slots in order, to be moved to slots 0, 1, ...; None while they lie there already."""
-        slots = self.slots
-        if np.array_equal(slots, np.arange(len(slots))):
-            return None
-        self.slots = np.arange(len(slots))
-        self._free = list(range(self.room.slots - 1, len(slots) - 1, -1))
-        return slots
+    @property
+    def none_waits(self) -> bool:
+        """Every row has started."""
+        return self._next == len(self.prompt_of)
+
+    def fill(self) -> tuple[np.ndarray, np.ndarray]:
+        """Let as many rows run in the first slots: which slots' rows must move, and to where."""
+        count = len(self.slots)
+        is_beyond = self.slots >= count
+        moved, to = self.slots[is_beyond], np.setdiff1d(np.arange(count), self.slots)
+        self.slots = self.slots.copy()
+        self.slots[is_beyond] = to
+        order = np.argsort(self.slots)
+        self.running, self.slots = self.running[order], self.slots[order]
+        self._free = list(range(self.room.slots - 1, count - 1, -1))
+        return moved, to
+
+    def line_up(self) -> None:
+        """Note that the running rows lie in slots 0, 1, ... now, in their order."""
+        self.slots = np.arange(len(self.slots))
 
     def take_whole(self) -> list[int]:
         """Prompts whose last row has ended since this was asked before."""
