@@ -7,7 +7,7 @@ joined with a copy of theirs: then each row lies in one piece.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class LayerCache:
     """Keys and values of completions [2, slots, kv_heads, positions, D]."""
     prompt_keys: Tensor
     prompt_values: Tensor
-    front: int = 0
+    front: int = field(default=0, init=False)
     """Positions before the own tokens: room for a copy of the prompt, once rows are joined with theirs."""
 
     def __post_init__(self) -> None:

@@ -163,6 +163,6 @@ class Decoder:
         """
         assert self._joining is not None
         slots, _, prompts, lengths = places.T
-        room, front = self._joining.span(len(places)), int(lengths.max())
+        room, front = self._joining.span(len(places)), int(lengths.numpy().max())
         for cache in self.caches:
             cache.join(slots, prompts, room=room, front=front, tokens=tokens, positions=self.capacity)

@@ -171,7 +171,7 @@ class RecordedLayers(TorchLayers):
         by_slot, table, read = numbers.split([4 * span, prompts * readers, prompts])
         tokens, positions, past, back = by_slot.view(4, span)
         width = caches[0].prompt_keys.shape[2]
-        heads = self.sizes.heads + self.sizes.kv_heads
+        kv_heads, queries = self.sizes.kv_heads, self.sizes.heads // self.sizes.kv_heads
         turn = Turn(
             span,
             None,
@@ -179,7 +179,7 @@ class RecordedLayers(TorchLayers):
             seen,
             Groups(table, back, prompts, width, self._hidden(read, width)),
             self._hidden(past + 1, seen),
-            angles.turn().index_select(0, positions).expand(-1, heads, -1).contiguous(),
+            angles.turn().index_select(0, positions)[:, None].expand(-1, kv_heads, queries + 1, -1).contiguous(),
         )
         return self._compute(self.trunk.embed(tokens), turn, caches)
 

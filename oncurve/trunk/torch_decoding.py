@@ -4,9 +4,10 @@ What is computed are the first slots of the caches, those of rows that ended amo
 together: everything is read and written where it lies, and products come in few different sizes, for each of which
 torch would prepare code of its own.
 
-A step of a small model spends its time on calls, not on numbers, so they are few. The two numbers that a rotary
-embedding turns together lie next to each other, as one complex number: queries and keys are in that order here, and
-prompts' keys are stored in it, which leaves every score as it is.
+A step of a small model spends its time on calls, not on numbers, so they are few. One matrix gives for every key head
+its queries, its key and its value, so that each part is read where it lies. The two numbers that a rotary embedding
+turns together lie next to each other, as one complex number: queries and keys are in that order here, and prompts' keys
+are stored in it, which leaves every score as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from oncurve.trunk.matrices import Thin
 from oncurve.trunk.ops import Ops
 from oncurve.trunk.torch_ops import attend_with_sums, paired
 from oncurve.trunk.training import Angles
-from oncurve.trunk.weights import LayerParameters, LayerWeights, Sizes, Trunk, norm_heads, project
+from oncurve.trunk.weights import LayerParameters, LayerWeights, Sizes, Trunk, project
 
 SHARE = 8
 """The slots that are computed come in at most so many different numbers."""
@@ -68,14 +69,14 @@ class Groups:
         return cls(torch.from_numpy(table), torch.from_numpy(back), count, width, hidden)
 
     def together(self, q: Tensor) -> Tensor:
-        """Queries of all slots [span, Q, kv_heads, D] as [P, kv_heads, G * Q, D]: the slots of a prompt one after
+        """Queries of all slots [span, kv_heads, Q, D] as [P, kv_heads, G * Q, D]: the slots of a prompt one after
         another."""
         picked = q if self.table is None else q.index_select(0, self.table)
-        return picked.view(self.prompts, -1, *q.shape[2:]).transpose(1, 2)
+        return picked.unflatten(0, (self.prompts, -1)).transpose(1, 2).flatten(2, 3)
 
     def apart(self, x: Tensor, queries: int) -> Tensor:
-        """The way back from [P, kv_heads, G * Q, ...] to [span, Q, kv_heads, ...]."""
-        spread = x.transpose(1, 2).unflatten(1, (-1, queries)).flatten(0, 1)
+        """The way back from [P, kv_heads, G * Q, ...] to [span, kv_heads, Q, ...]."""
+        spread = x.unflatten(2, (-1, queries)).transpose(1, 2).flatten(0, 1)
         return spread if self.back is None else spread.index_select(0, self.back)
 
 
@@ -96,7 +97,7 @@ class Turn:
     hidden: Tensor | None
     """What is added to the scores of own positions, -inf where a slot has none [span, 1, 1, T]; None: all have T."""
     angles: Tensor
-    """exp(i angle) of every pair [span, heads + kv_heads, D / 2]; zero in slots without a row."""
+    """exp(i angle) of every pair [span, kv_heads, Q + 1, D / 2]; zero in slots without a row."""
 
     def gather(self, x: Tensor) -> Tensor:
         """The rows of what was computed for all slots."""
@@ -109,8 +110,9 @@ class Layer:
 
     first_norm: Tensor
     qkv: Product
-    """To queries, keys and values, queries and keys in pairs."""
-    head_norms: tuple[Tensor, Tensor] | None
+    """To the Q queries, the key and the value of each key head, queries and keys in pairs."""
+    head_norms: Tensor | None
+    """Of the queries and the key of a key head [Q + 1, D], in pairs."""
     output: Product
     second_norm: Tensor
     gate_up: Product
@@ -123,12 +125,14 @@ class Layer:
         norms, bias, thin = parameters.head_norms, matrices.qkv_bias, matrices.thin
         qkv = matrix_product(_arranged(matrices.qkv, sizes), None if bias is None else _arranged(bias, sizes))
         qkv_thin = None if thin.qkv is None else Thin(thin.qkv.a, _arranged((thin.qkv.b,), sizes))
-        output_thin = None if thin.output is None else Thin(_reordered(thin.output.a, sizes), thin.output.b)
+        if norms is not None:
+            of_queries, of_keys = (paired(norm)[None] for norm in norms)
+            norms = torch.cat([of_queries.expand(sizes.heads // sizes.kv_heads, -1), of_keys])
         return cls(
             first_norm=_scaled(parameters.first_norm),
             qkv=_beside(qkv, qkv_thin),
-            head_norms=None if norms is None else (paired(norms[0]), paired(norms[1])),
-            output=_beside(matrix_product(_reordered(matrices.output, sizes)), output_thin),
+            head_norms=norms,
+            output=_beside(matrix_product(matrices.output), thin.output),
             second_norm=_scaled(parameters.second_norm),
             gate_up=_beside(_side_by_side(matrices.gate_up), thin.gate_up),
             down=_beside(matrix_product(matrices.down), thin.down),
@@ -172,9 +176,10 @@ class TorchLayers:
         for layer, cache in zip(self.layers, caches, strict=True):
             residual, x = self._add_norm(residual, added, layer.first_norm)
             qkv = layer.qkv(x.to(self.compute_type))
+            heads = qkv.view(len(qkv), self.sizes.kv_heads, -1, self.sizes.head_size)
             if layer.head_norms is not None:
-                norm_heads(qkv, layer.head_norms, self.sizes)
-            mixed = attend(qkv, turn, cache, self.sizes)
+                _norm_heads(heads[:, :, :-1], layer.head_norms, self.sizes.epsilon)
+            mixed = attend(heads, turn, cache)
             residual, x = self._add_norm(residual, layer.output(mixed), layer.second_norm)
             added = layer.down(self.ops.swiglu(layer.gate_up(x.to(self.compute_type))))
         return self._add_norm(residual, added, self.last_norm)[1]
@@ -205,7 +210,8 @@ class TorchLayers:
             if front:
                 shut[slots] |= (positions >= lengths[:, None]) & (positions < front)
             hidden = _hidden(shut, self.wide)
-        angles = angles.expand(-1, self.sizes.heads + self.sizes.kv_heads, -1)
+        kv_heads, queries = self.sizes.kv_heads, self.sizes.heads // self.sizes.kv_heads
+        angles = angles[:, None].expand(-1, kv_heads, queries + 1, -1)
         rows = None if is_plain else torch.from_numpy(np.ascontiguousarray(slots))
         return Turn(
             span,
@@ -254,24 +260,19 @@ def _can_arrange() -> bool:
 
 
 def _arranged(parts: Sequence[Tensor], sizes: Sizes) -> Tensor:
-    """Rows of queries, keys and values in one tensor [C, ...]: queries and keys in pairs within each head, queries by
-    ``_head_order``."""
+    """Rows of queries, keys and values in one tensor [C, ...], in the order in which ``attend`` takes them."""
     qkv = parts[0] if len(parts) == 1 else torch.cat([part.detach() for part in parts])
-    turned = sizes.query_width + sizes.kv_width
-    heads = qkv[:turned].view(-1, sizes.head_size, *qkv.shape[1:])
-    order = torch.cat([_head_order(sizes), torch.arange(sizes.heads, sizes.heads + sizes.kv_heads)])
-    heads = heads[order.to(heads.device)][:, paired(torch.arange(sizes.head_size)).to(heads.device)]
-    return torch.cat([heads.flatten(0, 1), qkv[turned:]])
+    heads = qkv.unflatten(0, (-1, sizes.head_size))
+    order = paired(torch.arange(sizes.head_size)).to(qkv.device)
+    q, k, v = heads.split([sizes.heads, sizes.kv_heads, sizes.kv_heads])
+    q, k = (part[:, order].unflatten(0, (sizes.kv_heads, -1)) for part in (q, k))
+    return torch.cat([q, k, v[:, None]], dim=1).flatten(0, 2)
 
 
-def _head_order(sizes: Sizes) -> Tensor:
-    """The first query head of every key head, then the second, ...: as attention leaves its output in memory."""
-    return torch.arange(sizes.heads).view(sizes.kv_heads, -1).T.flatten()
-
-
-def _reordered(output: Tensor, sizes: Sizes) -> Tensor:
-    """Columns of the matrix behind attention, heads by ``_head_order``."""
-    return output.unflatten(1, (sizes.heads, -1))[:, _head_order(sizes).to(output.device)].flatten(1)
+def _norm_heads(heads: Tensor, weight: Tensor, epsilon: float) -> None:
+    """Norm queries and keys [span, kv_heads, Q + 1, D] head by head, in place, as ``norm_heads`` does (Qwen3)."""
+    x = heads.to(weight.dtype)
+    heads.copy_(x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon) * weight)
 
 
 def _scaled(weight: Tensor) -> Tensor:
@@ -283,35 +284,34 @@ def _spread(x: Tensor, slots: Tensor, span: int) -> Tensor:
     return x.new_zeros(span, *x.shape[1:]).index_copy_(0, slots, x)
 
 
-def attend(qkv: Tensor, turn: Turn, cache: LayerCache, sizes: Sizes) -> Tensor:
+def attend(heads: Tensor, turn: Turn, cache: LayerCache) -> Tensor:
     """Attention of one new token per slot to its prompt and its own past, which then holds it too: [span, heads D].
 
-    The two parts are weighted by their shares of the softmax. ``qkv`` [span, C] may be overwritten. Slots without a row
-    are written to as well: a row that starts there sees nothing of it.
+    ``heads`` [span, kv_heads, Q + 2, D] holds the Q queries, the key and the value of each key head, and may be
+    overwritten. The two parts are weighted by their shares of the softmax. Slots without a row are written to as well:
+    a row that starts there sees nothing of it.
     """
-    compute_type, qkv = qkv.dtype, qkv.to(turn.angles.dtype.to_real())
-    span, kv_heads, d, groups = turn.span, sizes.kv_heads, sizes.head_size, turn.groups
-    queries, width = sizes.heads // kv_heads, sizes.query_width
-    torch.view_as_complex(qkv[:, : width + sizes.kv_width].view(span, -1, d // 2, 2)).mul_(turn.angles)
-    new = qkv[:, width:].view(span, 2, kv_heads, d)
+    compute_type, heads = heads.dtype, heads.to(turn.angles.dtype.to_real())
+    span, groups, queries = turn.span, turn.groups, heads.shape[2] - 2
+    torch.view_as_complex(heads[:, :, :-1].unflatten(-1, (-1, 2))).mul_(turn.angles)
+    q, new = heads[:, :, :queries], heads[:, :, queries:]
     if isinstance(turn.past, int):
-        cache.own.select(3, turn.past)[:, :span].copy_(new.transpose(0, 1))
+        cache.own.select(3, turn.past)[:, :span].copy_(new.permute(2, 0, 1, 3))
     else:
         slots, past = turn.past
+        new = new.transpose(1, 2)
         cache.own[:, slots, :, past] = (new if turn.slots is None else new[slots]).to(cache.own.dtype)
     own = cache.own[:, :span, :, : turn.seen]
     if groups is None:
-        return _join(qkv[:, :width].view(span, queries, kv_heads, d), own, turn.hidden, compute_type).view(span, -1)
-    q = qkv[:, :width].contiguous().view(span, queries, kv_heads, d)
+        return _join(q, own, turn.hidden, compute_type).view(span, -1)
     shared = [part[: groups.prompts, :, : groups.width] for part in (cache.prompt_keys, cache.prompt_values)]
     read = _attended(groups.together(q), shared, groups.hidden, compute_type)
     of_prompt = groups.apart(read[0], queries), groups.apart(read[1], queries)
     if own.dtype == q.dtype and not own.is_cuda:
         return _join(q, own, turn.hidden, compute_type, of_prompt).view(span, -1)
-    read = _attended(q.transpose(1, 2), own.unbind(), turn.hidden, compute_type)
-    of_own, own_logs = (x.transpose(1, 2) for x in read)
+    of_own, own_logs = _attended(q, own.unbind(), turn.hidden, compute_type)
     share = torch.sigmoid(of_prompt[1] - own_logs)
-    return torch.lerp(of_own, of_prompt[0], share[..., None]).view(span, -1).to(compute_type)
+    return torch.lerp(of_own, of_prompt[0], share[..., None]).to(compute_type).flatten(1)
 
 
 def _join(
@@ -321,26 +321,24 @@ def _join(
     compute_type: torch.dtype,
     of_prompt: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """What queries [span, Q, kv_heads, D] gather from own positions, joined with what they gather from prompts
+    """What queries [span, kv_heads, Q, D] gather from own positions, joined with what they gather from prompts
     elsewhere, if there are: that and the logarithms of sums.
 
-    One query per row and head is too little for flash attention on a CPU: batched products take less. A prompt elsewhere
-    is one more column of the scores, with the logarithm of its sum.
+    One query per row and head is too little for flash attention on a CPU: batched products take less. A prompt
+    elsewhere is one more column of the scores, with the logarithm of its sum.
     """
-    span, queries, kv_heads, d = q.shape
     keys, values = own.flatten(1, 2).unbind()
-    scaled = torch.mul(q.transpose(1, 2), d**-0.5, out=q.new_empty(span, kv_heads, queries, d)).flatten(0, 1)
-    scores = torch.bmm(scaled, keys.transpose(1, 2)).view(span, kv_heads, queries, -1)
+    scores = q.new_empty(len(keys), q.shape[2], keys.shape[1])
+    scores.baddbmm_(q.flatten(0, 1), keys.transpose(1, 2), beta=0, alpha=q.shape[3] ** -0.5)
+    scores = scores.view(*q.shape[:3], -1)
     if hidden is not None:
         scores.add_(hidden)
-    out = q.new_empty(span, queries, kv_heads, d, dtype=compute_type)
     if of_prompt is None:
-        p = scores.softmax(dim=-1).flatten(0, 1)
-        return out.copy_(torch.bmm(p, values).view(span, kv_heads, queries, d).transpose(1, 2))
+        return torch.bmm(scores.softmax(dim=-1).flatten(0, 1), values).to(compute_type)
     mixed, logs = of_prompt
-    p = torch.cat([scores, logs.transpose(1, 2).unsqueeze(-1)], dim=-1).softmax(dim=-1)
-    of_own = torch.bmm(p[..., :-1].flatten(0, 1), values).view(span, kv_heads, queries, d)
-    return torch.addcmul(of_own.transpose(1, 2), p[..., -1:].transpose(1, 2), mixed, out=out)
+    p = torch.cat([scores, logs.unsqueeze(-1)], dim=-1).softmax(dim=-1)
+    of_own = torch.bmm(p[..., :-1].flatten(0, 1), values).view(q.shape)
+    return torch.addcmul(of_own, p[..., -1:], mixed, out=q.new_empty(q.shape, dtype=compute_type))
 
 
 def _attended(

@@ -103,7 +103,7 @@ def test_groups_come_back_to_their_slots() -> None:
     shape = Shape(span=6, seen=32, readers=2, prompts=3)
     numbers = torch.from_numpy(write_numbers(shape, np.zeros(4), np.zeros(4), rows, width=32))
     groups = Groups(numbers[24:30], numbers[18:24], 3, 32, None)
-    q = torch.arange(6.0).view(6, 1, 1, 1).expand(6, 2, 3, 4)
+    q = torch.arange(6.0).view(6, 1, 1, 1).expand(6, 3, 2, 4)
     together = groups.together(q)
     assert together.shape == (3, 3, 4, 4)
     assert set(together[2].unique().tolist()) == {3.0, 5.0}
