@@ -58,17 +58,26 @@ def side_of(record: Record) -> str:
     return f"{chosen['compute']}, {'kernels' if chosen['kernels'] == 'on' else 'torch alone'}"
 
 
+def processor(record: Record) -> str:
+    """The kind of processor that it was measured on, in short."""
+    return str(record["run"]["hardware"]["cpu"]).replace("(R)", "").removesuffix(" Processor")
+
+
 def steps_table(results: Path) -> str:
     """Seconds of a whole step on either side."""
-    head = [*CASE, "TRL's setting", "TRL", "ours", "oncurve", "times faster", "lowest, highest", "sampling", "training"]
+    head = [*CASE, "processor", "TRL's setting", "TRL", "ours", "oncurve", "times faster", "lowest, highest"]
+    head += ["sampling", "training"]
     rows = []
-    sweeps = {tuple(case_of(record)): record["sweep"] for record in load(results, "vs_trl-sweep-", "sweep")}
+    sweeps = {
+        (*case_of(record), processor(record)): record["sweep"] for record in load(results, "vs_trl-sweep-", "sweep")
+    }
     for record in load(results, "vs_trl-", "trl_setting"):
-        found, swept = record["measured"], sweeps.get(tuple(case_of(record)))
+        found, swept = record["measured"], sweeps.get((*case_of(record), processor(record)))
         low, high = found["speedup_range"]
         rows.append(
             [
                 *case_of(record),
+                processor(record),
                 f"{record['trl_setting']} ({_rank(record['trl_setting'], swept)})",
                 f"{found['trl_seconds']['step']:.2f} s",
                 side_of(record),
@@ -118,8 +127,8 @@ def sweep_table(results: Path) -> str:
         seconds, fastest = record["sweep"]["step_seconds"], record["sweep"]["fastest"]
         cells = [f"{seconds[name]:.2f}" if name in seconds else "" for name in names]
         marked = [f"**{cell}**" if name == fastest else cell for name, cell in zip(names, cells, strict=True)]
-        rows.append([*case_of(record), *marked])
-    return table([*CASE, *names], rows)
+        rows.append([*case_of(record), processor(record), *marked])
+    return table([*CASE, "processor", *names], rows)
 
 
 def sampling_table(results: Path) -> str:
@@ -310,7 +319,7 @@ def draw(results: Path, path: Path) -> bool:
 
 def _label(record: Record) -> str:
     model, lengths, prompt, trained = case_of(record)
-    return f"{model}, {lengths}, prompt {prompt}, {trained}"
+    return f"{model}, {lengths}, prompt {prompt}, {trained}, {processor(record)}"
 
 
 def _memory_pair(record: Record) -> tuple[str, str]:

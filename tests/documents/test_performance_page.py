@@ -32,6 +32,7 @@ STEP = {
         "model": "S", "case": "ragged", "prompt_tokens": 48, "training": "lora", "kl": 0.04, "updates": 2,
         "compute": "bfloat16", "kernels": "off",
     },
+    "run": {"hardware": {"cpu": "Intel(R) Xeon(R) Processor"}},
     "trl_setting": "fp32:32",
     "measured": {
         "trl_seconds": {
@@ -64,8 +65,9 @@ def test_the_page_shows_what_the_committed_measurements_say(chart: ModuleType) -
 def test_a_step_is_shown_with_its_setting_its_ratio_and_the_range(chart: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, "vs_trl-S-ragged-48-lora", **STEP)
     shown = cells(chart.steps_table(tmp_path))
-    assert shown[:5] == ["S", "ragged", "48", "LoRA, KL 0.04, 2 updates", "fp32:32 (not tried against others)"]
-    assert shown[5:] == ["6.00 s", "bfloat16, torch alone", "1.50 s", "**4.12**", "3.50, 4.75", "4.88", "3.38"]
+    assert shown[:5] == ["S", "ragged", "48", "LoRA, KL 0.04, 2 updates", "Intel Xeon"]
+    assert shown[5] == "fp32:32 (not tried against others)"
+    assert shown[6:] == ["6.00 s", "bfloat16, torch alone", "1.50 s", "**4.12**", "3.50, 4.75", "4.88", "3.38"]
 
 
 def test_the_phases_of_a_training_step_sum_to_its_training_time(chart: ModuleType, tmp_path: Path) -> None:
@@ -83,20 +85,25 @@ def test_records_of_another_kind_are_left_out(chart: ModuleType, tmp_path: Path)
 
 def test_the_fastest_of_a_sweep_is_marked(chart: ModuleType, tmp_path: Path) -> None:
     sweep = {"step_seconds": {"fp32:8": 3.0, "fp32:32": 2.0}, "fastest": "fp32:32"}
-    write(tmp_path, "vs_trl-sweep-S", arguments=STEP["arguments"], sweep=sweep)
-    assert cells(chart.sweep_table(tmp_path))[4:] == ["3.00", "**2.00**"]
+    write(tmp_path, "vs_trl-sweep-S", arguments=STEP["arguments"], run=STEP["run"], sweep=sweep)
+    assert cells(chart.sweep_table(tmp_path))[4:] == ["Intel Xeon", "3.00", "**2.00**"]
 
 
 @pytest.mark.parametrize(
-    ("fastest", "said"), [("fp32:32", "(fastest of 2)"), ("fp32:8", "(1.50 times slower than fp32:8)")]
+    ("fastest", "cpu", "said"),
+    [
+        ("fp32:32", "Intel(R) Xeon(R) Processor", "(fastest of 2)"),
+        ("fp32:8", "Intel(R) Xeon(R) Processor", "(1.50 times slower than fp32:8)"),
+        ("fp32:8", "AMD EPYC", "(not tried against others)"),
+    ],
 )
-def test_a_step_says_how_its_setting_did_in_the_sweep(
-    chart: ModuleType, tmp_path: Path, fastest: str, said: str
+def test_a_step_says_how_its_setting_did_in_the_sweep_of_its_machine(
+    chart: ModuleType, tmp_path: Path, fastest: str, cpu: str, said: str
 ) -> None:
     sweep = {"step_seconds": {"fp32:8": 3.0, "fp32:32": 3.0} | {fastest: 2.0}, "fastest": fastest}
     write(tmp_path, "vs_trl-S-ragged-48-lora", **STEP)
-    write(tmp_path, "vs_trl-sweep-S", arguments=STEP["arguments"], sweep=sweep)
-    assert cells(chart.steps_table(tmp_path))[4] == f"fp32:32 {said}"
+    write(tmp_path, "vs_trl-sweep-S", arguments=STEP["arguments"], run={"hardware": {"cpu": cpu}}, sweep=sweep)
+    assert cells(chart.steps_table(tmp_path))[5] == f"fp32:32 {said}"
 
 
 def test_memory_is_compared_with_the_fastest_and_the_smallest_setting_that_is_nearly_as_fast(chart: ModuleType) -> None:
