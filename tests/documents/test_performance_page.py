@@ -172,6 +172,6 @@ def test_the_picture_is_drawn_from_the_records(chart: ModuleType, tmp_path: Path
     assert not chart.draw(tmp_path, tmp_path / "performance.png")
     write(tmp_path, "vs_trl-S-ragged-48-lora", **STEP)
     measured = {"oncurve": memory_of(("float32:1024", 75, 0.5)), "trl": memory_of(("fp32:8", 300, 1.0))}
-    write(tmp_path, "memory-S", arguments=STEP["arguments"], measured=measured)
+    write(tmp_path, "memory-S", arguments=STEP["arguments"], run=STEP["run"], measured=measured)
     assert chart.draw(tmp_path, tmp_path / "performance.png")
     assert (tmp_path / "performance.png").read_bytes().startswith(b"\x89PNG")
