@@ -70,8 +70,9 @@ class Decoder:
             self.layers = TorchLayers(trunk, self.weights, self.ops, compute_type, slots=slots)
         else:
             self.layers = RecordedLayers(trunk, self.weights, self.ops, compute_type, slots=slots, records=records)
-        may_join = isinstance(self.layers, TorchLayers) and self.layers.reads_copies and own_type == trunk.wide
-        self._joining = self.layers if isinstance(self.layers, TorchLayers) and may_join else None
+        self._joining: TorchLayers | None = None
+        if isinstance(self.layers, TorchLayers) and self.layers.reads_copies and own_type == trunk.wide:
+            self._joining = self.layers
         self.completion_tokens = completion_tokens
         self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
         self.capacity = whole_blocks(min(GROWTH, completion_tokens))
