@@ -46,6 +46,7 @@ OUR_SETTINGS = (
     "bfloat16:1024",
     "bfloat16:512",
     "bfloat16:512+checkpointing",
+    "bfloat16:256+checkpointing",
 )
 """Type of the arithmetic and tokens per microbatch."""
 MIB = 2**20

@@ -117,10 +117,12 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     from oncurve.rollouts.engine.engine import Engine
     from oncurve.train.adapter import LoraSettings, add_adapter
     from oncurve.train.checkpoint import load_model
+    from oncurve.train.heap import give_back_freed_memory, keep_freed_memory
     from oncurve.train.policy import OptimizerSettings, Policy
 
     peak = Peak()
     peak.note("imports")
+    (give_back_freed_memory if setting.checkpointing else keep_freed_memory)()
     model, tokenizer = load_model(str(folder))
     rank = setting.lora_rank
     adapter = add_adapter(model, LoraSettings(rank=rank), base=str(folder)) if rank else None

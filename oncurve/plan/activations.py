@@ -146,7 +146,7 @@ def backward_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
 
 
 def head_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """The head's buffers in its backward pass, where logits exist for a chunk of 1,024 tokens only.
+    """The head's buffers in its backward pass, where logits exist for a chunk of tokens only: 1,024, 256 on a CPU.
 
         4 x copies x chunk x V       the logits and the terms of their gradient in float32: 4, 2 by compiled kernels
         + V H (4 + 4)                the gradient of the head's weights, and a chunk's product before it is added;
@@ -155,7 +155,8 @@ def head_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
     Source: ``algorithm/logprobs.py``, counted with torch's memory profiler. All logits at once would be N V (4 + c)
     at the least: 5 GB for 8,192 tokens and a vocabulary of 151,936 in float32.
     """
-    chunk = min(constants.HEAD_CHUNK_TOKENS, batch.trained_tokens)
+    most = constants.HEAD_CHUNK_TOKENS if setup.is_gpu else constants.HEAD_CHUNK_TOKENS_CPU
+    chunk = min(most, batch.trained_tokens)
     copies = constants.HEAD_COPIES_NATIVE if setup.has_own_layers else constants.HEAD_COPIES
     logits = 4 * copies * chunk * shape.vocabulary
     copy = 0 if setup.width == 4 else 2

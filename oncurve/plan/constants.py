@@ -34,7 +34,9 @@ BACKWARD_HIDDEN = 3
 """Counted. Tensors [N, H] in float32 alive at the same time: gradients of the residual stream and of the input."""
 
 HEAD_CHUNK_TOKENS = 1024
-"""Counted. Tokens whose logits exist at one time: ``oncurve.algorithm.logprobs.CHUNK_TOKENS``."""
+"""Counted. Tokens whose logits exist at one time on a GPU: ``oncurve.algorithm.logprobs.CHUNK_TOKENS``."""
+HEAD_CHUNK_TOKENS_CPU = 256
+"""Counted. The same on a CPU: ``oncurve.algorithm.logprobs.CPU_CHUNK_TOKENS``."""
 HEAD_COPIES = 4
 """Counted. Tensors [chunk, V] in float32 alive in the head: scaled, softmax and their product forward; logits, log p, p
 and the gradient of the chunk before backward."""
@@ -57,7 +59,7 @@ INT8_BYTES = 1.004
 CPU_LIBRARIES_BYTES = 28 * 2**20
 """Measured. What a process on a CPU takes beyond its imports and its tensors: the code of the kernels that it touches
 for the first time, and the libraries' own buffers. It is the peak of a model of 30,000 weights."""
-CPU_FRAGMENTATION = {"full": 0.25, "checkpointing": 0.35, "lora": 0.8, "own": 0.25}
+CPU_FRAGMENTATION = {"full": 0.25, "lora": 0.8, "own": 0.25}
 """Measured. What the C library's allocator holds on top of what is in use, as a share of what all layers together
 allocate and free in a pass (what is kept for the backward pass, and the gradients there). Freed blocks below 32 MiB
 stay with the process, and where small tensors that live on stand between them, the next large one finds no place: the

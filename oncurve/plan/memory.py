@@ -212,11 +212,11 @@ def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
 def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
     """What the C library's allocator holds on top: a share of what all layers allocate and free. Measured.
 
-    Tensors [N, MLP] of 32 MiB and more are given back at once and leave no gaps.
+    Tensors [N, MLP] of 32 MiB and more are given back at once and leave no gaps; with checkpointing all tensors are.
     """
-    if 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
+    if setup.checkpointing or 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
         return 0.0
-    kind = "lora" if setup.method == "lora" else "checkpointing" if setup.checkpointing else "full"
+    kind = "lora" if setup.method == "lora" else "full"
     kind = "own" if setup.has_own_layers else kind
     churn = shape.layers * (layer_bytes(shape, setup, batch) + backward_bytes(shape, setup, batch))
     return constants.CPU_FRAGMENTATION[kind] * churn
@@ -228,21 +228,25 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     KV cache: rows x (S + T) x 2 layers KV c          rows: whole groups, at most rollouts.max_rows
     reading prompts: one layer's widest tensors, and one layer's keys and values repeated for all heads
     logits of the next token: 4 x 4 x rows x V
-    our own layers: their matrices once more in the order of the kernels, c each; and rounded, or with the adapter added
+    our own layers: their matrices once more in the order of the kernels, c each; and rounded, or with the adapter
+    added, until the last prompt was read: where all rows run at once, that is before completions have a cache
     our own decode step on a GPU: attention's matrices in its order and the head, unless it is in half width already
     """
     rows = -(-work.rows_at_once // setup.ranks)
     length = work.prompt_tokens + work.completion_tokens
-    yield Component("KV cache", kv_bytes(shape, rows * length, setup), ("sample",), is_buffer=True)
+    cache = kv_bytes(shape, rows * length, setup)
+    yield Component("KV cache", cache, ("sample",), is_buffer=True)
     logits = 4.0 * constants.SAMPLING_LOGIT_COPIES * rows * shape.vocabulary
     prompts = rows / work.group_size * work.prompt_tokens
     reading = setup.width * prompts * 3 * shape.mlp
     repeated = 2.0 * setup.width * rows * length * shape.query_size if shape.heads != shape.kv_heads else 0.0
     yield Component("sampling buffers", logits + max(reading, repeated), ("sample",), is_buffer=True)
     if setup.has_own_layers:
-        copies = 2 if setup.method == "lora" or setup.width == 2 else 1
-        matrices = copies * setup.width * shape.layers * shape.layer_matrix_parameters
-        yield Component("matrices for sampling", float(matrices), ("sample",), is_buffer=True)
+        matrices = float(setup.width * shape.layers * shape.layer_matrix_parameters)
+        yield Component("matrices for sampling", matrices, ("sample",), is_buffer=True)
+        if setup.method == "lora" or setup.width == 2:
+            again = max(0.0, matrices - (cache if work.rows_at_once == work.completions else 0.0))
+            yield Component("matrices to read prompts", again, ("sample",), is_buffer=True)
     elif setup.records_copies and shape.family in OWN_FAMILIES:
         attention = sum(math.prod(shape.layer_matrices[name]) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
         has_head = setup.halves_frozen and not shape.is_tied

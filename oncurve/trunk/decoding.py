@@ -75,10 +75,10 @@ class Decoder:
             self._joining = self.layers
         self.completion_tokens = completion_tokens
         self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
-        self.capacity = whole_blocks(min(GROWTH, completion_tokens))
+        self.capacity = 0  # until the first step, when prompts may have been read and need nothing any more
         self._position_bytes = 2 * trunk.sizes.kv_width * own_type.itemsize
         spare = whole_blocks(prompt_tokens) if has_spare and self._is_joining_worth(slots, prompt_tokens) else 0
-        own = (slots, self.capacity + spare, trunk.sizes, own_type)
+        own = (slots, spare, trunk.sizes, own_type)
         prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, prompt_type)
         with self.device:
             self.caches = [LayerCache(ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in trunk.layers]
@@ -115,6 +115,10 @@ class Decoder:
         _, hidden, _ = self.ops.add_norm(residual, added, norm, epsilon, self.trunk.wide)
         return self._logits(hidden)
 
+    def end_prompts(self) -> None:
+        """No prompt is read from now on: kernels decode with weights in an order of their own and need no others."""
+        self.weights = []
+
     def step(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
         """Logits [R, V] in the wide type, as in training, after one more token per row [R] at its position [R].
 
@@ -147,7 +151,9 @@ class Decoder:
     def should_join(self, rows: int, prompt_tokens: int) -> bool:
         """Whether so many rows, the last ones, should lie behind a copy of their prompt each from now on."""
         cache = self.caches[0]
-        if self._joining is None or cache.front or not self._is_joining_worth(rows, prompt_tokens):
+        if self._joining is None or not self.capacity or cache.front:
+            return False
+        if not self._is_joining_worth(rows, prompt_tokens):
             return False
         return cache.holds(self._joining.span(rows), prompt_tokens + self.capacity)
 

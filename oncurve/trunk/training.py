@@ -73,6 +73,8 @@ class Kept:
     """Before their product; overwritten with their gradients."""
 
 
+Keeps = Literal["everything", "inputs", "nothing"]
+"""What of a layer is there for its backward pass."""
 Store = Callable[[Tensor], None]
 """Takes the projected queries, keys and values of all tokens [N, C]."""
 
@@ -82,10 +84,13 @@ def packed_hidden(trunk: Trunk, layout: Layout, compute_type: torch.dtype, *, re
 
     With ``recompute`` a layer keeps its input only and runs again in the backward pass.
     """
-    embedded = trunk.body.embed_tokens(layout.ids)[0].to(trunk.wide)
-    parameters = [parameter for layer in trunk.layers for parameter in layer.all()]
-    keeps = "nothing" if not torch.is_grad_enabled() else "inputs" if recompute else "everything"
-    hidden, added = _Layers.apply(embedded, trunk, layout, compute_type, keeps, *parameters)  # type: ignore[misc]
+    angles = Angles(*trunk.rotary(layout.positions[0]))
+    pass_ = Pass(layout, angles, trunk.sizes, operations(compute_type), compute_type)
+    keeps: Keeps = "nothing" if not torch.is_grad_enabled() else "inputs" if recompute else "everything"
+    hidden: Tensor = trunk.body.embed_tokens(layout.ids)[0].to(trunk.wide).contiguous()
+    added: Any = None
+    for number, layer in enumerate(trunk.layers):
+        hidden, added = _Layer.apply(hidden, added, trunk, number, pass_, keeps, *layer.all())  # type: ignore[misc]
     places = layout.predicts
     total = hidden.index_select(0, places) + added.index_select(0, places)
     return _Norm.apply(total, trunk.body.norm.weight, trunk.sizes.epsilon)  # type: ignore[return-value]
@@ -108,53 +113,51 @@ class _Norm(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-class _Layers(torch.autograd.Function):
-    """All layers, from the embeddings to the last residual and what the last MLP adds to it."""
+class _Layer(torch.autograd.Function):
+    """One layer, from the residual and what is added to it to the residual before the MLP and what the MLP adds.
+
+    A function for each, so that the gradients of its parameters join those of earlier microbatches before the layer
+    below makes its own: there is never a second gradient of all weights.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
-        embedded: Tensor,
+        residual: Tensor,
+        added: Tensor | None,
         trunk: Trunk,
-        layout: Layout,
-        compute_type: torch.dtype,
-        keeps: Literal["everything", "inputs", "nothing"],
+        number: int,
+        pass_: Pass,
+        keeps: Keeps,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        angles = Angles(*trunk.rotary(layout.positions[0]))
-        pass_ = Pass(layout, angles, trunk.sizes, operations(compute_type), compute_type)
-        residual, added = embedded.contiguous(), None
-        kept: list[Any] = []
-        for layer in trunk.layers:
-            before, matrices = (residual, added), trunk.layer_weights(layer, compute_type)
-            state = pass_.forward(layer, matrices, residual, added)
-            residual, added = pass_.feed_forward(state, matrices)
-            if keeps != "nothing":
-                kept.append(before if keeps == "inputs" else state)
-        ctx.pass_, ctx.trunk, ctx.kept, ctx.keeps = pass_, trunk, kept, keeps
-        assert added is not None
+        layer, before = trunk.layers[number], (residual, added)
+        matrices = trunk.layer_weights(layer, pass_.compute_type)
+        state = pass_.forward(layer, matrices, residual, added)
+        residual, added = pass_.feed_forward(state, matrices)
+        if state.second is not None:
+            state.second = state.second.detach()  # an output that its own function keeps would never be freed
+        ctx.pass_, ctx.trunk, ctx.number = pass_, trunk, number
+        ctx.kept = {"everything": state, "inputs": before, "nothing": None}[keeps]
         return residual, added
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast("cpu", enabled=False):  # the types are chosen here, also where backward runs under autocast
-            return _Layers._backward(ctx, *grads)
+            return _Layer._backward(ctx, *grads)
 
     @staticmethod
     def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, grad_added = grads  # of the last residual, and of what is added to it
-        grad = grad.contiguous().clone()
-        reversed_gradients: list[list[Tensor | None]] = []
-        added: Tensor | None = grad_added.contiguous()
-        for layer in reversed(ctx.trunk.layers):
-            state, matrices = ctx.kept.pop(), ctx.trunk.layer_weights(layer, ctx.pass_.compute_type)
-            if ctx.keeps == "inputs":
-                state = ctx.pass_.forward(layer, matrices, *state)
-            reversed_gradients.append(ctx.pass_.backward(state, layer, matrices, grad, added))
-            added = None
-        ctx.pass_ = None  # whoever keeps the loss for its value keeps no tables
-        gradients = [gradient for layer in reversed(reversed_gradients) for gradient in layer]
-        return grad, None, None, None, None, *gradients
+        (grad, added), pass_, state = grads, ctx.pass_, ctx.kept
+        ctx.pass_ = ctx.kept = None  # whoever keeps the loss for its value keeps no tables
+        layer, has_added = ctx.trunk.layers[ctx.number], ctx.number > 0
+        if ctx.number + 1 == len(ctx.trunk.layers):  # from outside; below, from the layer above, which has done with it
+            grad = grad.contiguous().clone()
+        matrices = ctx.trunk.layer_weights(layer, pass_.compute_type)
+        if isinstance(state, tuple):
+            state = pass_.forward(layer, matrices, *state)
+        gradients = pass_.backward(state, layer, matrices, grad, added.contiguous())
+        return grad, grad.to(added.dtype) if has_added else None, None, None, None, None, *gradients
 
 
 @dataclass(frozen=True)
@@ -210,21 +213,21 @@ class Pass:
         return second, x
 
     def backward(
-        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor | None
+        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor
     ) -> list[Tensor | None]:
         """Gradients of the layer's parameters, in the order of ``LayerParameters.all``; None where one is frozen.
 
         ``grad``, the gradient of the layer's output residual, becomes that of its input in place. ``added`` is the
-        gradient of what the MLP adds; None where it is the same.
+        gradient of what the MLP adds.
         """
         of_mlp = self._mlp_backward(state, layer, matrices, grad, added)  # two functions: each lets go of what it made
         return [*self._attention_backward(state, layer, matrices, grad), *of_mlp]
 
     def _mlp_backward(
-        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor | None
+        self, state: Kept, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor
     ) -> list[Tensor | None]:
         """Of the second norm and the MLP; ``grad`` becomes the gradient of the residual before them."""
-        g = (grad if added is None else added).to(self.compute_type)
+        g = added.to(self.compute_type)
         gate_up = state.gate_up
         acted = self.ops.swiglu_backward(g @ matrices.down, gate_up)
         second, x = self._mlp_inputs(state, layer)

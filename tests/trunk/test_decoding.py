@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from unittest.mock import patch
 
@@ -169,6 +170,20 @@ def test_rows_in_any_slots_at_any_positions_decode_in_torch_what_they_decode_alo
                 torch.testing.assert_close(logits[place], expected, atol=2e-5, rtol=1e-4)
 
 
+@kernels
+@torch.no_grad()
+def test_kernels_let_go_of_what_only_prompts_need_before_completions_have_room() -> None:
+    model, tokens = make("qwen2", "odd"), torch.randint(1, 64, (3, len(PROMPT_OF)))
+    expected = run(decoder_of(model, torch.bfloat16, slots=20), tokens, [0, 3])
+    decoder = decoder_of(model, torch.bfloat16, slots=20)
+    matrices = [weakref.ref(layer.down) for layer in decoder.weights]
+    with patch.object(decoder, "prefill", lambda *given: (Decoder.prefill(decoder, *given), decoder.end_prompts())):
+        assert {cache.positions for cache in decoder.caches} == {0}
+        found = run(decoder, tokens, [0, 3])
+    assert [matrix() for matrix in matrices] == [None] * 3
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("prompt_type", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
@@ -217,6 +232,7 @@ def test_rows_behind_copies_of_their_prompts_decode_what_they_decode_apart(
         torch.testing.assert_close(*both, atol=1e-5 * float(both[1].abs().max()), rtol=0)
 
 
+@torch.no_grad()
 def test_rows_are_joined_where_copies_of_prompts_are_small_and_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("qwen2", "odd")
     with patch("oncurve.trunk.decoding.operations", return_value=torch_ops):
@@ -241,6 +257,9 @@ def test_rows_are_joined_where_copies_of_prompts_are_small_and_have_room(monkeyp
             completion_tokens=170,
             kv_type=torch.bfloat16,
         )
+    assert not decoder.should_join(20, 41), "before the first step there is nothing to join"
+    for each in (decoder, full, narrow):
+        run(each, torch.ones(1, len(PROMPT_OF), dtype=torch.long), [0])
     assert decoder.should_join(20, 41)
     assert not narrow.should_join(8, 41), "flash attention reads what is held in another type"
     assert [full.should_join(rows, 41) for rows in (20, 16, 15, 8)] == [False, False, False, True]

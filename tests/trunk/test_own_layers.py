@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_bat
 
 from oncurve.batch import Batch
 from oncurve.train import forward
+from oncurve.train.forward import completion_logprobs
 from oncurve.trunk import torch_ops, training
 from oncurve.trunk.layout import make_layout, whole_tokens
 from oncurve.trunk.weights import Trunk, supports, trunk_of
@@ -120,3 +124,44 @@ def test_a_row_that_fills_up_the_sequence_is_read_by_nobody(batch: Batch) -> Non
     assert layout.ids.shape[1] == whole_tokens(real) > real
     assert int(layout.predicts.max()) < real
     assert all(prompt.stop <= real for prompt, _ in layout.readers)
+
+
+def layer_functions(output: torch.Tensor) -> list[Any]:
+    """The nodes of our layers in the graph of a tensor."""
+    found, waiting, seen = [], [output.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+            found += [node] if node.name() == "_LayerBackward" else []
+    return found
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_later_microbatch_adds_its_gradients_layer_by_layer(recompute: bool, batch: Batch) -> None:
+    """With the gradients of a first one there, another backward pass needs less than a second gradient of all."""
+    model = make("qwen2", num_hidden_layers=8, intermediate_size=4096)
+    gradients(model, batch, packed=True, recompute=recompute)
+    total = sum(4 * parameter.numel() for parameter in model.parameters())
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        logprobs, _ = completion_logprobs(model, batch, temperature=1.0, packed=True, recompute=recompute)
+        with torch.profiler.record_function("backward begins"):
+            logprobs.sum().backward()
+    events = profiler.profiler.kineto_results.events()
+    begins = next(event.start_ns() for event in events if event.name() == "backward begins")
+    alive = most = 0
+    for time, change in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        alive = alive + change if time >= begins else 0
+        most = max(most, alive)
+    assert 0 < most < total / 2
+
+
+def test_a_loss_that_nobody_runs_backward_lets_go_of_what_layers_kept(batch: Batch) -> None:
+    model = make("qwen2")
+    logprobs = completion_logprobs(model, batch, temperature=1.0, packed=True)[0]
+    kept = [weakref.ref(function.kept) for function in layer_functions(logprobs)]
+    assert len(kept) == 3
+    del logprobs
+    gc.collect()
+    assert [reference() for reference in kept] == [None] * 3

@@ -91,6 +91,8 @@ class FusedSampling:
             try:
                 while not rows.is_done:
                     self._admit(decoder, rows, prompts, keys)
+                    if rows.none_waits:
+                        decoder.end_prompts()
                     self._step(decoder, rows, lengths, keys)
                     for prompt in rows.take_whole():
                         finish(prompt, rows.group(prompt))
