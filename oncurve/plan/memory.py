@@ -212,12 +212,12 @@ def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
 def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
     """What the C library's allocator holds on top: a share of what all layers allocate and free. Measured.
 
-    Tensors [N, MLP] of 32 MiB and more are given back at once and leave no gaps; with checkpointing all tensors are.
+    Tensors [N, MLP] of 32 MiB and more are given back at once and leave no gaps.
     """
-    if setup.checkpointing or 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
+    if 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
         return 0.0
-    kind = "lora" if setup.method == "lora" else "full"
-    kind = "own" if setup.has_own_layers else kind
+    kind = "own" if setup.has_own_layers else "lora" if setup.method == "lora" else "full"
+    kind = "checkpointing" if setup.checkpointing else kind
     churn = shape.layers * (layer_bytes(shape, setup, batch) + backward_bytes(shape, setup, batch))
     return constants.CPU_FRAGMENTATION[kind] * churn
 

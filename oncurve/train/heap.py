@@ -13,8 +13,9 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 NEVER = 2**31 - 1
 LARGEST = 32 * 2**20
 """Larger blocks than this always come from the system and go back to it; glibc accepts no more."""
-SMALL = 128 * 2**10
-"""Where glibc begins to do so, until it has seen larger blocks go and begins to keep these."""
+SMALL = 2**20
+"""What smaller blocks leave behind is not worth the time: giving back all from 128 KiB on made training a third slower,
+for a tenth of the memory."""
 
 
 def keep_freed_memory() -> bool:
@@ -27,12 +28,11 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Let tensors of 128 KiB and more on a CPU go back to the system when they are freed; whether they do.
+    """Let tensors of 1 MiB and more on a CPU go back to the system when they are freed; whether they do.
 
-    Sampling and training then do not add up, and nothing is held between tensors that live on: the peak of a small
-    model is 8 to 15 % lower.
+    Sampling and training then do not add up, and nothing is held between tensors that live on.
     """
-    return _set(MMAP_THRESHOLD, SMALL) and _set(TRIM_THRESHOLD, SMALL)
+    return _set(MMAP_THRESHOLD, SMALL) and _set(TRIM_THRESHOLD, LARGEST)
 
 
 def _set(option: int, value: int) -> bool:

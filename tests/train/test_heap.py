@@ -61,7 +61,7 @@ def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
 before = resident()
 for _ in range(3):  # the C library learns to keep blocks from those that go
-    parts = [(torch.ones(60_000), torch.ones(1_000)) for _ in range(400)]
+    parts = [(torch.ones(600_000), torch.ones(1_000)) for _ in range(40)]
     small = [part for _, part in parts]
     del parts
 print(resident() - before)
