@@ -45,6 +45,7 @@ OUR_SETTINGS = (
     "bfloat16:2048",
     "bfloat16:1024",
     "bfloat16:512",
+    "bfloat16:2048+checkpointing",
     "bfloat16:512+checkpointing",
     "bfloat16:256+checkpointing",
 )
