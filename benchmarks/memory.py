@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from models import SHAPES
 from ours import Ours, Work, our_config, work_of
 
 from oncurve.errors import OncurveError
+from oncurve.observe.terminal import LIBRARY_OPTIONS
 
 TRL_SETTINGS = (
     "fp32:8",
@@ -140,7 +142,8 @@ def in_a_fresh_process(arguments: argparse.Namespace, folder: Path, system: str,
     command = [sys.executable, __file__, "--child", f"{system} {setting}", "--folder", str(folder)]
     for name, value in options:
         command += [f"--{name}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**LIBRARY_OPTIONS, **os.environ} if system == "oncurve" else None  # as our commands set it
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{system} at {setting} failed:\n{done.stderr[-3000:]}")
     measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from oncurve.observe.terminal import LIBRARY_OPTIONS
 from oncurve.plan.activations import head_bytes, kept_bytes, largest_microbatch, layer_buffers
 from oncurve.plan.memory import plan_memory, trained_parameters
 from oncurve.plan.setup import Setup, Work
@@ -112,17 +113,17 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
 
     from oncurve.algorithm.presets import build as build_algorithm
     from oncurve.data.collate import collate, stack_rewards
+    from oncurve.heap import keep_freed_memory
     from oncurve.records import Prompt, Reward
     from oncurve.rollouts.base import SamplingParams
     from oncurve.rollouts.engine.engine import Engine
     from oncurve.train.adapter import LoraSettings, add_adapter
     from oncurve.train.checkpoint import load_model
-    from oncurve.train.heap import give_back_freed_memory, keep_freed_memory
     from oncurve.train.policy import OptimizerSettings, Policy
 
     peak = Peak()
     peak.note("imports")
-    (give_back_freed_memory if setting.checkpointing else keep_freed_memory)()
+    keep_freed_memory(always=not setting.checkpointing)
     model, tokenizer = load_model(str(folder))
     rank = setting.lora_rank
     adapter = add_adapter(model, LoraSettings(rank=rank), base=str(folder)) if rank else None
@@ -258,7 +259,8 @@ def predict(setting: Setting, folder: Path) -> dict[str, float]:
 def in_fresh_process(arguments: list[str]) -> dict[str, int]:
     """The last line that this script prints, run again with other arguments, as JSON."""
     command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    environment = {**LIBRARY_OPTIONS, **os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oncurve.algorithm.reference import move_reference
 from oncurve.batch import Batch
 from oncurve.errors import ConfigError, TrainingError
+from oncurve.heap import give_back
 from oncurve.records import Mean
 from oncurve.rollouts.servers.thin import ThinWeights
 from oncurve.train.adapter import Adapter, Savable, merged_weights, thin_weights, trains_pairs_only
@@ -305,6 +306,7 @@ class Policy:
         rate = self.settings.rate(self.num_updates)
         is_finite = self.processes.all(self._is_loss_finite)
         norm = self._move(rate, is_allowed=is_finite)
+        give_back()
         is_finite, self._is_loss_finite = is_finite and math.isfinite(norm), True
         count = Mean(0, 1 / self.processes.count)  # of updates; the microbatches of all processes gave the loss
         if not is_finite or norm == 0:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from oncurve.heap import give_back
 from oncurve.products import head_type
 from oncurve.trunk import torch_ops
 from oncurve.trunk.caches import LayerCache, whole_blocks
@@ -117,7 +118,9 @@ class Decoder:
 
     def end_prompts(self) -> None:
         """No prompt is read from now on: kernels decode with weights in an order of their own and need no others."""
-        self.weights = []
+        if self.weights:
+            self.weights = []
+            give_back()
 
     def step(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
         """Logits [R, V] in the wide type, as in training, after one more token per row [R] at its position [R].

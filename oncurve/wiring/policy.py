@@ -96,15 +96,15 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     import torch
     from torch import nn
 
+    from oncurve.heap import keep_freed_memory
     from oncurve.train.distributed import ALONE
     from oncurve.train.halved import halve_frozen_matrices
-    from oncurve.train.heap import give_back_freed_memory, keep_freed_memory
     from oncurve.train.liger import use_liger
     from oncurve.train.policy import Policy, train_only
 
     device = own_device(config)
     if device.type == "cpu":
-        (give_back_freed_memory if config.policy.gradient_checkpointing else keep_freed_memory)()
+        keep_freed_memory(always=not config.policy.gradient_checkpointing)
     compute = config.policy.compute_type
     if compute == "auto":
         compute = "bfloat16" if device.type == "cuda" else "float32"

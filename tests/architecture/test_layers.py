@@ -1,6 +1,6 @@
 """May a module import what it imports?
 
-    0  records  batch  errors  products
+    0  records  batch  errors  products  heap
     1  algorithm   rewards   config   trunk
     2  data   rollouts   observe   recipes   plan   convert
     3  train   evaluate   doctor
@@ -19,7 +19,7 @@ import pytest
 from source import imports, known, modules
 
 LAYERS = (
-    ("records", "batch", "errors", "products"),
+    ("records", "batch", "errors", "products", "heap"),
     ("algorithm", "rewards", "config", "trunk"),
     ("data", "rollouts", "observe", "recipes", "plan", "convert"),
     ("train", "evaluate", "doctor"),

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
+from oncurve.heap import give_back
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
@@ -86,6 +87,7 @@ class Engine:
                 self._sample([prompt.prompt_ids for prompt in prompts], group_size, keys, params, end_ids, finish)
         finally:
             model.train(was_training)
+            give_back()
         return [groups[place] for place in range(len(prompts))]
 
     def _sample(

@@ -1,4 +1,4 @@
-"""Where does the memory of a step's tensors come from, and does it stay with the process for the next step?"""
+"""Where does the memory of a step's tensors come from on a CPU, and how long does it stay with the process?"""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ LARGEST = 32 * 2**20
 SMALL = 2**20
 """What smaller blocks leave behind is not worth the time: giving back all from 128 KiB on made training a third slower,
 for a tenth of the memory."""
+_trims = False
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(*, always: bool) -> bool:
     """Let the C library keep what tensors on a CPU leave behind; whether it does.
 
     Otherwise the heap shrinks whenever its end is free, several times in a step, and the system clears each page again
     before the next tensor may use it: 5 to 8 % of the time of training. Between peaks the process does not shrink.
+
+    ``always``, or only blocks below 1 MiB, and those until ``give_back``: then what sampling and training leave between
+    tensors that live on does not add up.
     """
-    return _set(MMAP_THRESHOLD, LARGEST) and _set(TRIM_THRESHOLD, NEVER)
+    global _trims  # as wide as what it says something about: the heap of this process
+    largest, trim = (LARGEST, NEVER) if always else (SMALL, LARGEST)
+    is_set = _set(MMAP_THRESHOLD, largest) and _set(TRIM_THRESHOLD, trim)
+    _trims = is_set and not always
+    return is_set
 
 
-def give_back_freed_memory() -> bool:
-    """Let tensors of 1 MiB and more on a CPU go back to the system when they are freed; whether they do.
-
-    Sampling and training then do not add up, and nothing is held between tensors that live on.
-    """
-    return _set(MMAP_THRESHOLD, SMALL) and _set(TRIM_THRESHOLD, LARGEST)
+def give_back() -> None:
+    """Hand what is free back to the system, also between tensors that live on; nothing where it is kept always."""
+    if _trims:
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _set(option: int, value: int) -> bool:
