@@ -56,7 +56,10 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """All configurations: sizes x checkpointing x packed and padded x reference, LoRA, long prompts, a wide head."""
+    """All configurations: sizes x checkpointing x packed and padded x reference, LoRA, long prompts, wide head.
+
+    "Many" are 16 prompts and four steps: what the allocator holds grows with both.
+    """
     many: list[Setting] = []
     for model, size in (("S", {}), ("M", {"prompts": 2, "new_tokens": 48, "tokens_per_microbatch": 1024})):
         for packed in (True, False):
@@ -70,6 +73,10 @@ def settings() -> list[Setting]:
         Setting("S-packed-4k", "S", tokens_per_microbatch=4096, prompts=6),
         Setting("S-packed-long-prompt", "S", prompt_tokens=384, new_tokens=32, tokens_per_microbatch=4096),
         Setting("S-padded-long-prompt", "S", packed=False, prompt_tokens=384, new_tokens=32),
+        Setting("S-packed-many", "S", prompts=16, steps=4),
+        Setting("S-packed-many-checkpointing", "S", checkpointing=True, prompts=16, steps=4),
+        Setting("S-padded-many", "S", packed=False, prompts=16, steps=4),
+        Setting("S-padded-many-checkpointing", "S", packed=False, checkpointing=True, prompts=16, steps=4),
         Setting("W-packed", "W"),
         Setting("W-packed-checkpointing-reference", "W", checkpointing=True, reference=True),
     ]

@@ -13,9 +13,6 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 NEVER = 2**31 - 1
 LARGEST = 32 * 2**20
 """Larger blocks than this always come from the system and go back to it; glibc accepts no more."""
-SMALL = 2**20
-"""What smaller blocks leave behind is not worth the time: giving back all from 128 KiB on made training a third slower,
-for a tenth of the memory."""
 _trims = False
 
 
@@ -25,12 +22,11 @@ def keep_freed_memory(*, always: bool) -> bool:
     Otherwise the heap shrinks whenever its end is free, several times in a step, and the system clears each page again
     before the next tensor may use it: 5 to 8 % of the time of training. Between peaks the process does not shrink.
 
-    ``always``, or only blocks below 1 MiB, and those until ``give_back``: then what sampling and training leave between
-    tensors that live on does not add up.
+    ``always``, or until ``give_back``: then what sampling and training leave between tensors that live on does not add
+    up. That all blocks from 1 MiB on go back when they are freed would take a third of the memory for half of the time.
     """
     global _trims  # as wide as what it says something about: the heap of this process
-    largest, trim = (LARGEST, NEVER) if always else (SMALL, LARGEST)
-    is_set = _set(MMAP_THRESHOLD, largest) and _set(TRIM_THRESHOLD, trim)
+    is_set = _set(MMAP_THRESHOLD, LARGEST) and _set(TRIM_THRESHOLD, NEVER)
     _trims = is_set and not always
     return is_set
 

@@ -59,11 +59,18 @@ INT8_BYTES = 1.004
 CPU_LIBRARIES_BYTES = 28 * 2**20
 """Measured. What a process on a CPU takes beyond its imports and its tensors: the code of the kernels that it touches
 for the first time, and the libraries' own buffers. It is the peak of a model of 30,000 weights."""
-CPU_FRAGMENTATION = {"full": 0.25, "checkpointing": 0.04, "lora": 0.8, "own": 0.25}
-"""Measured. What the C library's allocator holds on top of what is in use, as a share of what all layers together
-allocate and free in a pass (what is kept for the backward pass, and the gradients there). Freed blocks below 32 MiB
-stay with the process, and where small tensors that live on stand between them, the next large one finds no place: the
-thin products of an adapter do that. It grows over the first steps. With checkpointing blocks from 1 MiB on go back."""
+CPU_FRAGMENTATION = {
+    "own": (0.18, 0.18),
+    "own checkpointing": (0.1, 0.1),
+    "modules": (0.28, 0.95),
+    "modules checkpointing": (0.24, 0.42),
+    "modules lora": (0.8, 0.95),
+}
+"""Measured, with large pages. What the C library's allocator holds on top of what is in use, as a share of what all
+layers together allocate and free in a pass (what is kept for the backward pass, and the gradients there); in updates of
+one microbatch, and of several. Freed blocks below 32 MiB stay with the process, and where small tensors that live on
+stand between them, the next large one finds no place: the thin products of an adapter do that, and gradients. It grows
+over the first steps. With checkpointing it goes back between sampling and training."""
 CPU_MMAP_BYTES = 32 * 2**20
 """Documented. The C library gives blocks of this size back at once (mallopt(3), M_MMAP_THRESHOLD): no gaps there."""
 GPU_CONTEXT_BYTES = 600 * 2**20

@@ -216,10 +216,14 @@ def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> flo
     """
     if 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
         return 0.0
-    kind = "own" if setup.has_own_layers else "lora" if setup.method == "lora" else "full"
-    kind = "checkpointing" if setup.checkpointing else kind
+    kind = "own" if setup.has_own_layers else "modules"
+    if setup.checkpointing:
+        kind += " checkpointing"
+    elif setup.method == "lora" and not setup.has_own_layers:
+        kind += " lora"
+    one, several = constants.CPU_FRAGMENTATION[kind]
     churn = shape.layers * (layer_bytes(shape, setup, batch) + backward_bytes(shape, setup, batch))
-    return constants.CPU_FRAGMENTATION[kind] * churn
+    return (one if batch.repeats < 2 else several) * churn
 
 
 def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
