@@ -151,8 +151,8 @@ class PolicySection(Section):
     device: str = "auto"
     """auto takes a GPU if there is one."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time. On a CPU freed memory then goes back
-    to the system at once as well."""
+    """Recompute activations in the backward pass: less memory, a third more time. On a CPU what is free then goes back
+    to the system between sampling and training as well."""
     tokens_per_microbatch: PositiveInt = 8192
     """Prompt and completion tokens in one forward and backward pass."""
     packing: bool = True
