@@ -45,31 +45,29 @@ struct Sequence {
 };
 
 // A matrix of few positions, packed to be multiplied from the right: with positions as outputs (scores), or with the
-// numbers of a head as outputs and positions as inputs (mixtures).
+// numbers of a head as outputs and positions as inputs (mixtures). Both come from rows of numbers that end in zeros.
 template <typename T>
 struct Panels {
+  static constexpr int64_t pair = sizeof(float) / sizeof(T);  // inputs that lie side by side
   std::vector<T> by_position, by_number;
-  int64_t inputs = 0, positions = 0;
+  int64_t inputs = 0, positions = 0, numbers = 0;
 
   void reset(int64_t size, int64_t most, int64_t parts = 1) {
-    inputs = parts * padded(size, INPUT_BLOCK), positions = most;
-    by_position.assign(positions * inputs, T{});
-    by_number.assign(padded(size, PANEL) * positions, T{});
+    inputs = parts * padded(size, INPUT_BLOCK), positions = most, numbers = padded(size, PANEL);
   }
-  void clear(int64_t first, int64_t size) {  // the positions from `first` on
-    std::fill(by_position.begin() + first * inputs, by_position.end(), T{});
-    for (int64_t d = 0; d < padded(size, PANEL); d += PANEL)
-      std::fill_n(by_number.begin() + d * positions + first * PANEL, (positions - first) * PANEL, T{});
+  void put_positions(const std::vector<T>& rows, int64_t first, int64_t count) {
+    by_position.resize(positions * inputs);
+    for (int64_t n = 0; n < count; n++) {
+      const T* from = rows.data() + n * inputs;
+      T* to = by_position.data() + place(first + n, 0, inputs, T{});
+      for (int64_t k = 0; k < inputs; k += pair) std::memcpy(to + k * PANEL, from + k, sizeof(float));
+    }
   }
-  void put(int64_t position, const T* numbers, int64_t size) {
-    put_part(position, numbers, size, 0);
-    T* across = by_number.data();
-    for (int64_t d = 0; d < size; d++) across[place(d, position, positions, T{})] = numbers[d];
-  }
-  void put_part(int64_t position, const T* numbers, int64_t size, int64_t part) {
-    T* to = by_position.data();
-    const int64_t first = part * padded(size, INPUT_BLOCK);
-    for (int64_t d = 0; d < size; d++) to[place(position, first + d, inputs, T{})] = numbers[d];
+  void put_numbers(const std::vector<T>& rows, int64_t first, int64_t count) {
+    by_number.resize(positions * numbers);
+    for (int64_t n = 0; n < count; n += pair)
+      for (int64_t d = 0; d < numbers; d += PANEL)
+        interleave(rows.data() + n * inputs + d, inputs, by_number.data() + place(d, first + n, positions, T{}));
   }
 };
 
@@ -90,10 +88,9 @@ inline void split_head(const float* head, T* high, T* low, int64_t size) {
 template <typename T>
 struct Scratch {
   Panels<T> keys, values, queries, gradients;
-  std::vector<T> q, g, p, crossed;
+  std::vector<T> q, g, p, crossed, rows, low;
   std::vector<float> score, other, out, inverse, head;
   std::vector<float> grad_keys, grad_values;
-  std::vector<T> high, low;
 };
 
 // Where the positions of a group lie in its panels: the prompt first, then the own tokens of one row.
@@ -111,22 +108,30 @@ Room room_of(const Sequence<T>& x, int64_t group) {
   return {prompt, own, prompt + own};
 }
 
-// Packs the keys and values of a run of tokens from a position on.
-template <typename T>
+// Packs the keys and values of a run of tokens from a position on, as the direction reads them.
+template <bool BACKWARD, typename T>
 void pack_run(const Sequence<T>& x, int64_t start, int64_t length, int64_t kv, int64_t position, Scratch<T>& w) {
-  const int64_t D = x.s.head_size;
-  w.head.resize(D), w.high.resize(D), w.low.resize(D);
+  const int64_t D = x.s.head_size, part = padded(D, INPUT_BLOCK), count = padded(length, INPUT_BLOCK);
+  w.head.resize(D), w.low.resize(D);
+  w.rows.assign(count * w.keys.inputs, T{});
   for (int64_t t = 0; t < length; t++) {
+    T* row = w.rows.data() + t * w.keys.inputs;
     widen_head(x.key(start + t, kv), w.head.data(), D);
     rotate(w.head.data(), x.c(start + t), x.n(start + t), D);
-    split_head(w.head.data(), w.high.data(), w.low.data(), D);
-    w.keys.put(position + t, w.high.data(), D);
+    split_head(w.head.data(), row, w.low.data(), D);
     if (PARTS<T> > 1) {
-      w.keys.put_part(position + t, w.high.data(), D, 1);
-      w.keys.put_part(position + t, w.low.data(), D, 2);
+      std::copy_n(row, D, row + part);
+      std::copy_n(w.low.data(), D, row + 2 * part);
     }
-    w.values.put(position + t, x.value(start + t, kv), D);
   }
+  w.keys.put_positions(w.rows, position, count);
+  if (BACKWARD) w.keys.put_numbers(w.rows, position, count);
+  w.rows.assign(count * w.values.inputs, T{});
+  for (int64_t t = 0; t < length; t++) std::copy_n(x.value(start + t, kv), D, w.rows.data() + t * w.values.inputs);
+  if (BACKWARD)
+    w.values.put_positions(w.rows, position, count);
+  else
+    w.values.put_numbers(w.rows, position, count);
 }
 
 // A tile: tokens [first, last) of a row, each with the query heads of one key head side by side.
@@ -229,12 +234,10 @@ void forward(const Sequence<T>& x, T* mixed, float* logs) {
         const Room room = room_of(x, group);
         const Span& first = x.spans[x.group_starts[group]];
         w.keys.reset(x.s.head_size, room.all, PARTS<T>), w.values.reset(x.s.head_size, room.all);
-        pack_run(x, first.prompt, first.prompt_length, kv, 0, w);
+        pack_run<false>(x, first.prompt, first.prompt_length, kv, 0, w);
         for (int64_t row = x.group_starts[group]; row < x.group_starts[group + 1]; row++) {
           const Span& span = x.spans[row];
-          if (row > x.group_starts[group])
-            w.keys.clear(room.prompt, x.s.head_size), w.values.clear(room.prompt, x.s.head_size);
-          pack_run(x, span.own, span.own_length, kv, room.prompt, w);
+          pack_run<false>(x, span.own, span.own_length, kv, room.prompt, w);
           for_tiles(span, shared, kv, [&](const Tile& tile) { attend(x, span, tile, room, mixed, logs, w); });
         }
       }
@@ -274,24 +277,25 @@ void add_mixture(const std::vector<T>& weight, const Panels<T>& rows, const Tile
   multiply_packed<true>(crossed.data(), lines, rows.by_number.data(), lines, lines, grad.data(), wide, seen / ROW_BLOCK, wide);
 }
 
-// Scores become probabilities; returns the sum of p grad, the mean gradient under them.
+// Scores become probabilities, 0 from `length` on to the end of the last vector; returns the sum of p grad, the mean
+// gradient under them.
 inline float weigh(float* score, const float* grad, int64_t length, float scale, float log_sum) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < length; i++) {
-    score[i] = exp_of(score[i] * scale - log_sum);
-    sum += score[i] * grad[i];
+  floats sum = {};
+  for (int64_t i = 0; i < length; i += LANES) {
+    const floats p = first_of(exp_of(load(score + i) * scale - log_sum), length - i);
+    store(p, score + i);
+    sum += p * load(grad + i);
   }
-  return sum;
+  return total(sum);
 }
 
 // Probabilities and the gradient of scores, p (grad - mean) scale, rounded to T.
 template <typename T>
 inline void derive(const float* p, const float* grad, int64_t length, float scale, float mean, T* to_p, T* to_score) {
-#pragma omp simd
-  for (int64_t i = 0; i < length; i++) {
-    narrow(p[i], to_p[i]);
-    narrow(p[i] * (grad[i] - mean) * scale, to_score[i]);
+  for (int64_t i = 0; i < length; i += LANES) {
+    const floats weight = load(p + i);
+    store(weight, to_p + i);
+    store(weight * (load(grad + i) - mean) * scale, to_score + i);
   }
 }
 
@@ -299,18 +303,16 @@ template <typename T>
 void attend_backward(const Sequence<T>& x, const Span& span, const Tile& tile, const Room& room,
                      const Gradients<T>& at, Scratch<T>& w) {
   const int64_t D = x.s.head_size, wide = padded(D, PANEL), heads = x.s.heads, S = span.prompt_length;
-  const int64_t g_inputs = w.values.inputs, q_inputs = w.keys.inputs;
+  const int64_t g_inputs = w.values.inputs;
   const float scale = 1.0f / std::sqrt(float(D));
   read_queries(x, span, tile, w);
   w.g.assign(tile.lines() * g_inputs, T{});
-  w.queries.reset(D, tile.lines()), w.gradients.reset(D, tile.lines());
   for (int64_t line = 0; line < tile.count(); line++) {
     const int64_t place = (span.own + tile.token(line)) * heads + tile.head(line);
-    const T* g = at.grad_mixed + place * D;
-    std::memcpy(w.g.data() + line * g_inputs, g, sizeof(T) * D);
-    w.gradients.put(line, g, D);
-    w.queries.put(line, w.q.data() + line * q_inputs, D);
+    std::copy_n(at.grad_mixed + place * D, D, w.g.data() + line * g_inputs);
   }
+  w.queries.reset(D, tile.lines(), PARTS<T>), w.gradients.reset(D, tile.lines());
+  w.queries.put_numbers(w.q, 0, tile.lines()), w.gradients.put_numbers(w.g, 0, tile.lines());
   const int64_t seen = multiply_positions(w.q, w.keys, tile, room, w.score);
   multiply_positions(w.g, w.values, tile, room, w.other);
   blank(w.p, tile, room, S, seen);
@@ -333,8 +335,9 @@ void attend_backward(const Sequence<T>& x, const Span& span, const Tile& tile, c
   for (int64_t line = 0; line < tile.count(); line++) {
     const int64_t token = span.own + tile.token(line);
     float* to = at.grad_qkv + token * x.width() + tile.head(line) * D;
-    std::memcpy(to, w.out.data() + line * wide, sizeof(float) * D);
-    rotate_back(to, x.c(token), x.n(token), D);
+    float* gradient = w.out.data() + line * wide;
+    rotate_back(gradient, x.c(token), x.n(token), D);
+    std::copy_n(gradient, D, to);
   }
 }
 
@@ -362,15 +365,14 @@ void backward_item(const Sequence<T>& x, int64_t group, int64_t kv, const Gradie
   const Span& first = x.spans[x.group_starts[group]];
   w.keys.reset(D, room.all, PARTS<T>), w.values.reset(D, room.all);
   w.grad_keys.assign(room.all * wide, 0.0f), w.grad_values.assign(room.all * wide, 0.0f);
-  pack_run(x, first.prompt, first.prompt_length, kv, 0, w);
+  pack_run<true>(x, first.prompt, first.prompt_length, kv, 0, w);
   for (int64_t row = x.group_starts[group]; row < x.group_starts[group + 1]; row++) {
     const Span& span = x.spans[row];
     if (row > x.group_starts[group]) {
-      w.keys.clear(room.prompt, D), w.values.clear(room.prompt, D);
       std::fill(w.grad_keys.begin() + room.prompt * wide, w.grad_keys.end(), 0.0f);
       std::fill(w.grad_values.begin() + room.prompt * wide, w.grad_values.end(), 0.0f);
     }
-    pack_run(x, span.own, span.own_length, kv, room.prompt, w);
+    pack_run<true>(x, span.own, span.own_length, kv, room.prompt, w);
     for_tiles(span, shared, kv, [&](const Tile& tile) { attend_backward(x, span, tile, room, at, w); });
     write_run(x, span.own, span.own_length, kv, room.prompt, false, at, w);
   }
