@@ -156,13 +156,20 @@ def processes() -> dict[int, tuple[int, str, int]]:
 
 @contextmanager
 def no_strays(problems: list[str]) -> Iterator[None]:
-    """Notes every process that the block leaves behind."""
+    """Notes every process that the block leaves behind.
+
+    One that has ended and waits for the first process of the machine to collect it is none: that may take its time.
+    """
     before = processes()
     yield
     for _ in range(20):
         now = processes()
         ours = {pid for pid, (parent, _, _) in now.items() if parent == os.getpid()}
-        adopted = {pid for pid, (parent, _, user) in now.items() if parent == 1 and user in _sandbox_users()}
+        adopted = {
+            pid
+            for pid, (parent, state, user) in now.items()
+            if parent == 1 and state != "Z" and user in _sandbox_users()
+        }
         strays = (ours | adopted) - set(before)
         if not strays:
             return
