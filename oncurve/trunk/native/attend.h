@@ -116,6 +116,12 @@ void mix_values(const float* weight, int64_t stride, int64_t count, const T* val
   });
 }
 
+// Asks for `count` numbers that are read soon, from far away.
+template <typename T>
+inline void fetch(const T* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i, 0, 2);
+}
+
 // What a row of the batch is: its slot, its own tokens before this one, its prompt's slot, the prompt's tokens.
 struct Place {
   int64_t slot, past, prompt, length;
@@ -169,6 +175,7 @@ void attend(const Tokens<T>& x, const Place* places, Caches<T> caches, Heads h, 
     T* keys = caches.own_keys + (at.slot * h.kv_heads + kv) * D * h.own;
     T* values = caches.own_values + (at.slot * h.kv_heads + kv) * D * h.own;
     float* turned = w.q.data() + count * D;
+    fetch(keys, at.past * D);
     turn(x, row, key, x.key_norm, D, turned);
     for (int64_t d = 0; d < D; d++) narrow(turned[d], keys[(at.past / LANES * D + d) * LANES + at.past % LANES]);
     std::memcpy(values + at.past * D, key + h.kv_heads * D, sizeof(T) * D);
@@ -185,6 +192,7 @@ void attend(const Tokens<T>& x, const Place* places, Caches<T> caches, Heads h, 
     const Place at = places[row];
     const T* keys = caches.own_keys + (at.slot * h.kv_heads + kv) * D * h.own;
     const int64_t j = (row - first) * shared;
+    fetch(caches.own_values + (at.slot * h.kv_heads + kv) * D * h.own, at.past * D);
     score_keys(w.q.data() + j * D, shared, keys, w.score.data() + j * stride + seen, stride, at.past + 1, D);
   }
   for (int64_t j = 0; j < count; j++) {

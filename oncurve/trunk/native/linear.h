@@ -54,9 +54,10 @@ inline floats multiply(floats sum, const bfloat16* x, const bfloat16* w) {
 #endif
 }
 
-// out[r, n] = (ADD: out[r, n] +) sum over k of x[r, k] w[n, k] for one panel of outputs and one block of rows.
+// out[r, n] = (ADD: out[r, n] +) sum over k of x[r, k] w[n, k] for one panel of outputs and one block of rows. Asks for the
+// next panel meanwhile, which may have to come from far away.
 template <bool ADD, typename T>
-inline void multiply_block(const T* x, int64_t x_stride, const T* panel, int64_t inputs, float* out,
+inline void multiply_block(const T* x, int64_t x_stride, const T* panel, const T* next, int64_t inputs, float* out,
                            int64_t out_stride) {
   constexpr int64_t step = sizeof(T) == 2 ? 2 : 1;
 #if defined(__AVX512F__)
@@ -68,10 +69,12 @@ inline void multiply_block(const T* x, int64_t x_stride, const T* panel, int64_t
     floats sum[together];
 #pragma GCC unroll 16
     for (int64_t row = 0; row < together; row++) sum[row] = ADD ? load(out + (first + row) * out_stride) : floats{};
-    for (int64_t k = 0; k < inputs; k += step)
+    for (int64_t k = 0; k < inputs; k += step) {
+      __builtin_prefetch(next + k * PANEL, 0, 2);
 #pragma GCC unroll 16
       for (int64_t row = 0; row < together; row++)
         sum[row] = multiply(sum[row], x + (first + row) * x_stride + k, panel + k * PANEL);
+    }
 #pragma GCC unroll 16
     for (int64_t row = 0; row < together; row++) store(sum[row], out + (first + row) * out_stride);
   }
@@ -154,12 +157,12 @@ inline void multiply_one(const bfloat16* x, int64_t x_stride, const bfloat16* pa
   _tile_stored(0, out, out_stride * 4);
 }
 template <bool ADD>
-inline void multiply_panel(const bfloat16* x, int64_t x_stride, const bfloat16* panel, int64_t inputs, float* out,
-                           int64_t out_stride, int64_t blocks) {
+inline void multiply_panel(const bfloat16* x, int64_t x_stride, const bfloat16* panel, const bfloat16* next,
+                           int64_t inputs, float* out, int64_t out_stride, int64_t blocks) {
   for (int64_t block = 0; block < blocks;) {
     const int64_t row = block * ROW_BLOCK;
     if (!has_tiles())
-      multiply_block<ADD>(x + row * x_stride, x_stride, panel, inputs, out + row * out_stride, out_stride);
+      multiply_block<ADD>(x + row * x_stride, x_stride, panel, next, inputs, out + row * out_stride, out_stride);
     else if (blocks - block >= 4)
       multiply_four<ADD>(x + row * x_stride, x_stride, panel, inputs, out + row * out_stride, out_stride);
     else
@@ -171,17 +174,17 @@ inline void multiply_panel(const bfloat16* x, int64_t x_stride, const bfloat16* 
 inline void open_tiles() {}
 inline void close_tiles() {}
 template <bool ADD>
-inline void multiply_panel(const bfloat16* x, int64_t x_stride, const bfloat16* panel, int64_t inputs, float* out,
-                           int64_t out_stride, int64_t blocks) {
+inline void multiply_panel(const bfloat16* x, int64_t x_stride, const bfloat16* panel, const bfloat16* next,
+                           int64_t inputs, float* out, int64_t out_stride, int64_t blocks) {
   for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
-    multiply_block<ADD>(x + row * x_stride, x_stride, panel, inputs, out + row * out_stride, out_stride);
+    multiply_block<ADD>(x + row * x_stride, x_stride, panel, next, inputs, out + row * out_stride, out_stride);
 }
 #endif
 template <bool ADD>
-inline void multiply_panel(const float* x, int64_t x_stride, const float* panel, int64_t inputs, float* out,
-                           int64_t out_stride, int64_t blocks) {
+inline void multiply_panel(const float* x, int64_t x_stride, const float* panel, const float* next, int64_t inputs,
+                           float* out, int64_t out_stride, int64_t blocks) {
   for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
-    multiply_block<ADD>(x + row * x_stride, x_stride, panel, inputs, out + row * out_stride, out_stride);
+    multiply_block<ADD>(x + row * x_stride, x_stride, panel, next, inputs, out + row * out_stride, out_stride);
 }
 
 // out[r, n] = (ADD: out[r, n] +) sum over k < inputs of x[r, k] w[n, k] for `blocks` blocks of rows and `outputs` (whole panels) of a
@@ -189,8 +192,10 @@ inline void multiply_panel(const float* x, int64_t x_stride, const float* panel,
 template <bool ADD, typename T>
 void multiply_packed(const T* x, int64_t x_stride, const T* packed, int64_t all, int64_t inputs, float* out,
                      int64_t out_stride, int64_t blocks, int64_t outputs) {
-  for (int64_t n = 0; n < outputs; n += PANEL)
-    multiply_panel<ADD>(x, x_stride, packed + n * all, inputs, out + n, out_stride, blocks);
+  for (int64_t n = 0; n < outputs; n += PANEL) {
+    const T* panel = packed + n * all;
+    multiply_panel<ADD>(x, x_stride, panel, panel + PANEL * all, inputs, out + n, out_stride, blocks);
+  }
 }
 
 // out[r, n] = sum over k of x[r, k] w[n, k] + bias[n]. Rows of x hold the padded inputs, rows of out whole panels.
@@ -203,11 +208,12 @@ void linear(const T* x, const T* packed, const float* bias, T* out, int64_t rows
   for (int64_t n = 0; n < wide; n += PANEL) {
     constexpr int64_t together = 4;
     alignas(64) float sums[together * ROW_BLOCK * PANEL];
+    const T *panel = packed + n * all, *next = panel + PANEL * all;
     const floats first = bias ? load(bias + n) : floats{};
     for (int64_t block = 0; block < blocks; block += together) {
       const int64_t count = std::min(together, blocks - block), row = block * ROW_BLOCK;
       for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(first, sums + i * PANEL);
-      multiply_panel<true>(x + row * all, all, packed + n * all, all, sums, PANEL, count);
+      multiply_panel<true>(x + row * all, all, panel, next, all, sums, PANEL, count);
       for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(load(sums + i * PANEL), out + (row + i) * wide + n);
     }
   }
@@ -228,10 +234,11 @@ void product(const float* x, const T* packed, float* out, int64_t rows, int64_t 
     for (int64_t n = 0; n < outputs; n += PANEL) {
       constexpr int64_t together = 4;
       alignas(64) float sums[together * ROW_BLOCK * PANEL];
+      const T *panel = packed + n * all, *next = panel + PANEL * all;
       const int64_t width = std::min(PANEL, outputs - n);
       for (int64_t block = 0; block < blocks; block += together) {
         const int64_t count = std::min(together, blocks - block), row = block * ROW_BLOCK;
-        multiply_panel<false>(&lines[row * all], all, packed + n * all, all, sums, PANEL, count);
+        multiply_panel<false>(&lines[row * all], all, panel, next, all, sums, PANEL, count);
         for (int64_t i = 0; i < std::min(count * ROW_BLOCK, rows - row); i++)
           std::memcpy(out + (row + i) * outputs + n, sums + i * PANEL, width * sizeof(float));
       }

@@ -3,6 +3,9 @@
 #include <cstring>
 
 #include "number.h"
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 constexpr int64_t LANES = 16;
 typedef float floats __attribute__((vector_size(4 * LANES)));
@@ -19,7 +22,12 @@ inline floats load(const float* from) {
 inline floats load(const bfloat16* from) {
   halves bits;
   std::memcpy(&bits, from, sizeof(bits));
-  return std::bit_cast<floats>(__builtin_convertvector(bits, words) << 16);
+#if defined(__AVX512F__)
+  const words wide = (words)_mm512_cvtepu16_epi32((__m256i)bits);  // compilers do it in two halves
+#else
+  const words wide = __builtin_convertvector(bits, words);
+#endif
+  return std::bit_cast<floats>(wide << 16);
 }
 
 inline void store(floats x, float* to) { std::memcpy(to, &x, sizeof(x)); }
