@@ -64,13 +64,13 @@ class NativeLayers:
     ) -> Tensor:
         """One more token per row [R]: the normed output of the last layer [R, H].
 
-        ``angles`` are those of all positions, ``positions`` that of each row [R].
+        ``angles`` are those of all positions; that of each row [R] follows from ``places``.
         """
         own, prompt = caches[0].positions, caches[0].prompt_keys.shape[-1]
         return self.ops.decode(
             self._layers(caches),
             self.trunk.embed(tokens),
-            angles.at(positions),
+            angles,
             places,
             (self.trunk.body.norm.weight, self.trunk.sizes.epsilon),
             self._scratch,

@@ -46,9 +46,13 @@ inline void score_block(const float* q, const T* keys, float* score, int64_t str
 template <int QUERIES, typename T>
 inline void score_few(const float* q, const T* keys, float* score, int64_t stride, int64_t length, int64_t size) {
   int64_t first = 0;
-  for (; first + 4 * LANES <= length; first += 4 * LANES)
+  for (; first + 3 * LANES < length; first += 4 * LANES)  // the last block may end within it
     score_block<QUERIES, 4>(q, keys + first * size, score + first, stride, size);
-  for (; first < length; first += LANES)
+  if (first + 2 * LANES < length)
+    score_block<QUERIES, 3>(q, keys + first * size, score + first, stride, size);
+  else if (first + LANES < length)
+    score_block<QUERIES, 2>(q, keys + first * size, score + first, stride, size);
+  else if (first < length)
     score_block<QUERIES, 1>(q, keys + first * size, score + first, stride, size);
 }
 
@@ -139,7 +143,7 @@ struct Scratch {
   std::vector<T> narrow_q, p;
 };
 
-// Where the projected tokens lie, and what turns their heads.
+// Where the projected tokens lie, and what turns their heads: cosines and sines of each angle [angles, size / 2].
 template <typename T>
 struct Tokens {
   const T* qkv;
@@ -150,10 +154,10 @@ struct Tokens {
 };
 
 template <typename T>
-inline void turn(const Tokens<T>& x, int64_t row, const T* head, const float* norm, int64_t size, float* out) {
+inline void turn(const Tokens<T>& x, int64_t angle, const T* head, const float* norm, int64_t size, float* out) {
   widen_head(head, out, size);
   if (norm) norm_head<T>(out, norm, x.epsilon, size);
-  rotate(out, x.cosine + row * size / 2, x.sine + row * size / 2, size);
+  rotate(out, x.cosine + angle * size / 2, x.sine + angle * size / 2, size);
 }
 
 // Rows [first, last) of one prompt, for one key head. Stores the new keys and values, then writes the rows' heads of
@@ -176,12 +180,12 @@ void attend(const Tokens<T>& x, const Place* places, Caches<T> caches, Heads h, 
     T* values = caches.own_values + (at.slot * h.kv_heads + kv) * D * h.own;
     float* turned = w.q.data() + count * D;
     fetch(keys, at.past * D);
-    turn(x, row, key, x.key_norm, D, turned);
+    turn(x, at.length + at.past, key, x.key_norm, D, turned);
     for (int64_t d = 0; d < D; d++) narrow(turned[d], keys[(at.past / LANES * D + d) * LANES + at.past % LANES]);
     std::memcpy(values + at.past * D, key + h.kv_heads * D, sizeof(T) * D);
     for (int64_t j = (row - first) * shared; j < (row - first + 1) * shared; j++) {
       float* q = w.q.data() + j * D;
-      turn(x, row, token + (kv * shared + j % shared) * D, x.query_norm, D, q);
+      turn(x, at.length + at.past, token + (kv * shared + j % shared) * D, x.query_norm, D, q);
       narrow_head(q, w.narrow_q.data() + j * inputs, D);
     }
   }

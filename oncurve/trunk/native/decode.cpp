@@ -109,6 +109,17 @@ int64_t scratch_of(Sizes s) {
           padded((h.heads + 2 * h.kv_heads) * h.size, PANEL) + padded(s.hidden, PANEL) + padded(2 * s.mlp, PANEL));
 }
 
+// Of sixteen numbers, or of those that are left.
+inline double sum_of(const float* from, int64_t left) {
+  double sum = 0;
+  if (left >= LANES)
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < LANES; i++) sum += from[i];
+  else
+    for (int64_t i = 0; i < left; i++) sum += from[i];
+  return sum;
+}
+
 // The next token of each row from its logits and a uniform number, and its log-probability at the temperature: the first
 // token whose cumulative probability exceeds the number. A temperature of 0 takes the largest logit.
 void draw(const float* logits, const double* uniform, float temperature, int64_t* tokens, float* logprobs, int64_t rows,
@@ -126,9 +137,11 @@ void draw(const float* logits, const double* uniform, float temperature, int64_t
       for (int64_t i = 0; i < width; i++) sum += e[i] = exp_of((z[i] - largest) * inverse);
       int64_t token = 0;
       if (temperature > 0) {
-        double total = 0, before = 0;
-        for (int64_t i = 0; i < width; i++) total += e[i];
-        const double threshold = uniform[row] * total;
+        double all = 0, before = 0, of_block;
+        for (int64_t i = 0; i < width; i += LANES) all += sum_of(&e[i], width - i);
+        const double threshold = uniform[row] * all;
+        while (token + LANES < width && before + (of_block = sum_of(&e[token], LANES)) <= threshold)
+          before += of_block, token += LANES;
         while (token < width - 1 && before + e[token] <= threshold) before += e[token++];
         while (token > 0 && e[token] == 0) token--;
       } else {
