@@ -113,7 +113,7 @@ def phases_table(results: Path) -> str:
         rest = theirs["train"] - theirs["old_reference"] - theirs["forward"] - theirs["backward"]
         names = ("generate", "old_reference", "forward", "backward")
         spent = [f"{theirs[name]:.2f}" for name in names]
-        rows.append([*case_of(record), f"TRL, {record['trl_setting']}", *spent, f"{round(rest, 2) + 0.0:.2f}"])
+        rows.append([*case_of(record), f"TRL, {record['trl_setting']}", *spent, f"{rest:z.2f}"])
         both = f"{ours['train'] - ours['old_reference']:.2f} in all"
         sampled = [f"{ours['sample']:.2f}", f"{ours['old_reference']:.2f}"]
         rows.append([*case_of(record), f"oncurve, {side_of(record)}", *sampled, both, "", ""])

@@ -18,6 +18,7 @@ struct Heads {
   int64_t heads, kv_heads, size;  // query heads, key heads, numbers per head
   int64_t own, prompt;            // capacity of the own (times 16) and of the prompt cache (times 32) in positions
 
+  int64_t own_part(int64_t slot, int64_t kv) const { return (slot * kv_heads + kv) * size * own; }  // keys or values
   int64_t prompt_keys(int64_t slot, int64_t kv) const {  // where those of a prompt begin
     return (slot * kv_heads + kv) * prompt * padded(size, INPUT_BLOCK);
   }
@@ -176,8 +177,8 @@ void attend(const Tokens<T>& x, const Place* places, Caches<T> caches, Heads h, 
     const Place at = places[row];
     const T* token = x.qkv + row * x.stride;
     const T* key = token + (h.heads + kv) * D;
-    T* keys = caches.own_keys + (at.slot * h.kv_heads + kv) * D * h.own;
-    T* values = caches.own_values + (at.slot * h.kv_heads + kv) * D * h.own;
+    T* keys = caches.own_keys + h.own_part(at.slot, kv);
+    T* values = caches.own_values + h.own_part(at.slot, kv);
     float* turned = w.q.data() + count * D;
     fetch(keys, at.past * D);
     turn(x, at.length + at.past, key, x.key_norm, D, turned);
@@ -194,9 +195,9 @@ void attend(const Tokens<T>& x, const Place* places, Caches<T> caches, Heads h, 
                   inputs, w.score.data(), stride, lines / ROW_BLOCK, seen);
   for (int64_t row = first; row < last; row++) {
     const Place at = places[row];
-    const T* keys = caches.own_keys + (at.slot * h.kv_heads + kv) * D * h.own;
+    const T* keys = caches.own_keys + h.own_part(at.slot, kv);
     const int64_t j = (row - first) * shared;
-    fetch(caches.own_values + (at.slot * h.kv_heads + kv) * D * h.own, at.past * D);
+    fetch(caches.own_values + h.own_part(at.slot, kv), at.past * D);
     score_keys(w.q.data() + j * D, shared, keys, w.score.data() + j * stride + seen, stride, at.past + 1, D);
   }
   for (int64_t j = 0; j < count; j++) {
@@ -210,7 +211,7 @@ void attend(const Tokens<T>& x, const Place* places, Caches<T> caches, Heads h, 
                   w.out.data(), wide, lines / ROW_BLOCK, wide);
   for (int64_t row = first; row < last; row++) {
     const Place at = places[row];
-    const T* values = caches.own_values + (at.slot * h.kv_heads + kv) * D * h.own;
+    const T* values = caches.own_values + h.own_part(at.slot, kv);
     const int64_t j = (row - first) * shared;
     mix_values(w.score.data() + j * stride + seen, stride, shared, values, w.out.data() + j * wide, at.past + 1, D,
                wide);

@@ -109,14 +109,11 @@ int64_t scratch_of(Sizes s) {
           padded((h.heads + 2 * h.kv_heads) * h.size, PANEL) + padded(s.hidden, PANEL) + padded(2 * s.mlp, PANEL));
 }
 
-// Of sixteen numbers, or of those that are left.
-inline double sum_of(const float* from, int64_t left) {
+// Of sixteen numbers.
+inline double sum_of(const float* from) {
   double sum = 0;
-  if (left >= LANES)
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < LANES; i++) sum += from[i];
-  else
-    for (int64_t i = 0; i < left; i++) sum += from[i];
+  for (int64_t i = 0; i < LANES; i++) sum += from[i];
   return sum;
 }
 
@@ -127,7 +124,7 @@ void draw(const float* logits, const double* uniform, float temperature, int64_t
   const float inverse = temperature > 0 ? 1.0f / temperature : 1.0f;
 #pragma omp parallel
   {
-    std::vector<float> e(width);
+    std::vector<float> e(padded(width, LANES));  // its end stays zero
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
       const float* z = logits + row * width;
@@ -137,11 +134,14 @@ void draw(const float* logits, const double* uniform, float temperature, int64_t
       for (int64_t i = 0; i < width; i++) sum += e[i] = exp_of((z[i] - largest) * inverse);
       int64_t token = 0;
       if (temperature > 0) {
-        double all = 0, before = 0, of_block;
-        for (int64_t i = 0; i < width; i += LANES) all += sum_of(&e[i], width - i);
+        double all = 0, before = 0;
+        for (int64_t i = 0; i < width; i += LANES) all += sum_of(&e[i]);
         const double threshold = uniform[row] * all;
-        while (token + LANES < width && before + (of_block = sum_of(&e[token], LANES)) <= threshold)
-          before += of_block, token += LANES;
+        for (; token + LANES < width; token += LANES) {
+          const double after = before + sum_of(&e[token]);
+          if (!(after <= threshold)) break;
+          before = after;
+        }
         while (token < width - 1 && before + e[token] <= threshold) before += e[token++];
         while (token > 0 && e[token] == 0) token--;
       } else {

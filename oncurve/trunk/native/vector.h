@@ -19,15 +19,19 @@ inline floats load(const float* from) {
   return x;
 }
 
+// Each as the lower half of a word.
+inline words words_of(halves bits) {
+#if defined(__AVX512F__)
+  return (words)_mm512_cvtepu16_epi32((__m256i)bits);  // compilers do it in two halves
+#else
+  return __builtin_convertvector(bits, words);
+#endif
+}
+
 inline floats load(const bfloat16* from) {
   halves bits;
   std::memcpy(&bits, from, sizeof(bits));
-#if defined(__AVX512F__)
-  const words wide = (words)_mm512_cvtepu16_epi32((__m256i)bits);  // compilers do it in two halves
-#else
-  const words wide = __builtin_convertvector(bits, words);
-#endif
-  return std::bit_cast<floats>(wide << 16);
+  return std::bit_cast<floats>(words_of(bits) << 16);
 }
 
 inline void store(floats x, float* to) { std::memcpy(to, &x, sizeof(x)); }
@@ -73,7 +77,7 @@ inline floats exp_of(floats x) {
 inline void interleave(const bfloat16* line, int64_t stride, bfloat16* to) {
   halves first, second;
   std::memcpy(&first, line, sizeof(first)), std::memcpy(&second, line + stride, sizeof(second));
-  const words both = __builtin_convertvector(first, words) | __builtin_convertvector(second, words) << 16;
+  const words both = words_of(first) | words_of(second) << 16;
   std::memcpy(to, &both, sizeof(both));
 }
 inline void interleave(const float* line, int64_t, float* to) { std::memcpy(to, line, LANES * sizeof(float)); }
