@@ -26,8 +26,8 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.plots import plot_curve
 from oncurve.observe.record import read_metrics
 from oncurve.recipes.find import find_recipe
-from oncurve.session import run_recipe
 from oncurve.train.coldstart import coldstart
+from oncurve.training import run_recipe
 
 RECIPE = "word_problems"
 

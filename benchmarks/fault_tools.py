@@ -36,7 +36,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "between optimizer and log": ("oncurve.train.run", "Run.end_step"),
     "logging": ("oncurve.observe.record", "RunFolder.write_metrics"),
     "writing a checkpoint": ("oncurve.train.saving", "write"),
-    "before the data of a checkpoint": ("oncurve.train.state", "_write_files"),
+    "before the data of a checkpoint": ("oncurve.train.state", "_write_share"),
     "before the manifest of a checkpoint": ("oncurve.train.state", "seal"),
     "before the rename of a checkpoint": ("oncurve.train.state", "publish"),
 }

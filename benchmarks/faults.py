@@ -39,10 +39,6 @@ from fault_kills import kill_scenarios, signal_scenarios
 from fault_soak import TINY, overhead, soak
 from fault_surroundings import surroundings_scenarios
 
-import oncurve.examine
-import oncurve.resume
-import oncurve.rewards.custom
-import oncurve.rollouts.engine.engine  # noqa: F401
 from oncurve.observe.manifest import describe_run
 
 

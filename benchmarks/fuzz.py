@@ -23,12 +23,13 @@ import yaml
 from oncurve.config.load import load_config
 from oncurve.data.datasets import load_rows
 from oncurve.data.prompts import render_prompts
+from oncurve.differences import config_differences
 from oncurve.errors import OncurveError
 from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.summary import summarize
 from oncurve.parts import recorded
 from oncurve.recipes.find import described_recipes, find_recipe
-from oncurve.resume import asked_config, config_differences
+from oncurve.resume import asked_config
 from oncurve.train.launched import read_place
 from oncurve.train.optimizer import OptimizerSettings
 from oncurve.train.sealed import newest_good, seal, set_aside, sweep

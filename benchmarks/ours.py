@@ -142,7 +142,7 @@ class Ours:
             trained = update if self.algorithm.needs_every_row else update.with_signal()
             for microbatch in self.policy.microbatches(trained):
                 logprobs, entropy = self.policy.logprobs(microbatch)
-                loss, _ = self.algorithm.loss(logprobs, entropy, microbatch)
+                loss, _ = self.algorithm.loss(logprobs, entropy, microbatch.to(logprobs.device))
                 self.policy.backward(loss)
             self.policy.update()
 

@@ -164,7 +164,7 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
         peak.note("annotate")
         for microbatch in policy.microbatches(batch):
             logprobs, entropy = policy.logprobs(microbatch)
-            loss, _ = algorithm.loss(logprobs, entropy, microbatch)
+            loss, _ = algorithm.loss(logprobs, entropy, microbatch.to(logprobs.device))
             policy.backward(loss)
         peak.note("train")
         policy.update()

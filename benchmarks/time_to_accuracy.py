@@ -158,7 +158,7 @@ def our_run(config: Config, course: Course, prompts: wiring.Rendered, scratch: P
         course.measure(0, View(policy.model, policy.tokenizer))
         course.start()
         try:
-            train(policy, sampler, data, course.reward, algorithm, run)
+            list(train(policy, sampler, data, course.reward, algorithm, run))
         except Reached:
             return True
         finally:
