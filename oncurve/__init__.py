@@ -1,3 +1,77 @@
-"""Train reasoning models with GRPO: sample groups, reward them, push the policy toward the better completions."""
+"""oncurve: train reasoning models with GRPO on one code path, from a laptop CPU to a cluster.
+
+Names of the public interface are imported when they are first used: ``import oncurve`` loads neither torch nor
+transformers. ``docs/api.md`` describes each of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from oncurve.batch import Batch
+    from oncurve.data.collate import collate
+    from oncurve.errors import OncurveError
+    from oncurve.evaluate.evaluate import Evaluation
+    from oncurve.records import Completion, Group, Prompt, Reward
+    from oncurve.result import Result
+    from oncurve.train.run import Step
+    from oncurve.trainer import Trainer, train
+    from oncurve.verbs import Engine, Policy, Scores, advantages, load_policy, score
+
+_HOMES = {
+    "Batch": "batch",
+    "Completion": "records",
+    "Engine": "verbs",
+    "Evaluation": "evaluate.evaluate",
+    "Group": "records",
+    "OncurveError": "errors",
+    "Policy": "verbs",
+    "Prompt": "records",
+    "Result": "result",
+    "Reward": "records",
+    "Scores": "verbs",
+    "Step": "train.run",
+    "Trainer": "trainer",
+    "advantages": "verbs",
+    "collate": "data.collate",
+    "load_policy": "verbs",
+    "score": "verbs",
+    "train": "trainer",
+}
+"""The module of every public name. The package of the name "train" can be called like the function."""
+
+__all__ = [
+    "Batch",
+    "Completion",
+    "Engine",
+    "Evaluation",
+    "Group",
+    "OncurveError",
+    "Policy",
+    "Prompt",
+    "Result",
+    "Reward",
+    "Scores",
+    "Step",
+    "Trainer",
+    "__version__",
+    "advantages",
+    "collate",
+    "load_policy",
+    "score",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'oncurve' has no attribute {name!r}. Public names: {', '.join(__all__)}")
+    return getattr(import_module(f"oncurve.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

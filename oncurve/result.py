@@ -1,0 +1,110 @@
+"""Where a run ended: its measurements, its pictures, and how it is shown in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from oncurve.errors import OncurveError
+from oncurve.evaluate.card import run_card
+from oncurve.evaluate.compare import compare
+from oncurve.evaluate.evaluate import Evaluation
+from oncurve.observe.plots import plot_run
+from oncurve.observe.profile import profile_text
+from oncurve.observe.record import read_manifest, read_metrics
+from oncurve.observe.summary import summarize
+from oncurve.report.write import write_report
+from oncurve.train.run import Step
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run ended."""
+
+    folder: Path
+    base: Evaluation
+    trained: Evaluation | None
+    """None if the run was stopped before its end."""
+    is_interrupted: bool
+    exit_code: int = 0
+    """130 after Ctrl-C, 143 after SIGTERM: what a scheduler requeues."""
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, one per step; step 0 is the model before training."""
+        return read_metrics(self.folder)
+
+    def __repr__(self) -> str:
+        ending = "stopped early; resume() continues it" if self.is_interrupted else "finished"
+        return f"<Result {self.folder}: {ending}; {self._before_and_after()}>"
+
+    def _before_and_after(self) -> str:
+        shares = [one.correct.fraction for one in (self.base, self.trained) if one is not None]
+        return " -> ".join(f"{100 * share:.1f} % correct" for share in shares)
+
+    def _repr_html_(self) -> str:
+        """Before and after as a table, and the curves, for a notebook."""
+        parts = [f"<p><b>{html.escape(str(self.folder))}</b>: {html.escape(self._before_and_after())}</p>"]
+        if self.trained is not None:
+            parts.append(f"<pre>{html.escape(plain_text(compare(self.base, self.trained).table()))}</pre>")
+        if len(self.metrics) > 1:
+            picture = plot_run(self.metrics, self.folder / "curves.png", title=self.folder.name)
+            data = base64.b64encode(picture.read_bytes()).decode()
+            parts.append(f'<img alt="curves of the run" style="max-width: 100%" src="data:image/png;base64,{data}">')
+        return "".join(parts)
+
+
+Steps = Generator[Step, None, Result]
+"""A run that goes on to the end of its next step whenever it is asked to, and ends with its result."""
+
+
+def finish(steps: Steps) -> Result:
+    """Everything that is left of a run."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def plain_text(renderable: Any, *, width: int = 100) -> str:
+    """What a console would show, as text."""
+    console = Console(file=io.StringIO(), width=width, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def report(result: Result, *, console: Console) -> None:
+    """The table of before and after, examples, pictures, summary and report of a run that is finished."""
+    metrics = read_metrics(result.folder)
+    comparison = compare(result.base, result.trained) if result.trained is not None else None
+    if len(metrics) > 1:
+        picture = plot_run(metrics, result.folder / "curves.png", title=result.folder.name)
+        compared = comparison.summary() if comparison is not None else None
+        text = summarize(metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder))
+        profile = profile_text(result.folder)
+        (result.folder / "summary.txt").write_text(f"{text}\n{profile}\n" if profile else f"{text}\n", encoding="utf-8")
+        if profile:
+            console.print(profile, highlight=False)
+        console.print(f"curves: {picture}", highlight=False)
+    if comparison is not None:
+        comparison.write(result.folder)
+        console.print(comparison.table())
+        console.print(comparison.examples_text(limit=2), markup=False, highlight=False)
+        try:
+            run_card(result.folder)
+        except (OncurveError, OSError) as error:  # the recipe's file may be gone; the model is saved all the same
+            console.print(f"no model card ({error})", markup=False, highlight=False)
+    try:
+        console.print(f"report: {write_report(result.folder).path}", highlight=False)
+    except OSError as error:  # the run is over and safe; its page can be made at any time
+        console.print(f"no report ({error}); make one with: oncurve report {result.folder}", markup=False)
+    console.print(f"run finished: {result.folder}", highlight=False)
