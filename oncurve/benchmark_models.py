@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,6 +18,7 @@ from oncurve.data.prompts import Template
 from oncurve.errors import ConfigError
 from oncurve.evaluate.benchmarks import Benchmark
 from oncurve.examine import short_name
+from oncurve.observe.run_model import resolve_model
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.train.adapter import base_of, is_adapter
 from oncurve.train.checkpoint import locate
@@ -69,16 +69,6 @@ class Subject:
     def tokenizer(self) -> Any:
         """Of the model."""
         return self.policy.tokenizer
-
-
-def resolve_model(name: str) -> str:
-    """The model behind a name: of a run's folder, its final model. Raises ConfigError for a run without one."""
-    path = Path(name).expanduser()
-    if not (path / "metrics.jsonl").is_file():
-        return name
-    if not (path / "model").is_dir():
-        raise ConfigError(f"{name}: this run has no final model yet. Resume it, or name one of its checkpoints")
-    return str(path / "model")
 
 
 def short_labels(models: Sequence[str]) -> list[str]:

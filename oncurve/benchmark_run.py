@@ -12,7 +12,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.benchmark_models import Request, Subject, decoding_of, load_subject, resolve_model, short_labels
+from oncurve.benchmark_models import Request, Subject, decoding_of, load_subject, short_labels
 from oncurve.config.load import load_config
 from oncurve.data.contamination import find_contamination
 from oncurve.data.datasets import load_rows
@@ -37,6 +37,7 @@ from oncurve.examine import bar
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import write_json, write_text
 from oncurve.observe.redact import redact_tree
+from oncurve.observe.run_model import resolve_model
 from oncurve.recipes.find import find_recipe
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams

@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
-from oncurve import __version__, cli_models
-from oncurve.errors import OncurveError
+from oncurve import __version__, cli_models, cli_recipes
+from oncurve.cli_overrides import Overrides, RecipeArgument, RecipeCommand
+from oncurve.errors import ConfigError, OncurveError
 from oncurve.launch.command import launch, supervise
+from oncurve.memory import saying
 from oncurve.observe.terminal import console, quiet_libraries
 from oncurve.report import commands
 
@@ -23,8 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-recipes = typer.Typer(name="recipe", help="The recipes in this package, and the keys that a recipe may have.")
-app.add_typer(recipes)
+app.add_typer(cli_recipes.recipes)
 
 
 def _say_version(asked: bool) -> None:
@@ -42,13 +43,11 @@ def _options(
     """What stands before the name of a command."""
 
 
-RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Processes on this machine, one for each GPU.")]
 Restarts = Annotated[int, typer.Option(min=0, help="How often to go on by itself after a process was lost.")]
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def train(
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -78,11 +77,11 @@ def train(
         return
     quiet_libraries()
     if progress == "begun":
-        from oncurve.resume import resume_run
+        from oncurve.training import resume_run
 
         result = resume_run(folder, given=config, console=console())
     else:
-        from oncurve.session import run_recipe
+        from oncurve.training import run_recipe
 
         if progress == "unbegun":
             clear_unbegun(folder)
@@ -91,7 +90,7 @@ def train(
         raise typer.Exit(result.exit_code)
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
     overrides: Overrides = None,
@@ -111,7 +110,7 @@ def resume(
         flags = [flag for flag, is_given in (("--strict", strict), ("--allow-change", allow_change)) if is_given]
         raise typer.Exit(supervise([*again, *(overrides or ()), *flags], again, processes, restarts))
     quiet_libraries()
-    from oncurve.resume import resume_run
+    from oncurve.training import resume_run
 
     result = resume_run(run, overrides or (), strict=strict, allow_change=allow_change, console=console())
     if result.exit_code:
@@ -121,7 +120,7 @@ def resume(
 app.command()(launch)
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def demo(overrides: Overrides = None) -> None:
     """Watch a small model learn word problems in a few minutes, on a CPU and without a network.
 
@@ -132,7 +131,7 @@ def demo(overrides: Overrides = None) -> None:
 
 @app.command()
 def sample(
-    model: Annotated[str, typer.Argument(help="Folder or hub name of a model, or `embedded`.")],
+    model: Annotated[str, typer.Argument(help="A run, the folder or hub name of a model, or `embedded`.")],
     question: Annotated[list[str] | None, typer.Argument(help="Questions; without any, they are asked for.")] = None,
     template: Annotated[str, typer.Option(help="Prompt template.")] = "think_answer",
     chat: Annotated[bool, typer.Option(help="Use the model's chat template.")] = False,
@@ -159,7 +158,7 @@ def sample(
     )
 
 
-app.command()(cli_models.evaluate)
+app.command(cls=RecipeCommand)(cli_models.evaluate)
 
 
 @app.command()
@@ -172,7 +171,7 @@ def serve(
         str, typer.Option(help="Address to listen on; other than this machine's own needs a token.")
     ] = "127.0.0.1",
     registry: Annotated[Path | None, typer.Option(help="Folder where trainers look for servers.")] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time.")] = 256,
+    max_rows: Annotated[int | None, typer.Option(min=1, help="Completions at a time; left out: by memory.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as policy.device=cpu.")] = None,
 ) -> None:
     """Sample for a trainer somewhere else, with the weights that it sends.
@@ -189,7 +188,7 @@ def serve(
     )
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Prove before a run that its data and rewards fit together: every gold answer pays, no prompt holds a solution.
 
@@ -206,7 +205,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -319,7 +318,6 @@ def doctor(
     Example: `oncurve doctor runs/demo`
     """
     from oncurve.doctor.command import examine_run
-    from oncurve.errors import ConfigError
 
     if machine:
         from oncurve.observe.machine import offer_to_end
@@ -332,64 +330,10 @@ def doctor(
         raise typer.Exit(1)
 
 
-@recipes.command("list")
-def list_recipes() -> None:
-    """Names and purposes of the recipes in the package; behind a slash stands a variant.
-
-    Example: `oncurve recipe list`
-    """
-    from oncurve.recipes.find import described_recipes
-
-    described = described_recipes()
-    width = max(len(name) for name, _ in described) + 2
-    for name, purpose in described:
-        console().print(f"{name:{width}}{purpose}", markup=False, highlight=False, soft_wrap=True)
-
-
-@recipes.command("show")
-def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """A recipe with every default written out.
-
-    Example: `oncurve recipe show word_problems run.steps=5`
-    """
-    from oncurve.config.load import config_yaml, load_config
-    from oncurve.recipes.find import find_recipe
-
-    sys.stdout.write(config_yaml(load_config(find_recipe(recipe), overrides or ())))
-
-
-@recipes.command("copy")
-def copy(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe of the package.")],
-    folder: Annotated[Path | None, typer.Argument(help="New folder; one of the recipe's name if omitted.")] = None,
-) -> None:
-    """Put a recipe of the package with all of its files here, to be edited.
-
-    Example: `oncurve recipe copy custom_reward mine`
-    """
-    from oncurve.recipes.find import copy_recipe
-
-    made = copy_recipe(recipe, folder)
-    console().print(f"{made}: edit it, then `oncurve train {made}`", markup=False, highlight=False, soft_wrap=True)
-
-
-@recipes.command("schema")
-def schema() -> None:
-    """JSON Schema of a recipe, for editors that complete YAML.
-
-    Example: `oncurve recipe schema > recipe.schema.json`
-    """
-    import json
-
-    from oncurve.config.schema import Config
-
-    sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")
-
-
 def main() -> None:
     """Run a command; a user's mistake becomes one message and an exit code, never a traceback."""
     try:
-        app()
+        saying(app)
     except OncurveError as error:
         if str(error):  # without a word where another process of the run says it
             sys.stderr.write(f"oncurve: {error}\n")

@@ -12,7 +12,7 @@ from oncurve.errors import ConfigError
 from oncurve.observe.terminal import console, quiet_libraries
 
 NGRAM = 13
-Target = Annotated[str, typer.Argument(help="With --benchmark a model, its run or `embedded`; otherwise a recipe.")]
+Target = Annotated[str, typer.Argument(help="A run; or with --benchmark a model or `embedded`, otherwise a recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as rollouts.max_rows=64.")]
 Also = Annotated[
     list[str] | None, typer.Option(help="The same recipe trained with another seed; repeat it. They are pooled.")
@@ -51,7 +51,7 @@ def evaluate(
     card: Annotated[bool, typer.Option("--card", help="Write the results into the model's README.md.")] = False,
     output: Annotated[Path | None, typer.Option(help="Folder; one that was begun goes on where it stopped.")] = None,
 ) -> None:
-    """Measure a model on benchmarks, or on a recipe's test problems; compare two; pool several seeds.
+    """Measure a model on benchmarks, or on the test problems of a run or recipe; compare two; pool several seeds.
 
     Example: `oncurve evaluate runs/demo --benchmark gsm8k,math500 --samples 8 --temperature 0.6`
     """
@@ -94,12 +94,17 @@ def refuse_given(options: Mapping[str, object]) -> None:
         )
 
 
-def evaluate_recipe(recipe: str, overrides: list[str], model: str | None, against: str | None, output: Path) -> None:
-    """Measure a model on a recipe's test problems."""
+def evaluate_recipe(target: str, overrides: list[str], model: str | None, against: str | None, output: Path) -> None:
+    """Measure a model on a recipe's test problems: of a run, its final model on the problems of its own recipe."""
     from oncurve.config.load import load_config
+    from oncurve.observe.run_model import is_run, resolve_model
     from oncurve.recipes.find import find_recipe
 
-    config = load_config(find_recipe(recipe), overrides)
+    if is_run(target):
+        model = model or resolve_model(target)
+        config = load_config(Path(target).expanduser() / "config.yaml", overrides)
+    else:
+        config = load_config(find_recipe(target), overrides)
     quiet_libraries()
     from oncurve.examine import evaluate_models
 
@@ -117,7 +122,7 @@ def data_by_benchmark(given: list[str]) -> dict[str, str]:
 
 
 def merge(
-    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter, such as a run's model folder.")],
+    adapter: Annotated[Path, typer.Argument(help="A run that trained an adapter, or the folder of an adapter.")],
     output: Annotated[Path, typer.Option(help="New folder for the whole model.")],
 ) -> None:
     """Add an adapter to its base model and save the sum as an ordinary model.
@@ -140,9 +145,10 @@ def push(
 
     Example: `oncurve push runs/demo --repo me/my-model --dry-run`
     """
+    from oncurve.observe.run_model import resolve_model
     from oncurve.publish import plan_upload, push_upload
 
-    upload = plan_upload(model / "model" if (model / "model").is_dir() else model, repo)
+    upload = plan_upload(Path(resolve_model(str(model))), repo)
     console().print(upload.describe(), markup=False, highlight=False)
     if not dry_run:
         console().print(f"uploaded: {push_upload(upload, private=not public)}", highlight=False)

@@ -1,6 +1,9 @@
-"""Which mistakes does a user get told about, instead of a traceback?"""
+"""Errors that a user sees as a message instead of a traceback, and helpers to word them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def counted(number: int, noun: str) -> str:
@@ -10,6 +13,21 @@ def counted(number: int, noun: str) -> str:
     ('1 step', '2,000 rows')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The nearest of some names as a sentence with a space behind it; empty if none is near.
+
+    >>> did_you_mean("tran", ["train", "test"])
+    "Did you mean 'train'? "
+    """
+    near = get_close_matches(name, list(names), n=1)
+    return f"Did you mean {near[0]!r}? " if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes with commas between them; "nothing" if there are none."""
+    return ", ".join(repr(name) for name in names) or "nothing"
 
 
 class OncurveError(Exception):

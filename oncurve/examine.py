@@ -120,7 +120,7 @@ def serve_model(
     host: str,
     port: int,
     registry: Path | None,
-    max_rows: int,
+    max_rows: int | None,
     overrides: Sequence[str],
     console: Console,
 ) -> None:

@@ -15,6 +15,7 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.config.schema import Config
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import ConfigError
+from oncurve.given import NOTHING, Given
 from oncurve.observe.arithmetic import batch_arithmetic
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
@@ -44,6 +45,8 @@ class Parts:
     data: Curriculum
     servers: ServerSampler | None = None
     """What talks to rollout servers, where this process does."""
+    given: Given = NOTHING
+    """What a Python program passed."""
 
     @property
     def moves_reference(self) -> bool:
@@ -51,8 +54,15 @@ class Parts:
         return any(self.algorithm.reference_share(step) for step in range(self.config.run.steps))
 
 
-def make_parts(config: Config, processes: Processes = ALONE, interruption: Interruption | None = None) -> Parts:
+def make_parts(
+    config: Config,
+    processes: Processes = ALONE,
+    interruption: Interruption | None = None,
+    given: Given = NOTHING,
+) -> Parts:
     """Load the model and the data of a recipe. Each of several processes samples and grades a share.
+
+    ``given`` holds the rows and rewards that a Python program passed.
 
     Raises ConfigError for arithmetic in which small gradients would be lost.
     """
@@ -61,14 +71,15 @@ def make_parts(config: Config, processes: Processes = ALONE, interruption: Inter
             "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
             "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
         )
-    reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed)
+    reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
     algorithm = wiring.make_algorithm(config)
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes)
     if processes.count > 1:
         reward_function = DividedRewards(reward_function, processes, interruption)
     else:
         reward_function = wiring.with_early_grading(reward_function, config.rewards)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=wiring.context_of(policy.model.config))
+    context = wiring.context_of(policy.model.config)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given)
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,
@@ -77,7 +88,7 @@ def make_parts(config: Config, processes: Processes = ALONE, interruption: Inter
         prefer_half_solved=config.data.prefer_half_solved,
     )
     sampler, servers = make_sampler(config, processes, data, interruption)
-    return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers)
+    return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
 
 
 def make_sampler(
@@ -120,13 +131,14 @@ def own_identity(parts: Parts) -> dict[str, Any]:
     for prompt in parts.prompts.train:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
     model = parts.policy.trained_model
-    weights = ((name, parts.policy.whole(weight)) for name, weight in model.named_parameters())
+    whole = parts.policy.whole
     described = describe_run()
     return {
         "config": config,
         "recipe_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "data": {"num_prompts": len(parts.prompts.train), "sha256": digest.hexdigest()},
-        "base": {"name": config["model"], "sha256": checksum(weights, widened=True)},
+        "base": {"name": config["model"], "sha256": checksum(model.named_parameters(), widened=True, whole=whole)},
+        **({"given": parts.given.identity()} if parts.given.rewards else {}),
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import torch
+from torch import Tensor, nn
+
+SAFETENSORS_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names that the safetensors format has for types."""
 HALF = (torch.bfloat16, torch.float16)
 _GIVES_SUMS = "dtype" in torch.ops.aten.mm.overloads()
 """This torch gives the float32 sums of half-width products as they are (2.8 and later)."""
@@ -34,3 +50,27 @@ def head_type(device: torch.device, compute_type: torch.dtype, wide: torch.dtype
 def arithmetic_type(device: torch.device, otherwise: torch.dtype) -> torch.dtype:
     """The type of matrix products here and now: that of autocast where it is on."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else otherwise
+
+
+@contextmanager
+def widened(model: nn.Module) -> Iterator[None]:
+    """While it lasts, linear layers with half-width matrices multiply in the type of what they are given."""
+    halved = [part for part in model.modules() if type(part) is nn.Linear and part.weight.dtype in HALF]
+    for part in halved:
+        part.forward = _Widened(part)
+    try:
+        yield
+    finally:
+        for part in halved:
+            del part.forward
+
+
+class _Widened:
+    """The pass through a linear layer, its matrix in the type of the input for as long as it takes."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+
+    def __call__(self, input: Tensor) -> Tensor:
+        bias = None if self.layer.bias is None else self.layer.bias.to(input.dtype)
+        return nn.functional.linear(input, self.layer.weight.to(input.dtype), bias)

@@ -11,10 +11,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from oncurve.benchmark_models import resolve_model
 from oncurve.errors import CheckpointError, ConfigError, DataError
 from oncurve.evaluate.card import CARD, CardFacts, is_hub_name, run_facts, write_card
 from oncurve.observe.redact import redact
+from oncurve.observe.run_model import resolve_model
 from oncurve.train.adapter import ADAPTER_CONFIG, base_of, is_adapter
 from oncurve.train.checkpoint import merge_adapter
 
@@ -75,6 +75,7 @@ def _facts_of(folder: Path, **more: Any) -> CardFacts:
 
 def merge_with_card(adapter: Path, output: Path) -> Path:
     """Merge an adapter into its base, with a card that says so."""
+    adapter = Path(resolve_model(str(adapter)))
     folder = merge_adapter(adapter, output)
     write_card(folder, replace(_facts_of(adapter), name=folder.name, is_adapter=False, was_merged=True))
     return folder

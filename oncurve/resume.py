@@ -1,9 +1,8 @@
-"""How does a run go on after it was killed, and when does it refuse to?"""
+"""Resuming a run from a checkpoint, and the conditions under which it is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,43 +13,24 @@ from rich.text import Text
 
 from oncurve.config.load import parse_config
 from oncurve.config.schema import Config
+from oncurve.differences import config_differences, fact_differences, warn_of_machine
 from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
 from oncurve.evaluate.evaluate import Evaluation, read_evaluation
+from oncurve.given import NOTHING, Given
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
 from oncurve.observe.unwritten import Unwritten
-from oncurve.parts import identity, make_parts, recorded
-from oncurve.session import Result, Session, audible, joined, keep_evaluation, report
-from oncurve.train.distributed import ALONE, Processes
+from oncurve.parts import Parts, identity, make_parts, recorded
+from oncurve.result import Steps
+from oncurve.session import Session, keep_evaluation
+from oncurve.train.distributed import Processes
 from oncurve.train.guards import KL_LIMIT, KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption
-from oncurve.train.launched import read_place
 from oncurve.train.sealed import checkpoints_in, newest_good, read_manifest, set_aside, sweep
 from oncurve.wiring.servers import settle
 
-HARMLESS = frozenset(
-    f"run.{key}"
-    for key in (
-        "folder",
-        "name",
-        "save_every_steps",
-        "keep_checkpoints",
-        "on_save_error",
-        "grace_seconds",
-        "max_nonfinite_updates",
-        "on_kl_alarm",
-        "rollouts_every_steps",
-        "logprobs_of_prompts",
-        "max_error_fraction",
-        "track",
-        "track_aliases",
-    )
-)
-HARMLESS |= {f"rollouts.{key}" for key in ("servers", "registry", "vllm_python", "weights_folder", "weights_address")}
-HARMLESS |= {f"rollouts.deadlines.{name}_seconds" for name in ("connect", "request", "push", "silent", "gone")}
-"""Keys that change no number of a run."""
-MAX_RETURNS = 3
-"""How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""
+Load = Callable[..., Parts]
+"""What loads the parts of a run; see ``make_parts``."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +44,10 @@ class Wish:
     console: Console
     given: Config | None = None
     """A recipe that came along; the run's own counts."""
+    objects: Given = NOTHING
+    """What a Python program passes: the same as when the run began."""
+    owns_process: bool = True
+    load: Load = make_parts
 
     def warn(self, text: str) -> None:
         """Say something that is not as it should be."""
@@ -93,61 +77,10 @@ class Found:
     """What the recipe says otherwise."""
 
 
-def resume_run(
-    run: str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    strict: bool = False,
-    allow_change: bool = False,
-    returns_left: int = MAX_RETURNS,
-    processes: Processes | None = None,
-    given: Config | None = None,
-    console: Console,
-) -> Result:
-    """Go on from the newest good checkpoint of a run, to the same bits that the run would have had.
-
-    Every checksum is verified before a file is used. A broken checkpoint is named, and the one before is taken; with
-    ``strict`` it is an error. Several processes need the run's folder on storage that all of them see; ``processes``
-    are those that are joined already. A ``given`` recipe is only compared with the run's own, which counts.
-
-    Raises CheckpointError if there is no good one; ConfigError if the recipe, the data, the group size or the number
-    of processes changed and ``allow_change`` is not given.
-    """
-    path = Path(run)
-    with ExitStack() as stack:
-        if processes is None:
-            processes = stack.enter_context(_joined(path, overrides))
-        wish = Wish(path, overrides, strict, allow_change, audible(console, processes), given)
-        try:
-            result = _resume(wish, processes)
-        except KlAlarm as alarm:
-            return return_below_limit(path, alarm, returns_left=returns_left, processes=processes, console=wish.console)
-        if not result.is_interrupted and processes.is_main:
-            report(result, console=wish.console)
-    return result
-
-
-@contextmanager
-def _joined(path: Path, overrides: Sequence[str]) -> Iterator[Processes]:
-    """The processes that were started to go on with a run, with the limits in its recipe."""
-    if read_place().count == 1:
-        yield ALONE
-        return
-    try:
-        text = (path / "config.yaml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path / 'config.yaml'}: cannot be read ({error}). Several processes need it, on storage that all of "
-            f"them see; the manifest of a checkpoint holds it as well"
-        ) from None
-    with joined(parse_config(text, overrides, source=str(path / "config.yaml"))) as processes:
-        yield processes
-
-
-def _resume(wish: Wish, processes: Processes) -> Result:
+def resume(wish: Wish, processes: Processes) -> Steps:
     """Everything from the lock to the measurement of the model at the end. All processes call it."""
     path, lock = wish.path, processes.main_only(lambda: lock_run(wish.path))
-    interruption = Interruption(is_alone=processes.count == 1)
+    interruption = Interruption(is_alone=processes.count == 1, owns_process=wish.owns_process)
     try:
         with interruption.listen():
             interruption.join(processes)
@@ -155,7 +88,7 @@ def _resume(wish: Wish, processes: Processes) -> Result:
             interruption.grace_seconds = found.config.run.grace_seconds
             session, base = _prepare(wish, found, lock, processes, interruption)
             with session.folder:
-                return session.run(base)
+                return (yield from session.steps(base))
     except Interrupted:
         raise Stopped(f"stopped; go on with `oncurve resume {path}`", exit_code=interruption.exit_code) from None
     finally:
@@ -176,6 +109,8 @@ def _find(wish: Wish, lock: RunLock | None) -> Found:
     changed = config_differences(manifest["config"], config)
     wish.judge(changed)
     if wish.given is not None and (other := config_differences(recorded(config), settle(wish.given)[0])):
+        if not wish.owns_process:  # a program says what it resumes, and means it
+            wish.judge(other)
         lines = "\n  ".join(other)
         wish.warn(f"{path} has a recipe of its own, which counts. The one given differs:\n  {lines}")
     return Found(checkpoint, manifest, config, changed)
@@ -189,7 +124,7 @@ def _prepare(
     if manifest["device"] == "cpu":
         torch.set_num_threads(int(manifest["threads"]))  # the order of sums depends on it
     with interruption.abandonable():
-        parts = make_parts(config, processes, interruption)
+        parts = wish.load(config, processes, interruption, wish.objects)
         facts = identity(parts)
         more = fact_differences(manifest, facts)
         processes.main_only(lambda: wish.judge(more))
@@ -230,69 +165,13 @@ def asked_config(
     return config.model_copy(update={"run": config.run.model_copy(update=place)})
 
 
-def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
-    """What the recipe says otherwise than that of the checkpoint, as lines ``key: old -> new``."""
-    try:
-        was = recorded(Config.model_validate(was))  # with the defaults of keys that are newer than the checkpoint
-    except ValueError:
-        was = dict(was)  # of an older version: shown as it is
-    old, new = dict(_flat(was)), dict(_flat(recorded(config)))
-    return [
-        f"{key}: {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
-        for key in sorted(old.keys() | new.keys())
-        if key not in HARMLESS and old.get(key, "not there") != new.get(key, "not there")
-    ]
+def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
+    """Put checkpoints of a KL above the limit aside; the step to go back to, and twice the coefficient.
 
-
-def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """What is otherwise in the data, the base model and the number of processes."""
-    names = {
-        "data": "the training prompts",
-        "base": "the weights of the base model",
-        "world_size": "the number of processes",
-    }
-    return [
-        f"{text}: {manifest.get(key)} -> {facts[key]}" for key, text in names.items() if manifest.get(key) != facts[key]
-    ]
-
-
-def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, warn: Callable[[str], None]) -> None:
-    """Say what makes the bits differ without making the run another one."""
-    for key in ("device", "threads", "versions"):
-        if manifest.get(key) != facts[key]:
-            old, new = manifest.get(key), facts[key]
-            if isinstance(old, Mapping):
-                old, new = ({k: v for k, v in one.items() if old.get(k) != new.get(k)} for one in (old, new))
-            warn(f"{key}: {old} when it was saved, {new} now. The run goes on, but its last bits may differ")
-
-
-def return_below_limit(
-    path: Path, alarm: KlAlarm, *, returns_left: int = MAX_RETURNS, processes: Processes, console: Console
-) -> Result:
-    """Go on from the newest checkpoint whose KL was below the limit, with twice the coefficient.
-
-    The same step with the same recipe would run away again, so that something must change.
-
-    Raises the alarm again if there is no such checkpoint, or if it went back too often.
+    Raises the alarm again if there is no checkpoint below it.
     """
-    step, doubled = processes.first(lambda: _go_below_limit(path, alarm, returns_left))
-    console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
-    return resume_run(
-        path,
-        [f"algorithm.kl_coef={doubled!r}"],
-        allow_change=True,
-        returns_left=returns_left - 1,
-        processes=processes,
-        console=console,
-    )
-
-
-def _go_below_limit(path: Path, alarm: KlAlarm, returns_left: int) -> tuple[int, float]:
-    """Put later checkpoints aside; the step to go back to, and the new coefficient."""
     from oncurve import wiring
 
-    if returns_left == 0:
-        raise alarm
     with lock_run(path):
         root = path / "checkpoints"
         good = [
@@ -360,14 +239,6 @@ def _check_rows(path: Path, step: int, *, warn: Callable[[str], None]) -> None:
     there = {row.get("step") for row in read_rows(path / METRICS)}
     if missing := [str(number) for number in range(1, step + 1) if number not in there]:
         warn(f"{path / METRICS} has no record of {counted(len(missing), 'step')}, done already, such as {missing[0]}")
-
-
-def _flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(tree, Mapping) and tree:
-        return [pair for key, value in tree.items() for pair in _flat(value, f"{prefix}{key}.")]
-    if isinstance(tree, list) and any(isinstance(item, (Mapping, list)) for item in tree):
-        return [pair for place, value in enumerate(tree) for pair in _flat(value, f"{prefix}{place}.")]
-    return [(prefix.rstrip("."), tree)]
 
 
 def _yaml(config: Config) -> str:

@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.config.place import run_folder_path
-from oncurve.config.schema import Config
 from oncurve.doctor.live import Watch
-from oncurve.errors import OncurveError, RewardError, SamplerError, Stopped
+from oncurve.errors import RewardError, SamplerError
 from oncurve.evaluate.analysis import analysis_markdown
-from oncurve.evaluate.card import run_card
-from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
-from oncurve.observe.manifest import describe_run
-from oncurve.observe.plots import plot_run
-from oncurve.observe.profile import profile_text
 from oncurve.observe.progress import Progress
-from oncurve.observe.record import RunFolder, read_manifest, read_metrics
+from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.redact import redact_tree
 from oncurve.observe.sinks import open_tracker
-from oncurve.observe.summary import summarize
 from oncurve.observe.tokens import TokenRecord
-from oncurve.observe.unwritten import Unwritten
-from oncurve.parts import Parts, arithmetic, count_prompts, identity, make_parts
+from oncurve.parts import Parts
 from oncurve.records import Prompt
-from oncurve.report.write import write_report
+from oncurve.result import Result, Steps
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler, SamplingParams
-from oncurve.train.checkpoint import save_model
-from oncurve.train.distributed import Processes
-from oncurve.train.guards import Guards, KlAlarm
+from oncurve.train.final import write_model
+from oncurve.train.guards import Guards
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.loop import train
 from oncurve.train.policy import Policy
 from oncurve.train.profiling import make_profiler
-from oncurve.train.run import Run
+from oncurve.train.run import Run, Step
 from oncurve.train.saving import Saver
-
-
-@dataclass(frozen=True)
-class Result:
-    """Where a run ended."""
-
-    folder: Path
-    base: Evaluation
-    trained: Evaluation | None
-    """None if the run was stopped before its end."""
-    is_interrupted: bool
-    exit_code: int = 0
-    """130 after Ctrl-C, 143 after SIGTERM: what a scheduler requeues."""
 
 
 class Examiner:
@@ -101,68 +75,6 @@ class Examiner:
     def close(self) -> None:
         """End the graders' processes."""
         self.loose.close()
-
-
-def run_recipe(config: Config, recipe: str, *, console: Console, quiet: bool = False) -> Result:
-    """Train as the recipe says and leave everything worth keeping in the run's folder.
-
-    Raises Stopped if a signal ended it where there is nothing to show.
-    """
-    with joined(config) as processes:
-        console = audible(console, processes)
-        path = processes.first(lambda: run_folder_path(config))
-        try:
-            result = _run(config, recipe, path, processes, console, quiet=quiet)
-        except KlAlarm as alarm:
-            from oncurve.resume import return_below_limit
-
-            return return_below_limit(path, alarm, processes=processes, console=console)
-        if not result.is_interrupted and processes.is_main:
-            report(result, console=console)
-    return result
-
-
-def _run(
-    config: Config, recipe: str, path: Path, processes: Processes, console: Console, *, quiet: bool = False
-) -> Result:
-    """All of a new run up to the measurement of its model."""
-    settled, placement = processes.first(lambda: wiring.settle(config))
-    config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
-    if placement is not None:
-        console.print(placement, markup=False, highlight=False, soft_wrap=True)
-    for finding in wiring.check_algorithm(config):
-        console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
-    interruption = Interruption(grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1)
-    try:
-        with interruption.listen():
-            interruption.join(processes)
-            with interruption.abandonable():
-                parts = make_parts(config, processes, interruption)
-                facts = identity(parts)
-            if not quiet:
-                console.print(arithmetic(config, parts.prompts))
-            with processes.main_only(lambda: RunFolder(path)) or Unwritten(path) as folder:
-                started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)
-                folder.write_start(recipe, config.model_dump(mode="json"), started)
-                return Session(parts, folder, facts, interruption, console).run()
-    except Interrupted:
-        raise Stopped("stopped before training began", exit_code=interruption.exit_code) from None
-
-
-@contextmanager
-def joined(config: Config) -> Iterator[Processes]:
-    """The processes of the run; they take leave of each other at its end."""
-    processes = wiring.make_processes(config)
-    try:
-        with processes.watched():
-            yield processes
-    finally:
-        processes.close()
-
-
-def audible(console: Console, processes: Processes) -> Console:
-    """The console of process 0; the others speak to nobody."""
-    return console if processes.is_main else Console(file=io.StringIO(), quiet=True)
 
 
 class Session:
@@ -234,7 +146,7 @@ class Session:
         self.progress.note(text)
         self.folder.log(text)
 
-    def run(self, base: Evaluation | None = None) -> Result:
+    def steps(self, base: Evaluation | None = None) -> Steps:
         """Everything that is left to do; ``base`` is the measurement before training, where it was made before."""
         with ExitStack() as stack:
             for closing in (self.examiner, self.parts.reward_function, self.parts.sampler, self.saver):
@@ -245,9 +157,12 @@ class Session:
             if base is None:
                 base = self.measure_base()
             try:
-                self.train()
+                yield from self.train()
             except (RewardError, SamplerError):
                 self.saver.save_marked()
+                raise
+            except GeneratorExit:  # whoever asks for the steps asks for no more
+                self.leave(base)
                 raise
             except Interrupted:
                 return self.leave(base)
@@ -269,7 +184,7 @@ class Session:
         keep_evaluation(self.folder, base)
         return base
 
-    def train(self) -> None:
+    def train(self) -> Iterator[Step]:
         """The steps that are left, and a checkpoint of the last one."""
         self.saver.mark(self.training.steps_done, pending=self.pending)
         if self.training.steps_done == 0:
@@ -277,7 +192,10 @@ class Session:
         if self.pending is not None:
             self.training.finish_pending(self.pending)
         parts = self.parts
-        train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.training)
+        loop = train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.training)
+        for _ in loop:
+            if self.training.last is not None:
+                yield self.training.last
         self.folder.sync()
         if parts.config.run.save_every_steps:
             self.saver.save_marked()
@@ -300,8 +218,7 @@ class Session:
         """The final model, on the disk and measured."""
         self.folder.write_status(self.training.steps_done, "measure")
         policy = self.parts.policy
-        snapshot = policy.snapshot()  # by all processes
-        policy.processes.main_only(lambda: save_model(snapshot, policy.tokenizer, self.folder.path / "model"))
+        write_model(policy, self.folder.path / "model")  # by all processes
         with self.interruption.abandonable():
             trained = self.examiner.measure(self.parts.prompts.test, name="trained", step=self.training.steps_done)
         keep_evaluation(self.folder, trained)
@@ -361,31 +278,3 @@ def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:
     """Write an evaluation's examples and counts, and a page that shows some of every category."""
     analysis = analysis_markdown(evaluation)
     folder.write_evaluation(evaluation.name, evaluation.rows(), evaluation.summary(), analysis=analysis)
-
-
-def report(result: Result, *, console: Console) -> None:
-    """The table of before and after, examples, pictures, summary and report of a run that is finished."""
-    metrics = read_metrics(result.folder)
-    comparison = compare(result.base, result.trained) if result.trained is not None else None
-    if len(metrics) > 1:
-        picture = plot_run(metrics, result.folder / "curves.png", title=result.folder.name)
-        compared = comparison.summary() if comparison is not None else None
-        text = summarize(metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder))
-        profile = profile_text(result.folder)
-        (result.folder / "summary.txt").write_text(f"{text}\n{profile}\n" if profile else f"{text}\n", encoding="utf-8")
-        if profile:
-            console.print(profile, highlight=False)
-        console.print(f"curves: {picture}", highlight=False)
-    if comparison is not None:
-        comparison.write(result.folder)
-        console.print(comparison.table())
-        console.print(comparison.examples_text(limit=2), markup=False, highlight=False)
-        try:
-            run_card(result.folder)
-        except (OncurveError, OSError) as error:  # the recipe's file may be gone; the model is saved all the same
-            console.print(f"no model card ({error})", markup=False, highlight=False)
-    try:
-        console.print(f"report: {write_report(result.folder).path}", highlight=False)
-    except OSError as error:  # the run is over and safe; its page can be made at any time
-        console.print(f"no report ({error}); make one with: oncurve report {result.folder}", markup=False)
-    console.print(f"run finished: {result.folder}", highlight=False)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import types
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from oncurve.config.beside import find_beside
+from oncurve.config.messages import explain, explain_yaml
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 
@@ -44,9 +42,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError naming the file, the key and, for a misspelt key, the nearest right one.
     """
-    place = Path(path)
-    folder = place if place.is_dir() else place.parent
-    return parse_config(read_text(path), overrides, source=str(path), folder=folder)
+    return validate_tree(read_tree(path, overrides), source=str(path))
 
 
 def read_text(path: str | Path) -> str:
@@ -66,12 +62,26 @@ def parse_config(
     text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: Path | None = None
 ) -> Config:
     """A recipe from its text; ``folder`` is where it lies, if it lies somewhere."""
+    return validate_tree(parse_tree(text, overrides, source=source, folder=folder), source=source)
+
+
+def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The keys of a recipe file with overrides, not yet checked; see ``load_config``."""
+    place = Path(path)
+    folder = place if place.is_dir() else place.parent
+    return parse_tree(read_text(path), overrides, source=str(path), folder=folder)
+
+
+def parse_tree(
+    text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: Path | None = None
+) -> dict[str, Any]:
+    """The keys of a recipe's text with overrides, not yet checked."""
     try:
         raw: Any = yaml.load(text, Loader=_StrictLoader)
     except ConfigError as error:
         raise ConfigError(f"{source}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{source}: {explain_yaml(error)}") from None
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{source}: a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"
@@ -81,41 +91,20 @@ def parse_config(
         find_beside(tree, folder)
     for override in overrides:
         _apply(tree, override)
+    return tree
+
+
+def validate_tree(tree: Mapping[str, Any], *, source: str) -> Config:
+    """A recipe from its keys. Raises ConfigError with a line for each mistake."""
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {line}" for line in _explain(error))) from None
+        raise ConfigError("\n".join(f"{source}: {line}" for line in explain(error))) from None
 
 
 def config_yaml(config: Config) -> str:
     """The resolved recipe with every default, as YAML."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every key that a recipe can set, with dots; those of all types of a choice."""
-    for key, _ in _typed_keys(model, prefix, None):
-        yield key
-
-
-def _typed_keys(model: type[BaseModel], prefix: str, choice: str | None) -> Iterator[tuple[str, str | None]]:
-    """Every key, and the type of the choice that it belongs to; None outside a choice."""
-    for name, field in model.model_fields.items():
-        sections = list(_sections(field.annotation))
-        if not sections:
-            yield f"{prefix}{name}", choice
-        for section in sections:
-            own = section.model_fields["type"].default if len(sections) > 1 and "type" in section.model_fields else None
-            yield from _typed_keys(section, f"{prefix}{name}.", own)
-
-
-def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections inside a type such as a union or a tuple of them."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, tuple):
-        for part in typing.get_args(annotation):
-            yield from _sections(part)
 
 
 _SAME_KEYS = ("rollouts.type", "optimizer.type")
@@ -130,7 +119,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     try:
         value: Any = yaml.load(text, Loader=_StrictLoader) if text else None
     except (yaml.YAMLError, ConfigError, ValueError, RecursionError) as error:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML: {error}") from None
+        raise ConfigError(f"override {override!r}: the value is {explain_yaml(error)}") from None
     *parents, last = path.split(".")
     node: Any = tree
     for depth, key in enumerate(parents):
@@ -169,71 +158,3 @@ def _place(items: list[Any], key: str, override: str) -> int:
     if not key.isdigit() or int(key) >= len(items):
         raise ConfigError(f"override {override!r}: {key!r} is not a place in a list of {len(items)}, counted from 0")
     return int(key)
-
-
-def _explain(error: ValidationError) -> Iterator[str]:
-    """One line per problem: the key, what was found, what to do."""
-    problems = error.errors()
-    for problem in problems:
-        if problem["type"] == "too_short" and len(problems) > 1:
-            continue  # a list whose only item is wrong also counts as empty
-        # Places inside a choice carry the name of its type; the key as written in the recipe does not.
-        parts = [str(part) for part in problem["loc"]]
-        key = ".".join(part for place, part in enumerate(parts) if not _is_tag(parts, place))
-        if problem["type"] == "extra_forbidden":
-            chosen = next((part for place, part in enumerate(parts) if _is_tag(parts, place)), None)
-            yield f"{key}: there is no such key{_instead(key, chosen)}"
-        elif problem["type"] == "union_tag_not_found":
-            yield f"{key}: the key {key}.type is needed and missing"
-        elif problem["type"] == "missing":
-            yield f"{key}: this key is needed and missing"
-        elif problem["type"] == "value_error":
-            yield str(problem["msg"]).removeprefix("Value error, ")
-        else:
-            yield f"{key}: {_lower_first(str(problem['msg']))}; found {problem.get('input')!r:.80}"
-
-
-def _is_tag(parts: list[str], place: int) -> bool:
-    """The name of a type that pydantic puts behind the key of a choice."""
-    if place == 0:
-        return False
-    before = parts[place - 1]
-    inside_list = before.isdigit() and place > 1 and parts[place - 2] == "rewards"
-    return (before == "data" or inside_list) and place < len(parts) - (0 if parts[place] in _TYPE_NAMES else 1)
-
-
-def _type_names(model: type[BaseModel]) -> Iterator[str]:
-    for field in model.model_fields.values():
-        for section in _sections(field.annotation):
-            if "type" in section.model_fields and isinstance(section.model_fields["type"].default, str):
-                yield section.model_fields["type"].default
-            yield from _type_names(section)
-
-
-_TYPE_NAMES = frozenset(_type_names(Config))
-
-
-def _instead(key: str, chosen: str | None) -> str:
-    """What is to be done about an unknown key in a section whose type is ``chosen``: other types may have it."""
-    generic = ".".join(part for part in key.split(".") if not part.isdigit())
-    typed = list(_typed_keys(Config, "", None))
-    owners = [str(owner) for name, owner in typed if name == generic and owner is not None]
-    if chosen is not None and owners:
-        place = key.rpartition(".")[0]
-        return f" in a section of type {chosen}; it belongs to {', '.join(owners)}. Remove it or change {place}.type"
-    section = generic.rpartition(".")[0]
-    fitting = {name for name, owner in typed if chosen is None or owner == chosen or name.rpartition(".")[0] != section}
-    return f".{_nearest(generic, fitting)}"
-
-
-def _nearest(generic: str, names: set[str]) -> str:
-    close = difflib.get_close_matches(generic, names, n=1, cutoff=0.6)
-    if not close:
-        last = generic.rsplit(".", 1)[-1]
-        by_last = {name.rsplit(".", 1)[-1]: name for name in names}
-        close = [by_last[found] for found in difflib.get_close_matches(last, by_last, n=1, cutoff=0.7)]
-    return f" Did you mean {close[0]!r}?" if close else " `oncurve recipe schema` lists all keys"
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]

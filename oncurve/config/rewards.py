@@ -208,6 +208,14 @@ class CustomReward(RewardSection):
     """isolate: time for the completions of one prompt. Otherwise it bounds async functions only."""
 
 
+class GivenReward(RewardSection):
+    """A function or object that a Python program passes to oncurve.train or oncurve.Trainer, known by its name."""
+
+    type: Literal["given"] = "given"
+    timeout_seconds: PositiveFloat = 60.0
+    """Bounds async functions."""
+
+
 Reward = Annotated[
     R1ZeroReward
     | MathematicsReward
@@ -223,6 +231,7 @@ Reward = Annotated[
     | OverlongReward
     | RepetitionReward
     | CosineLengthReward
-    | CustomReward,
+    | CustomReward
+    | GivenReward,
     Field(discriminator="type"),
 ]

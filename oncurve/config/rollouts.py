@@ -1,4 +1,4 @@
-"""What may a recipe say about sampling?"""
+"""The section of a recipe about sampling."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from oncurve.config.section import Fraction, NonNegative, Section
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
+_DEFAULTS = {
+    "servers": "[]",
+    "registry": "null",
+    "own_servers": "0",
+    "vllm_servers": "0",
+    "staleness": "0",
+    "transfer": "auto",
+    "sleep": "false",
+    "tensor_parallel": "1",
+}
+"""Keys for servers as they are typed to mean nothing."""
 
 
 class DeadlineSection(Section):
@@ -33,7 +44,8 @@ class RolloutSection(Section):
 
     type: Literal["auto", "engine", "transformers", "servers"] = "auto"
     """engine: in this process, fast. transformers: its generate, the slow reference. servers: other processes, here or
-    elsewhere, any of which may die. auto: vLLM servers on the GPUs that nothing trains on, otherwise engine."""
+    elsewhere, any of which may die. auto: vLLM servers on the GPUs that nothing trains on, on one GPU a vLLM server
+    that shares it if it fits, otherwise engine."""
     temperature: PositiveFloat = 1.0
     max_completion_tokens: PositiveInt = 256
     min_completion_tokens: NonNegative = 0
@@ -42,10 +54,12 @@ class RolloutSection(Section):
     min_p: Fraction = 0.0
     stop: tuple[str, ...] = ()
     """Strings that end a completion; they stay in it."""
-    max_rows: PositiveInt = 256
-    """Completions sampled at the same time."""
+    max_rows: PositiveInt | Literal["auto"] = "auto"
+    """Completions sampled at the same time, at most. auto: 256; with the engine on a GPU as many as fit into the memory
+    that is free when it samples, up to 1,024."""
     kv_tokens: PositiveInt | None = None
-    """engine: positions of prompts and completions whose keys and values are held at the same time; None: no limit."""
+    """engine: positions of prompts and completions whose keys and values are held at the same time, at most. None: what
+    fits into the memory of a GPU that is free when it samples; no limit on a CPU."""
     kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """engine: type of keys and values. auto: that of the arithmetic, or float32, except for long prompts, on a CPU
     without the kernels. Another one is decoded without the CPU kernels, which is slower, and is refused where a model
@@ -67,13 +81,15 @@ class RolloutSection(Section):
     """servers: the python of the environment with vLLM; None reads ONCURVE_VLLM_PYTHON."""
     vllm_options: tuple[str, ...] = ()
     """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
-    transfer: Literal["fetch", "nccl", "ipc"] = "fetch"
+    transfer: Literal["auto", "fetch", "nccl", "ipc"] = "auto"
     """servers: how new weights reach them. fetch: files with checksums, which each takes by itself. nccl: vLLM servers
-    get them together from GPU to GPU. ipc: one vLLM server on the trainer's own GPU reads them there."""
+    get them together from GPU to GPU. ipc: one vLLM server on the trainer's own GPU reads them there. auto: nccl to
+    vLLM servers of this run on GPUs of their own, if this process has the same vLLM; otherwise fetch."""
     sleep: bool = False
     """servers: the one vLLM server shares the trainer's GPU and gives its memory back while the policy trains."""
     weights_folder: str | None = None
-    """servers: where new weights are put for them; None makes a folder in run.folder."""
+    """servers: where new weights are put for them; None takes this machine's memory for servers that the run starts, if
+    two versions fit, and otherwise run.folder."""
     weights_address: str | None = None
     """servers: host:port where those that do not see that folder fetch weights from this process."""
     staleness: Annotated[int, Field(ge=0, le=1)] = 0
@@ -85,47 +101,67 @@ class RolloutSection(Section):
         has_servers = bool(self.servers or self.registry or self.vllm_servers or self.own_servers)
         if self.type == "servers" and not has_servers:
             raise ValueError(
-                "rollouts.type is servers, and none is named. Give rollouts.servers their addresses, rollouts.registry "
-                "a folder where they leave them, or rollouts.vllm_servers or rollouts.own_servers how many to start"
+                "rollouts.type is servers, and none is named. Start some with `rollouts.own_servers=1` or "
+                "`rollouts.vllm_servers=1`, name a folder where they leave their addresses, as in "
+                "`rollouts.registry=runs/servers`, or their addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
             )
         if self.own_servers and self.vllm_servers:
             raise ValueError(
-                "rollouts.own_servers and rollouts.vllm_servers are both set; a run starts one kind. Leave one out"
+                "rollouts.own_servers and rollouts.vllm_servers are both set, and a run starts one kind. Set "
+                "`rollouts.own_servers=0` or `rollouts.vllm_servers=0`"
             )
-        if self.type != "servers" and (has_servers or self.staleness):
+        if self.type != "servers" and (asked := self.asked_of_servers()):
+            start, without = "" if has_servers else " rollouts.own_servers=1", " ".join(self.without_servers())
             raise ValueError(
-                f"rollouts.type is {self.type}, and servers and staleness are for rollouts.type servers: this process "
-                f"samples from the weights in training. Set rollouts.type to servers, or leave them out"
+                f"rollouts.type is {self.type}, and {', '.join(f'rollouts.{key}' for key in asked)} is for "
+                f"rollouts.type servers. Set `rollouts.type=servers{start}`, or go without: `{without}`"
             )
         for url in self.servers:
             if not url.startswith(("http://", "https://")):
-                raise ValueError(f"rollouts.servers names {url!r}. Write an address such as http://10.0.0.5:8100")
+                raise ValueError(
+                    f"rollouts.servers names {url!r}. Write addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
+                )
         return self
+
+    def asked_of_servers(self) -> list[str]:
+        """The keys that are set here and mean something for rollouts.type servers alone."""
+        return [key for key in ("servers", "registry", "own_servers", "vllm_servers", "staleness") if self._is_set(key)]
+
+    def without_servers(self) -> list[str]:
+        """What to type so that nothing is left in this section that asks for servers."""
+        keys = [*self.asked_of_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
+        keys += ["transfer"] if self.transfer in ("nccl", "ipc") else []
+        return [f"rollouts.{key}={_DEFAULTS[key]}" for key in keys]
+
+    def _is_set(self, key: str) -> bool:
+        return self.model_dump(include={key})[key] != type(self).model_fields[key].default
 
     @model_validator(mode="after")
     def _check_transfer(self) -> RolloutSection:
-        wanted = f"rollouts.transfer is {self.transfer}" if self.transfer != "fetch" else "rollouts.sleep is true"
-        if self.transfer == "fetch" and not self.sleep:
+        is_device = self.transfer in ("nccl", "ipc")
+        wanted = f"rollouts.transfer is {self.transfer}" if is_device else "rollouts.sleep is true"
+        if not is_device and not self.sleep:
             return self
         if self.type not in ("auto", "servers") or self.own_servers:
             raise ValueError(
-                f"{wanted}, which is for vLLM servers. Set rollouts.type to servers with rollouts.vllm_servers or "
-                f"rollouts.servers, or leave it out"
+                f"{wanted}, which is for vLLM servers. Set `rollouts.type=servers rollouts.own_servers=0 "
+                f"rollouts.vllm_servers=1`, or go without: `rollouts.transfer=auto rollouts.sleep=false`"
             )
         if self.sleep and self.transfer == "nccl":
             raise ValueError(
                 "rollouts.sleep is true and rollouts.transfer is nccl, which cannot connect two processes on one GPU. "
-                "Set rollouts.transfer to ipc"
+                "Set `rollouts.transfer=ipc`"
             )
         if self.sleep and self.staleness:
             raise ValueError(
                 "rollouts.sleep is true, so that sampling and training take turns, and rollouts.staleness is 1, for "
-                "which they overlap. Leave one out"
+                "which they overlap. Set `rollouts.sleep=false` or `rollouts.staleness=0`"
             )
         if self.transfer != "nccl" and self.type == "servers" and not self._is_beside_the_trainer():
             raise ValueError(
-                f"{wanted}, which takes one server on the trainer's own GPU. Set rollouts.vllm_servers to 1 with "
-                f"rollouts.tensor_parallel 1, or name one address of this machine in rollouts.servers"
+                f"{wanted}, which takes one vLLM server on the trainer's own GPU. Set `rollouts.servers=[] "
+                f"rollouts.registry=null rollouts.vllm_servers=1 rollouts.tensor_parallel=1`, or name one address of "
+                f"this machine in rollouts.servers"
             )
         return self
 
@@ -140,7 +176,7 @@ class RolloutSection(Section):
         if self.kv_dtype != "auto" and self.type != "engine":
             raise ValueError(
                 f"rollouts.kv_dtype is {self.kv_dtype}, which the engine alone can keep; rollouts.type is {self.type}. "
-                f"Set kv_dtype to auto, or give vLLM its own option in rollouts.vllm_options"
+                f"Set `rollouts.kv_dtype=auto`, or give vLLM its own option in rollouts.vllm_options"
             )
         return self
 
@@ -149,6 +185,8 @@ class RolloutSection(Section):
         if self.min_completion_tokens > self.max_completion_tokens:
             raise ValueError(
                 f"rollouts.min_completion_tokens is {self.min_completion_tokens}, more than "
-                f"rollouts.max_completion_tokens, {self.max_completion_tokens}. Lower the first or raise the second"
+                f"rollouts.max_completion_tokens, {self.max_completion_tokens}. Set "
+                f"`rollouts.min_completion_tokens={self.max_completion_tokens}` or less, or "
+                f"`rollouts.max_completion_tokens={self.min_completion_tokens}` or more"
             )
         return self

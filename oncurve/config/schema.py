@@ -82,8 +82,14 @@ class ProgramProblemsData(DataSection):
     """How many problems to make."""
 
 
+class GivenData(DataSection):
+    """Rows that a Python program passes to oncurve.train or oncurve.Trainer."""
+
+    type: Literal["given"] = "given"
+
+
 Data = Annotated[
-    JsonlData | HubData | Gsm8kData | MathData | WordProblemsData | ProgramProblemsData,
+    JsonlData | HubData | Gsm8kData | MathData | WordProblemsData | ProgramProblemsData | GivenData,
     Field(discriminator="type"),
 ]
 
@@ -94,7 +100,8 @@ class EvaluationSection(Section):
     data: Data | None = None
     """Problems that are never trained on; None holds some out of the training data."""
     num_prompts: PositiveInt = 500
-    """How many problems to measure on before and after the run, and to hold out where ``data`` is None."""
+    """How many problems to measure on before and after the run, and to hold out where ``data`` is None: at most a fifth
+    of the rows where more would leave too few to train on."""
     every_steps: NonNegative = 0
     """Measure after every so many steps; 0 measures only before and after the run."""
     num_prompts_during: PositiveInt = 100
@@ -267,10 +274,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_transfer(self) -> Config:
-        if self.rollouts.transfer != "fetch" and self.policy.lora is not None:
+        if self.rollouts.transfer in ("nccl", "ipc") and self.policy.lora is not None:
             raise ValueError(
                 f"rollouts.transfer is {self.rollouts.transfer}, which sends whole weights, and policy.lora trains an "
-                f"adapter, a hundredth of them. Set rollouts.transfer to fetch"
+                f"adapter, a hundredth of them. Set `rollouts.transfer=fetch`"
             )
         return self
 
@@ -279,7 +286,8 @@ class Config(Section):
         if self.rollouts.staleness and (self.data.retire_above is not None or self.data.prefer_half_solved):
             raise ValueError(
                 "rollouts.staleness is 1, which chooses the prompts of a step before the step before it is graded, and "
-                "data.retire_above and data.prefer_half_solved need those grades. Set staleness to 0 or leave them out"
+                "data.retire_above and data.prefer_half_solved need those grades. Set `rollouts.staleness=0`, or "
+                "`data.retire_above=null data.prefer_half_solved=false`"
             )
         return self
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from oncurve.config.load import known_keys
+from oncurve.config.messages import known_keys
 from oncurve.config.schema import Config
 from oncurve.convert.options import Found, Note, table
 

@@ -15,8 +15,8 @@ from random import Random
 from statistics import median
 from typing import Any, Literal, get_args
 
-from oncurve.data.sources import Located, Row, did_you_mean, listed, read_generated, read_stored
-from oncurve.errors import ConfigError, DataError, counted
+from oncurve.data.sources import Located, Row, read_generated, read_stored
+from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.rewards.answers import last_boxed
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,28 @@ def load_rows(
     if shuffle:
         Random(f"rows {seed}").shuffle(rows)
     return rows[:limit]
+
+
+def adapt_given_rows(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None) -> list[Row]:
+    """Rows of a Python program with "question" and "answer" as text; every other column is kept.
+
+    A question under a usual name, such as "prompt" or "problem", is found without ``columns``, and so is an answer;
+    rows without any answer get an empty one, for rewards that need none.
+
+    Raises DataError for everything that the rows lack.
+    """
+    names = dict(columns or {})
+    for ours in ("question", "answer"):
+        usual = [name for name in USUAL_NAMES[ours] if rows and name in rows[0]]
+        if rows and ours not in names and ours not in rows[0] and usual:
+            names[ours] = usual[0]
+    adapted: list[Row] = []
+    for number, row in enumerate(rows):
+        place = f"row {number}"
+        row = _renamed(place, dict(row), names)
+        answer = _text(place, row, "answer").strip() if row.get("answer") is not None else ""
+        adapted.append(row | {"question": _text(place, row, "question"), "answer": answer})
+    return adapted
 
 
 def save_rows(rows: Iterable[Mapping[str, Any]], path: str | Path, *, overwrite: bool = False) -> Path:

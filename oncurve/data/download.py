@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.data.datasets import load_rows, save_rows, statistics
-from oncurve.data.sources import HUB_NAMES, did_you_mean, listed, read_stored
-from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.data.sources import HUB_NAMES, read_stored
+from oncurve.errors import CheckpointError, ConfigError, DataError, did_you_mean, listed
 
 SPLITS = ("train", "test")
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from oncurve.data.sources import did_you_mean, listed
-from oncurve.errors import ConfigError, DataError
+from oncurve.errors import ConfigError, DataError, did_you_mean, listed
 from oncurve.records import Prompt
 
 logger = logging.getLogger(__name__)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
-from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.errors import ConfigError, DataError, did_you_mean, listed
 
 Row = dict[str, Any]
 Located = tuple[str, Row]
@@ -89,21 +87,6 @@ def read_stored(
     name = str(local) if local.exists() else str(path)
     rows = _from_hugging_face(name, split=split, subset=subset, revision=revision)
     return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows, 1)]
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The nearest of some names as a sentence with a space behind it; empty if none is near.
-
-    >>> did_you_mean("tran", ["train", "test"])
-    "Did you mean 'train'? "
-    """
-    near = get_close_matches(name, list(names), n=1)
-    return f"Did you mean {near[0]!r}? " if near else ""
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names in quotes with commas between them; "nothing" if there are none."""
-    return ", ".join(repr(name) for name in names) or "nothing"
 
 
 def _parsed(place: str, line: bytes) -> Row:

@@ -13,14 +13,14 @@ from random import Random
 from typing import Literal
 from zlib import crc32
 
-from oncurve.data.prompts import find_template, write_gold
 from oncurve.data.stories import NAMES, STORIES, THINGS, Source
 from oncurve.errors import DataError
 
 Split = Literal["train", "validation", "test"]
 
-TEMPLATE = "think_answer"
-"""The template of every lesson and demonstration."""
+PROMPT = "User: {question}\nAssistant: <think>"
+SOLVED = "{solution}</think> <answer> {answer} </answer>"
+"""Every lesson and demonstration, in the words of the template ``think_answer``."""
 
 SPLIT_OF_TENTH: tuple[Split, ...] = ("train",) * 7 + ("validation",) + ("test",) * 2
 """Which split owns each tenth of all operand pairs."""
@@ -154,12 +154,11 @@ def _slip(step: _Step) -> int:
 
 
 def _prompt(problem: WordProblem) -> str:
-    template = find_template(TEMPLATE)
-    return template.turn.replace("{user}", problem.question) + template.opening
+    return PROMPT.format(question=problem.question)
 
 
 def _tagged(thoughts: str, answer: str) -> str:
-    return write_gold({"solution": thoughts, "answer": answer}, find_template(TEMPLATE))
+    return SOLVED.format(solution=thoughts, answer=answer)
 
 
 def _drafts(split: Split, *, seed: int, levels: tuple[int, ...], stream: str = "problems") -> Iterator[_Draft]:

@@ -7,9 +7,9 @@ from statistics import fmean, pvariance
 
 from oncurve.doctor.case import Case, Curve
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.doctor.intervals import wilson
 from oncurve.rewards.answers import after_hash, answer_tag, last_boxed
 from oncurve.rewards.exact import exact_number
+from oncurve.stats import share_interval
 
 MIN_AUDITED = 5
 """Right and wrong answers, each, below which the grader is not judged."""
@@ -193,7 +193,7 @@ def answers_held_out(case: Case) -> Curve:
 def held_out_interval(case: Case, curve: Curve, place: int) -> tuple[float, float]:
     """The 95 % interval of a held-out share, from the number of examples; 100 where it was not recorded."""
     counts = case.held_out("evaluation/num_examples")
-    return wilson(curve.values[place], counts.values[-1] if counts else 100.0)
+    return share_interval(curve.values[place], counts.values[-1] if counts else 100.0)
 
 
 def reward_noise(case: Case, steps: int, *, spread: float | None = None) -> float:

@@ -13,8 +13,8 @@ import yaml
 
 from oncurve.data.datasets import canonical_number, hold_out, load_rows
 from oncurve.data.prompts import Template, find_template
-from oncurve.data.sources import Row, did_you_mean, listed, read_stored
-from oncurve.errors import ConfigError, DataError
+from oncurve.data.sources import Row, read_stored
+from oncurve.errors import ConfigError, DataError, did_you_mean, listed
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import AnswerPlace, find_answer
 from oncurve.rewards.base import RewardFunction

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from oncurve.errors import DataError
 from oncurve.evaluate.evaluate import Evaluation, Example, Share
-from oncurve.evaluate.stats import bootstrap_interval, mcnemar_exact, paired_difference_interval, sign_flip_p
 from oncurve.observe.record import write_json, write_lines, write_text
+from oncurve.stats import bootstrap_interval, mcnemar_exact, paired_difference_interval, sign_flip_p
 
 
 @dataclass(frozen=True, slots=True)

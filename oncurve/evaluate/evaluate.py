@@ -13,11 +13,11 @@ from statistics import fmean
 from typing import Any, get_args
 
 from oncurve.errors import DataError
-from oncurve.evaluate.stats import bootstrap_interval, pass_at_k, wilson_interval
 from oncurve.observe.record import read_json, read_rows
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import Category, RewardFunction, categorize, grade
 from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 

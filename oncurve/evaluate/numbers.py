@@ -9,7 +9,7 @@ from typing import Any
 
 from oncurve.evaluate.estimators import completions_interval, majority_at_k
 from oncurve.evaluate.evaluate import Evaluation, Example
-from oncurve.evaluate.stats import bootstrap_interval, pass_at_k, wilson_interval
+from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
 
 Numbers = dict[str, Any]
 """JSON: ``docs/evaluation.md`` explains every key."""

@@ -1,9 +1,11 @@
-"""What samples on this machine: the process that trains, or servers on GPUs of their own?"""
+"""What samples on a machine: the process that trains, servers on GPUs of their own, or one beside it on its GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from oncurve.plan.beside import Beside
 
 HALF_WIDTH_BYTES = 2
 WEIGHT_SHARE = 0.5
@@ -35,6 +37,10 @@ class Wants:
     """The base is in few bits, of which servers can be given no whole weights."""
     shares_gpu: bool = False
     """A server on the trainer's own GPU is asked for."""
+    beside: Beside | None = None
+    """What is left on that GPU; None where nobody reckoned it."""
+    resets: tuple[str, ...] = ()
+    """What to type so that nothing in the recipe asks for servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +52,34 @@ class Placement:
     tensor_parallel: int = 1
     """GPUs of one server."""
     why: str = ""
+    sleeps: bool = False
+    """The server is on the GPU that trains, and gives its memory back meanwhile."""
+    resets: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
         """What was chosen, why, and how to have it otherwise."""
         if self.sampler == "engine":
-            return (
-                f"placement: {self.why}, so this process samples as well (rollouts.type engine). For servers, set "
-                f"rollouts.type=servers and rollouts.own_servers or rollouts.vllm_servers"
-            )
+            other = " ".join(("rollouts.type=servers", "rollouts.own_servers=1", *self.resets))
+            here = "so this process samples as well (rollouts.type engine)"
+            return f"placement: {self.why}, {here}. For a server: `{other}`"
+        sleep = ", sleep true" if self.sleeps else ""
+        other = " ".join(("rollouts.type=engine", *self.resets))
         return (
             f"placement: {self.why} (rollouts.type servers, vllm_servers {self.servers}, tensor_parallel "
-            f"{self.tensor_parallel}). For sampling in this process, set rollouts.type=engine; for other numbers, "
+            f"{self.tensor_parallel}{sleep}). For sampling in this process: `{other}`; for other numbers, "
             f"rollouts.type=servers and these keys"
         )
 
 
 def choose_placement(machine: Machine, wants: Wants) -> Placement:
-    """Servers on the GPUs that no process trains on, where there are some; this process otherwise.
+    """The layout of a recipe on a machine, as ``_choose`` finds it."""
+    return replace(_choose(machine, wants), resets=wants.resets)
+
+
+def _choose(machine: Machine, wants: Wants) -> Placement:
+    """Servers on the GPUs that no process trains on, where there are some; where there is one GPU with room, a server
+    that sleeps while the policy trains; this process otherwise.
 
     A server takes the fewest GPUs, a power of two that divides the heads, over which its half-width weights fill at
     most half of the memory.
@@ -71,7 +87,7 @@ def choose_placement(machine: Machine, wants: Wants) -> Placement:
     gpus = len(machine.memory_bytes)
     if machine.kind != "cuda" or not gpus:
         return Placement("engine", why="there is no CUDA GPU here" + " but Apple's" * (machine.kind == "mps"))
-    if wants.shares_gpu:
+    if wants.shares_gpu or (gpus == 1 and machine.has_vllm):
         return _on_one(machine, wants)
     spare = gpus - wants.trainers
     memory = min(machine.memory_bytes)
@@ -93,18 +109,28 @@ def choose_placement(machine: Machine, wants: Wants) -> Placement:
 
 
 def _on_one(machine: Machine, wants: Wants) -> Placement:
-    """One server on the GPU that trains, if one GPU trains and the weights leave room on it."""
+    """One server on the GPU that trains, if one GPU trains and the policy leaves room on it."""
     if wants.trainers > 1:
         why = f"{wants.trainers} GPUs train, and a server cannot be on all of them"
     elif wants.is_quantized:
         why = "a base in few bits (policy.quantization) cannot be handed to a server"
     elif not machine.has_vllm:
         why = "no environment with vLLM is named (rollouts.vllm_python)"
-    elif wants.weights * HALF_WIDTH_BYTES > WEIGHT_SHARE * min(machine.memory_bytes):
-        why = "the weights fill more than half of the GPU that trains"
-    else:
+    elif wants.beside is None:
+        why = "nobody knows how much memory a server beside this model needs"
+    elif not wants.beside.fits:
+        why = f"there is no room for it: {wants.beside.numbers}"
+    elif wants.shares_gpu:
         return Placement("servers", 1, 1, why="one vLLM server is on the GPU that trains, as asked")
-    return Placement("engine", why=f"a server on the GPU that trains was asked for, but {why}")
+    else:
+        why = (
+            f"there is one GPU, an environment with vLLM is named, and there is room: {wants.beside.numbers}; a vLLM "
+            f"server samples on it, and sleeps while the policy trains"
+        )
+        return Placement("servers", 1, 1, why=why, sleeps=True)
+    if wants.shares_gpu:
+        return Placement("engine", why=f"a server on the GPU that trains was asked for, but {why}")
+    return Placement("engine", why=f"there is one GPU, on which training and sampling take turns ({why})")
 
 
 def _on_servers(gpus: int, spare: int, each: int, trainers: int) -> Placement:

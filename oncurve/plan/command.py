@@ -1,4 +1,4 @@
-"""What does ``oncurve plan`` do, from its arguments to its text?"""
+"""The command ``oncurve plan``, from its arguments to its text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from oncurve.errors import ConfigError
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.from_recipe import Wishes, check_ranks, make_setup, make_work
 from oncurve.plan.hardware import find_device, load_devices
+from oncurve.plan.memory import rows_that_fit
 from oncurve.plan.report import as_data, as_text, make_plan
 from oncurve.plan.servers import Fleet, planned_servers, servers_data, servers_text
 from oncurve.plan.setup import Placement, Shard
-from oncurve.plan.speed import sync_bytes
+from oncurve.plan.ways import sync_bytes
 
 DEFAULT_GPU = "H100"
 
@@ -65,11 +66,14 @@ def plan_recipe(
     shape = find_shape(config.model, revision=config.policy.revision)
     work, setup = make_work(config, wishes), make_setup(config, wishes)
     check_ranks(work, setup)
+    if config.rollouts.max_rows == "auto" and device.is_gpu and placement == "colocated":
+        rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
+        work = replace(work, max_rows=rows) if rows >= work.group_size else work  # else it does not fit, and is told so
     plan = make_plan(shape, work, setup, device, devices=table, network_gbit=network_gbit)
     data, text = as_data(plan) if as_json else {}, "" if as_json else as_text(plan)
     if fleet is not None:
         rows = planned_servers(shape, work, setup, device, fleet, network_gbit=network_gbit)
-        size = sync_bytes(shape, replace(setup, placement="disaggregated"))
+        size = sync_bytes(shape, replace(setup, placement="disaggregated", sampler_devices=1))
         data["servers"] = servers_data(rows)
         text += "\n" + servers_text(rows, setup=setup, fleet=fleet, size=size, network_gbit=network_gbit)
     return json.dumps(data, indent=2) if as_json else text

@@ -80,19 +80,40 @@ GPU_FRAGMENTATION = 0.06
 GPU_MARGIN = 0.03
 """Guessed. Share of a GPU's memory that a plan leaves free."""
 
-NCCL_BUFFER_BYTES = 2 * 2**30
-"""Documented. Packed weight transfer of vLLM: two buffers of 1 GiB on each side."""
+NCCL_BUFFER_BYTES = 2 * 2**28
+"""Counted. Packed weight transfer over NCCL: BUFFER_BYTES x NUM_BUFFERS of ``rollouts/servers/transfer/ends.py``, on
+each side; vLLM's own default would be four times as much."""
 ENGINE_KV_SHARE = 0.9
 """Documented. Share of a GPU that a separate vLLM server takes, its gpu_memory_utilization; what the weights leave
 of it is KV cache."""
 ENGINE_OVERHEAD_BYTES = 2 * 2**30
 """Guessed. Buffers and captured graphs of an inference engine beside its weights and its cache."""
+BESIDE_MARGIN_BYTES = 4 * 2**30
+"""Guessed. What is left free for a trainer beside a server on its GPU: contexts, workspaces, what torch keeps."""
 
-TRAIN_UTILIZATION = 0.35
-"""Guessed. Share of a device's nominal matrix rate that training reaches."""
-SAMPLE_BANDWIDTH_UTILIZATION = 0.5
-"""Guessed. Share of a device's memory bandwidth that decoding reaches."""
+TRAIN_UTILIZATION = 0.25
+"""Estimated, not measured. Share of a device's nominal matrix rate that training reaches, the passes of checkpointing
+counted: on an H100 a layer's small kernels take as long as its products, and the head three times as long."""
+SAMPLE_BANDWIDTH_UTILIZATION = 0.25
+"""Estimated, not measured. Share of a device's memory bandwidth that the engine reaches in decoding."""
+SERVER_BANDWIDTH_UTILIZATION = 0.45
+"""Estimated, not measured. The same of a vLLM server."""
 SAMPLE_COMPUTE_UTILIZATION = 0.3
 """Guessed. Share of a device's nominal matrix rate that decoding many rows reaches."""
+
+FILES_AT_A_TIME = 8
+"""Counted. Threads that write, sum and check files: ``rollouts/servers/manifest.py``, SIDE_BY_SIDE."""
+TO_HOST_RATE = 6e9
+"""Estimated, not measured. Bytes per second from a GPU into ordinary, not locked, memory of the machine."""
+WRITE_RATE = 4e9
+"""Estimated, not measured. Bytes per second into files in memory, by all threads; a disk takes a tenth of it."""
+SUM_RATE = 1.15e9
+"""Measured, on one core of a 2-core machine, which others used as well. Bytes per second of SHA-256 in one thread."""
+LOAD_RATE = 2e9
+"""Estimated, not measured. Bytes per second from files in memory into the weights of a vLLM server."""
+DEVICE_LOAD_RATE = 20e9
+"""Estimated, not measured. Bytes per second from a buffer on a GPU into the weights of a server there."""
+LINK_SHARE = 0.5
+"""Guessed. Share of the nominal rate between two GPUs that a broadcast reaches."""
 MEAN_LENGTH_SHARE = 0.5
 """Guessed. Mean length of a completion as a share of the limit, where nobody said."""

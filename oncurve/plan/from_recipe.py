@@ -10,6 +10,7 @@ from oncurve.errors import ConfigError
 from oncurve.plan import constants
 from oncurve.plan.setup import Placement, Setup, Shard, Work
 from oncurve.plan.shape import ModelShape
+from oncurve.trunk.room import USUAL_ROWS
 
 PROMPT_TOKENS = {"word_problems": 64, "program_problems": 192, "gsm8k": 256, "math": 384}
 """Guessed. Tokens of a long prompt with its template, by the type of the data; 512 for any other."""
@@ -50,7 +51,7 @@ def make_work(config: Config, wishes: Wishes) -> Work:
         updates=config.updates_per_step,
         passes=config.run.passes_per_step,
         extra_passes=int(needs_reference(config)) + int(recomputes_old(config)),
-        max_rows=config.rollouts.max_rows,
+        max_rows=USUAL_ROWS if config.rollouts.max_rows == "auto" else config.rollouts.max_rows,
         steps=config.run.steps,
         save_every_steps=config.run.save_every_steps,
     )
@@ -86,7 +87,8 @@ def make_setup(config: Config, wishes: Wishes) -> Setup:
         offloads_optimizer=wishes.offloads_optimizer,
         placement=wishes.placement,
         sampler_devices=max(1, wishes.sampler_gpus) if apart else 0,
-        sends_over_nccl=config.rollouts.transfer == "nccl",
+        transfer="fetch" if config.rollouts.transfer == "auto" else config.rollouts.transfer,
+        has_server_beside=not apart and (config.rollouts.sleep or config.rollouts.transfer == "ipc"),
     )
 
 

@@ -1,4 +1,4 @@
-"""How much memory does each device need in each phase of a step, and for what?"""
+"""Memory of each device in each phase of a step, and what it is for."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from oncurve.plan.activations import (
 )
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
+from oncurve.trunk import room
 
 Phase = Literal["sample", "train", "sync"]
 PHASES: tuple[Phase, ...] = ("sample", "train", "sync")
 GIB = 2**30
+ROOM = ("KV cache", "sampling buffers")
+"""What the engine's rule for memory counts."""
 OWN_FAMILIES = ("llama", "qwen2", "qwen3")
 """Families of which a decode step is computed by our own layers; see ``trunk/weights.py``."""
 
@@ -37,6 +40,8 @@ class Component:
     """When it is there."""
     is_buffer: bool = False
     """It comes and goes within a phase, so that an allocator leaves gaps around it."""
+    is_allowance: bool = False
+    """No tensor: what an allocator keeps on top, and what libraries take for themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,11 @@ class Need:
     def phase_bytes(self, phase: Phase) -> float:
         """Everything that is there in a phase."""
         return sum(component.bytes for component in self.components if phase in component.phases)
+
+    def live_bytes(self, phase: Phase) -> float:
+        """What is in tensors in a phase, without what allocators and libraries take on top."""
+        found = (part for part in self.components if phase in part.phases and not part.is_allowance)
+        return sum(part.bytes for part in found)
 
     @property
     def peak_bytes(self) -> float:
@@ -88,10 +98,24 @@ def plan_memory(shape: ModelShape, work: Work, setup: Setup) -> Memory:
         parts += sampling_parts(shape, work, setup)
         need = Need("trainer", setup.ranks, _finish(parts, setup))
         return Memory((need,), _host_bytes(shape, setup), load_bytes(shape, setup))
-    parts.append(Component("weight-sync buffers", constants.NCCL_BUFFER_BYTES, ("sync",)))
+    parts.append(Component("weight-sync buffers", sync_buffer_bytes(shape, setup), ("sync",), is_buffer=True))
     trainer = Need("trainer", setup.ranks, _finish(parts, setup))
     sampler = Need("sampler", setup.sampler_devices, tuple(server_parts(shape, work, setup)))
     return Memory((trainer, sampler), _host_bytes(shape, setup), load_bytes(shape, setup))
+
+
+def sync_buffer_bytes(shape: ModelShape, setup: Setup) -> float:
+    """What a trainer's device holds while weights leave it, beside them.
+
+    nccl   two buffers of 256 MiB: ``rollouts/servers/transfer/ends.py``
+    fetch  half-width copies of the matrices that are on their way: the head, and an MLP's for each other thread;
+           none where weights are cut, whose whole copy is in the machine's memory, and none of an adapter
+    """
+    if setup.transfer == "nccl":
+        return float(constants.NCCL_BUFFER_BYTES)
+    if not setup.is_gpu or setup.width == 4 or is_cut(setup) or setup.method == "lora":
+        return 0.0
+    return 2.0 * (shape.head_parameters + (constants.FILES_AT_A_TIME - 1) * shape.hidden * shape.mlp)
 
 
 def trained_parameters(shape: ModelShape, setup: Setup) -> int:
@@ -163,7 +187,7 @@ def has_reference(setup: Setup) -> bool:
 
 def copy_bytes(shape: ModelShape, setup: Setup) -> float:
     """The whole copy to sample or to send from, where weights are cut; files are written from the machine's memory."""
-    if setup.placement != "colocated" and not setup.sends_over_nccl:
+    if setup.placement != "colocated" and setup.transfer == "fetch":
         return 0.0
     return half_width_bytes(shape) if setup.width == 2 else 4.0 * shape.num_parameters
 
@@ -206,7 +230,7 @@ def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     if buffers > head:  # the head runs backward first and lets go before the layers begin
         yield Component("buffers of a layer", buffers - head, ("train",), is_buffer=True)
     if not setup.is_gpu:
-        yield Component("fragmentation", cpu_fragmentation(shape, setup, batch), ("train",))
+        yield Component("fragmentation", cpu_fragmentation(shape, setup, batch), ("train",), is_allowance=True)
 
 
 def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
@@ -229,22 +253,17 @@ def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> flo
 def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
     """What the engine in this process needs: it samples from the policy's own weights.
 
-    KV cache: rows x (S + T) x 2 layers KV c          rows: whole groups, at most rollouts.max_rows
-    reading prompts: one layer's widest tensors, and one layer's keys and values repeated for all heads
-    logits of the next token: 4 x 4 x rows x V
+    KV cache, logits of the next token, what reading prompts takes:
+        on a GPU the rule by which the engine chooses its rows, ``trunk/room.py``
+        on a CPU rows x (S + T) x 2 layers KV c; 4 x 4 x rows x V; one layer's widest tensors, and one layer's keys and
+        values repeated for all heads                    rows: whole groups, at most rollouts.max_rows
     our own layers: their matrices once more in the order of the kernels, c each; and rounded, or with the adapter
     added, until the last prompt was read: where all rows run at once, that is before completions have a cache
     our own decode step on a GPU: attention's matrices in its order and the head, unless it is in half width already
     """
-    rows = -(-work.rows_at_once // setup.ranks)
-    length = work.prompt_tokens + work.completion_tokens
-    cache = kv_bytes(shape, rows * length, setup)
+    cache, buffers = (gpu_room if setup.is_gpu else cpu_room)(shape, work, setup)
     yield Component("KV cache", cache, ("sample",), is_buffer=True)
-    logits = 4.0 * constants.SAMPLING_LOGIT_COPIES * rows * shape.vocabulary
-    prompts = rows / work.group_size * work.prompt_tokens
-    reading = setup.width * prompts * 3 * shape.mlp
-    repeated = 2.0 * setup.width * rows * length * shape.query_size if shape.heads != shape.kv_heads else 0.0
-    yield Component("sampling buffers", logits + max(reading, repeated), ("sample",), is_buffer=True)
+    yield Component("sampling buffers", buffers, ("sample",), is_buffer=True)
     if setup.has_own_layers:
         matrices = float(setup.width * shape.layers * shape.layer_matrix_parameters)
         yield Component("matrices for sampling", matrices, ("sample",), is_buffer=True)
@@ -256,6 +275,68 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
         has_head = setup.halves_frozen and not shape.is_tied
         again = shape.layers * attention + (0 if has_head else shape.head_parameters)
         yield Component("matrices for sampling", 2.0 * again, ("sample",), is_buffer=True)
+        yield Component("recorded steps", room.RECORDING_BYTES, ("sample",), is_allowance=True)
+
+
+def cpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
+    """Keys and values, and buffers, of the engine on a CPU."""
+    rows = -(-work.rows_at_once // setup.ranks)
+    length = work.prompt_tokens + work.completion_tokens
+    logits = 4.0 * constants.SAMPLING_LOGIT_COPIES * rows * shape.vocabulary
+    prompts = rows / work.group_size * work.prompt_tokens
+    reading = setup.width * prompts * 3 * shape.mlp
+    repeated = 2.0 * setup.width * rows * length * shape.query_size if shape.heads != shape.kv_heads else 0.0
+    return kv_bytes(shape, rows * length, setup), logits + max(reading, repeated)
+
+
+def gpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
+    """The same on a GPU, by the engine's own rule."""
+    widths, call, by_module = room_of(shape, work, setup)
+    rows = -(-work.rows_at_once // setup.ranks)
+    everything = (room.module_bytes if by_module else room.decoding_bytes)(widths, call, rows)
+    prompts, length = call.prompts(rows), work.prompt_tokens + work.completion_tokens
+    if by_module:
+        cache = rows * length * widths.position_bytes * (widths.layers + 1)
+    else:
+        cache = room.cache_bytes(
+            widths,
+            rows=rows,
+            prompts=prompts,
+            prompt_tokens=work.prompt_tokens,
+            completion_tokens=work.completion_tokens,
+        )
+    return float(cache), float(everything - cache)
+
+
+def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[room.Widths, room.Call, bool]:
+    """What the engine's rule for memory asks for, and whether it samples through the model's own module."""
+    widths = room.Widths(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        mlp=shape.mlp,
+        qkv=shape.query_size + 2 * shape.kv_size,
+        kv=2 * shape.kv_size,
+        vocabulary=shape.vocabulary,
+        kv_bytes=setup.width,
+        compute_bytes=setup.width,
+        heads_per_kv=shape.heads // shape.kv_heads,
+    )
+    call = room.Call(
+        num_prompts=-(-work.prompts // setup.ranks),
+        group_size=work.group_size,
+        prompt_tokens=work.prompt_tokens,
+        completion_tokens=work.completion_tokens,
+    )
+    return widths, call, shape.family not in OWN_FAMILIES or setup.quantization is not None
+
+
+def rows_that_fit(shape: ModelShape, work: Work, setup: Setup, *, memory_bytes: float) -> int:
+    """Completions that the engine takes at a time on a GPU where ``rollouts.max_rows`` is auto, all ranks together."""
+    parts = [*weight_parts(shape, setup), *sampling_parts(shape, work, setup)]
+    held = sum(part.bytes for part in parts if "sample" in part.phases and part.name not in ROOM)
+    free = memory_bytes * (1 - constants.GPU_MARGIN) - constants.GPU_CONTEXT_BYTES - held
+    widths, call, by_module = room_of(shape, work, setup)
+    return setup.ranks * room.most_rows(widths, call, max(free, 0.0), by_module=by_module)
 
 
 def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
@@ -268,9 +349,10 @@ def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Compon
     length = work.prompt_tokens + work.completion_tokens
     yield Component("engine's weights", 2.0 * shape.num_parameters / devices, PHASES)
     yield Component("KV cache", kv_bytes(shape, rows * length, setup), ("sample",))
-    yield Component("engine's buffers", constants.ENGINE_OVERHEAD_BYTES, PHASES)
-    yield Component("weight-sync buffers", constants.NCCL_BUFFER_BYTES, ("sync",))
-    yield Component("device context", constants.GPU_CONTEXT_BYTES, PHASES)
+    yield Component("engine's buffers", constants.ENGINE_OVERHEAD_BYTES, PHASES, is_allowance=True)
+    if setup.transfer == "nccl":
+        yield Component("weight-sync buffers", constants.NCCL_BUFFER_BYTES, ("sync",))
+    yield Component("device context", constants.GPU_CONTEXT_BYTES, PHASES, is_allowance=True)
 
 
 def kv_bytes(shape: ModelShape, tokens: float, setup: Setup) -> float:
@@ -284,11 +366,11 @@ def _finish(parts: Iterable[Component], setup: Setup) -> tuple[Component, ...]:
     for phase in PHASES if setup.is_gpu else ():
         buffers = sum(part.bytes for part in kept if part.is_buffer and phase in part.phases)
         if buffers:
-            kept.append(Component("fragmentation", constants.GPU_FRAGMENTATION * buffers, (phase,)))
+            kept.append(Component("fragmentation", constants.GPU_FRAGMENTATION * buffers, (phase,), is_allowance=True))
     if setup.is_gpu:
-        kept.append(Component("device context", constants.GPU_CONTEXT_BYTES, PHASES))
+        kept.append(Component("device context", constants.GPU_CONTEXT_BYTES, PHASES, is_allowance=True))
     else:
-        kept.append(Component("libraries", constants.CPU_LIBRARIES_BYTES, PHASES))
+        kept.append(Component("libraries", constants.CPU_LIBRARIES_BYTES, PHASES, is_allowance=True))
     return tuple(kept)
 
 

@@ -15,7 +15,7 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.hardware import load_devices
 from oncurve.plan.memory import plan_memory
 from oncurve.plan.setup import Setup, Work
-from oncurve.plan.speed import sync_bytes
+from oncurve.plan.ways import sync_bytes
 
 GB = 1e9
 BEGIN, END = "<!-- published:begin -->", "<!-- published:end -->"

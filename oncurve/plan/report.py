@@ -1,4 +1,4 @@
-"""How is a plan shown? As text for people and as plain data for programs."""
+"""A plan as text for people and as plain data for programs."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
             "devices": need.devices,
             "peak_bytes": round(need.peak_bytes),
             "peak_phase": need.peak_phase,
+            "live_bytes": {phase: round(need.live_bytes(phase)) for phase in PHASES},
             "phases": {
                 phase: {part.name: round(part.bytes) for part in need.components if phase in part.phases}
                 for phase in PHASES
@@ -206,11 +207,16 @@ def _time(plan: Plan) -> Iterator[str]:
     )
     yield f"  {time.sampled_per_second:,.0f} tokens/s sampled, {time.trained_per_second:,.0f} tokens/s trained"
     if time.sync_bytes:
-        way = f"{plan.network_gbit:g} Gbit/s" if plan.setup.placement == "disaggregated" else "the machine's own links"
-        yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB over {way} after every step"
+        parts = ", ".join(f"{part.name} {_seconds(part.seconds)}" for part in time.way)
+        way = f"rollouts.transfer {plan.setup.transfer}"
+        yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({way})"
+        yield f"    {parts}"
     measured = plan.device.train_utilization is not None
-    yield f"  from {'measured' if measured else 'nominal'} speeds of {plan.device.name}" + (
-        "" if measured else "; the share of them that is reached is a guess, so expect a factor of two either way"
+    share = "the share of them that is reached is estimated, not measured, so expect a factor of two either way"
+    yield (
+        f"  from measured speeds of {plan.device.name}"
+        if measured
+        else (f"  from nominal speeds of {plan.device.name}; {share}")
     )
 
 

@@ -1,4 +1,4 @@
-"""How many rollout servers does a recipe keep busy? The planner's speeds, played through for each number of servers."""
+"""How many rollout servers a recipe keeps busy: the planner's speeds, played through for each number of servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from oncurve.plan.hardware import GB, Device
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.simulate import Layout, Losses, Network, Simulated, Speeds, cut_lognormal, simulate
-from oncurve.plan.speed import sync_bytes, train_seconds
+from oncurve.plan.speed import decode_share, train_seconds
+from oncurve.plan.ways import sync_bytes, way_of_weights
 
 LENGTH_SPREAD = 0.6
 """Guessed. Standard deviation of a completion's length as a share of the mean, where nobody said."""
@@ -45,18 +46,18 @@ def planned_speeds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
     """What ``oncurve.plan.speed`` says of sampling and training, for the devices of one server."""
     devices = max(1, setup.sampler_devices)
     rate = devices * device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
-    share = device.sample_utilization or constants.SAMPLE_BANDWIDTH_UTILIZATION
-    bandwidth = devices * device.bandwidth * GB * share
+    apart = replace(setup, placement="disaggregated", sampler_devices=devices)
+    bandwidth = devices * device.bandwidth * GB * decode_share(apart, device)
     length = work.prompt_tokens + work.mean_completion_tokens / 2
-    moved = sync_bytes(shape, replace(setup, placement="disaggregated")) / (device.link * GB)
+    way = [part for part in way_of_weights(shape, apart, device, network_gbit=1.0) if "network" not in part.name]
     return Speeds(
         turn_seconds=setup.width * shape.matrix_parameters / bandwidth,
         row_seconds=setup.width * length * shape.kv_numbers_per_token / bandwidth,
         row_least_seconds=2.0 * shape.matrix_parameters / rate,
         prompt_seconds=2.0 * shape.matrix_parameters * work.prompt_tokens / rate,
         train_seconds=train_seconds(shape, work, setup, device),
-        write_seconds=moved,
-        load_seconds=2.0 * shape.num_parameters / (device.link * GB),  # an adapter is added to all of the base
+        write_seconds=sum(part.seconds for part in way if part.is_on_trainer),
+        load_seconds=sum(part.seconds for part in way if not part.is_on_trainer),
     )
 
 
@@ -66,7 +67,7 @@ def planned_servers(
     """A row for each number of servers; each server and the trainer have a link of so many Gbit/s."""
     speeds = planned_speeds(shape, work, setup, device)
     rate = network_gbit / 8 * GB
-    size = sync_bytes(shape, replace(setup, placement="disaggregated"))
+    size = sync_bytes(shape, replace(setup, placement="disaggregated", sampler_devices=max(1, setup.sampler_devices)))
     network = Network(sync_bytes=size, server_rate=rate, trainer_rate=rate)
     layout = Layout(
         servers=1,

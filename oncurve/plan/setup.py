@@ -8,6 +8,7 @@ from typing import Literal
 Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Placement = Literal["colocated", "split", "disaggregated"]
+Transfer = Literal["fetch", "nccl", "ipc"]
 Quantization = Literal["nf4", "int8"]
 Compute = Literal["float32", "bfloat16", "float16"]
 
@@ -94,8 +95,10 @@ class Setup:
     machines sample."""
     sampler_devices: int = 0
     """Devices that only sample; 0 when colocated."""
-    sends_over_nccl: bool = False
-    """They get new weights from the trainer's devices, not from files."""
+    transfer: Transfer = "fetch"
+    """How they get new weights: as files, over NCCL, or through the memory of a GPU that is shared."""
+    has_server_beside: bool = False
+    """When colocated: a server on the trainer's device samples, not the process that trains."""
 
     @property
     def has_own_layers(self) -> bool:

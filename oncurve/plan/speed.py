@@ -1,4 +1,4 @@
-"""How long do a step and a weight sync take? Nominal rates of the device times the share of them that is reached."""
+"""Seconds of a step and of a weight sync: nominal rates of the device times the share of them that is reached."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from oncurve.plan import constants
 from oncurve.plan.hardware import GB, Device
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
+from oncurve.plan.ways import Part, sync_bytes, way_of_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class StepTime:
     sampled_tokens: float
     trained_tokens: float
     sync_bytes: float
+    way: tuple[Part, ...] = ()
+    """The parts of the weight sync."""
 
     @property
     def total(self) -> float:
@@ -40,14 +43,15 @@ class StepTime:
 def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float) -> StepTime:
     """Seconds of a step on a device."""
     trained = work.tokens(completion_tokens=work.mean_completion_tokens, packed=setup.packed)
-    size = sync_bytes(shape, setup)
+    way = way_of_weights(shape, setup, device, network_gbit=network_gbit)
     return StepTime(
         sample=sample_seconds(shape, work, setup, device),
         train=train_seconds(shape, work, setup, device),
-        sync=sync_seconds(size, setup, device, network_gbit=network_gbit),
+        sync=sum(part.seconds for part in way),
         sampled_tokens=work.completions * work.mean_completion_tokens,
         trained_tokens=trained,
-        sync_bytes=size,
+        sync_bytes=sync_bytes(shape, setup),
+        way=way,
     )
 
 
@@ -73,6 +77,13 @@ def train_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -
     return tokens * flops_per_token(shape, work, setup) / rate
 
 
+def decode_share(setup: Setup, device: Device) -> float:
+    """Share of the memory's bandwidth that decoding reaches: measured, or the estimate for the engine or for vLLM."""
+    has_servers = bool(setup.sampler_devices) or setup.has_server_beside
+    estimate = constants.SERVER_BANDWIDTH_UTILIZATION if has_servers else constants.SAMPLE_BANDWIDTH_UTILIZATION
+    return device.sample_utilization or estimate
+
+
 def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
     """Reading the prompts, then one decoding step per token of the longest completion of each batch of rows.
 
@@ -83,7 +94,7 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
     """
     devices = setup.sampler_devices or setup.ranks
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
-    bandwidth = device.bandwidth * GB * (device.sample_utilization or constants.SAMPLE_BANDWIDTH_UTILIZATION)
+    bandwidth = device.bandwidth * GB * decode_share(setup, device)
     rows = min(work.rows_at_once, -(-work.completions // devices))
     running = max(1.0, rows * work.mean_completion_tokens / work.completion_tokens)
     length = work.prompt_tokens + work.mean_completion_tokens / 2
@@ -92,22 +103,3 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
     batches = -(-work.completions // (rows * devices))
     prompts = 2.0 * shape.matrix_parameters * work.prompts * work.prompt_tokens / (rate * devices)
     return prompts + batches * work.completion_tokens * one
-
-
-def sync_bytes(shape: ModelShape, setup: Setup) -> float:
-    """What must travel to the sampler after each step, in half width: all weights, or an adapter's.
-
-    2 B x parameters: 65.5 GB for a full 32B model. Nothing travels where one process samples and trains.
-    """
-    if setup.placement == "colocated":
-        return 0.0
-    if setup.method == "lora":
-        return 2.0 * shape.lora_parameters(setup.rank, setup.targets)
-    return 2.0 * shape.num_parameters
-
-
-def sync_seconds(size: float, setup: Setup, device: Device, *, network_gbit: float) -> float:
-    """Size / bandwidth: the device's link inside a machine, the network between machines. No latency, full rate."""
-    if setup.placement == "disaggregated":
-        return size / (network_gbit / 8 * GB)
-    return size / (device.link * GB)

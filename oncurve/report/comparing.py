@@ -14,10 +14,10 @@ from oncurve.doctor.read import read_config
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation, read_evaluation
-from oncurve.evaluate.stats import bootstrap_interval
 from oncurve.observe.progress import duration
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.report.overview import overview
+from oncurve.stats import bootstrap_interval
 
 _OWN_KEYS = ("run.name", "run.folder")
 """Keys in which two runs always differ."""

@@ -242,6 +242,10 @@ def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2) 
     example = next(reward.detail for reward in failed if reward.error == kind)
     raise RewardError(
         f"grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may fail), "
-        f"most often as {kind!r}: {example or 'no detail'}. Correct the reward function or the data, "
-        f"or raise the allowed share."
+        f"most often as {kind!r}: {example or 'no detail'}. Correct the reward function or the data, or allow more "
+        f"failures with run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
     )
+
+
+def _next_tenth(fraction: float) -> float:
+    return min(1.0, (int(10 * fraction) + 1) / 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +12,13 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
 from oncurve.errors import SamplerError
+from oncurve.memory import Shortage, release
 from oncurve.records import FinishReason, Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group, padding_id
 from oncurve.rollouts.engine.cache import left_pad
 from oncurve.rollouts.engine.stops import StopStrings
+
+log = logging.getLogger(__name__)
 
 
 class HfSampler:
@@ -46,20 +50,51 @@ class HfSampler:
             raise SamplerError("the sampler has no weights yet; call load_weights before sample")
         params = params or self.params
         model = self._policy.model
-        at_once = max(1, self.max_rows // group_size)
         was_training = model.training
         model.eval()
         devices = [model.device] if model.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices), torch.inference_mode(), self._policy.compute():
-                torch.manual_seed(params.seed * 1_000_003 + step)
-                return [
-                    group
-                    for start in range(0, len(prompts), at_once)
-                    for group in self._generate(self._policy, prompts[start : start + at_once], group_size, params)
-                ]
+                while True:
+                    torch.manual_seed(params.seed * 1_000_003 + step)
+                    with Shortage() as shortage:
+                        return self._sample(self._policy, prompts, group_size, params)
+                    release()
+                    self._shrink(prompts, group_size, params, str(shortage.reason))
         finally:
             model.train(was_training)
+
+    def _sample(
+        self, policy: PolicyView, prompts: Sequence[Prompt], group_size: int, params: SamplingParams
+    ) -> list[Group]:
+        at_once = max(1, self.max_rows // group_size)
+        return [
+            group
+            for start in range(0, len(prompts), at_once)
+            for group in self._generate(policy, prompts[start : start + at_once], group_size, params)
+        ]
+
+    def _shrink(self, prompts: Sequence[Prompt], group_size: int, params: SamplingParams, reason: str) -> None:
+        """From now on half as many groups at a time, as if it had begun so: all are sampled anew.
+
+        Raises SamplerError if that was one.
+        """
+        at_once = min(max(1, self.max_rows // group_size), len(prompts))
+        if at_once == 1:
+            raise SamplerError(
+                f"there is not enough memory to sample one group of {group_size} completions of up to "
+                f"{params.max_completion_tokens} tokens with generate ({reason}). Set rollouts.type to engine, which "
+                f"takes less, or lower rollouts.max_completion_tokens or algorithm.group_size"
+            )
+        self.max_rows = at_once // 2 * group_size
+        log.warning(
+            "OUT OF MEMORY while %d completions were sampled at a time (%s): from now on %d. The random numbers of "
+            "generate depend on that; set rollouts.max_rows=%d to begin so",
+            at_once * group_size,
+            reason,
+            self.max_rows,
+            self.max_rows,
+        )
 
     def _generate(
         self, policy: PolicyView, prompts: Sequence[Prompt], group_size: int, params: SamplingParams
@@ -149,14 +184,15 @@ class _Ends(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
         """Which rows have ended."""
-        rows = input_ids[:, self.prompt_width :].tolist()
+        length = input_ids.shape[1] - self.prompt_width
+        rows = input_ids[:, -min(length, max(self.stops.window, 1)) :].tolist()
         self.lengths = self.lengths or [None] * len(rows)
         running = [place for place, length in enumerate(self.lengths) if length is None]
         stopped = self.stops.ended([rows[place] for place in running])
         for place, is_stopped in zip(running, stopped, strict=True):
             ids = rows[place]
-            if ids[-1] in self.end_ids or (is_stopped and len(ids) >= self.params.min_completion_tokens):
-                self.lengths[place] = len(ids)
+            if ids[-1] in self.end_ids or (is_stopped and length >= self.params.min_completion_tokens):
+                self.lengths[place] = length
         return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
 
 

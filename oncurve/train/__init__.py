@@ -1,1 +1,22 @@
-"""How is the policy updated, step by step?"""
+"""Training, step by step: the loop, what it stands on, and what surrounds it.
+
+The package can be called: ``oncurve.train(...)`` is the function of the public interface, before and after anything has
+imported this package, whose name it shares.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    """A package that stands for a function of the same name."""
+
+    def __call__(self, *arguments: Any, **sections: Any) -> Any:
+        return import_module("oncurve.trainer").train(*arguments, **sections)
+
+
+sys.modules[__name__].__class__ = _Callable

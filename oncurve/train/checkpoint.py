@@ -1,9 +1,11 @@
-"""How is a model loaded and saved, so that a folder is either whole or absent?"""
+"""Models in folders: how they are loaded and saved, so that a folder is either whole or absent."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +19,27 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from oncurve.errors import CheckpointError
-from oncurve.train.adapter import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
+from oncurve.observe.run_model import resolve_model
+from oncurve.train.adapter import ADAPTER_CONFIG, Quantization, Savable, base_of, is_adapter, open_adapter, quantized
 
+RUNS = "runs"
+"""The folder that runs go to; a name that begins with it is no name on the Hugging Face Hub."""
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
 """The small model inside this package, which the name "embedded" stands for."""
 
 
 def locate(name: str) -> str:
-    """The folder or hub name behind a model's name in a recipe."""
+    """The folder or hub name behind a model's name in a recipe or a command; for a run's folder, its final model.
+
+    Raises CheckpointError for a run that has no final model yet.
+    """
     if name == "embedded":
         return str(EMBEDDED)
-    return str(Path(name).expanduser()) if name.startswith("~") else name
+    return resolve_model(str(Path(name).expanduser()) if name.startswith("~") else name)
 
 
 def load_model(
@@ -98,11 +108,18 @@ def load_tokenizer(
 def _located(name: str) -> tuple[str, bool]:
     """Where a model is, and whether that must be a folder. Raises CheckpointError if it must and is not there."""
     place = locate(name)
-    looks_local = Path(place).is_absolute() or place.startswith(".") or place.count("/") != 1
+    path = Path(place)
+    is_hub_name = place.count("/") == 1 and not path.is_absolute() and not place.startswith(".")
+    looks_local = not is_hub_name or path.parts[0] == RUNS
     if looks_local and not os.path.isdir(place):
         raise CheckpointError(
             f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as Qwen/Qwen2.5-0.5B, or "
             f'"embedded"; a recipe whose base must be built first says how in its first line'
+        )
+    if os.path.isdir(place) and not any(os.path.isfile(path / file) for file in ("config.json", ADAPTER_CONFIG)):
+        raise CheckpointError(
+            f"model {name!r}: the folder holds no model, neither config.json nor {ADAPTER_CONFIG}. Give the folder "
+            f"that the model was saved in, or the folder of a finished run"
         )
     return place, looks_local
 
@@ -110,6 +127,22 @@ def _located(name: str) -> tuple[str, bool]:
 def _unloadable(name: str, error: Exception) -> CheckpointError:
     remedy = "" if _located(name)[1] else " Without a network, give a folder that holds the model: model=FOLDER"
     return CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}{remedy}")
+
+
+def is_converted(model: PreTrainedModel) -> bool:
+    """Transformers names or cuts this model's weights otherwise in files than in modules, as those of many experts."""
+    return bool(get_model_conversion_mapping(model, add_legacy=False))
+
+
+def write_around(model: PreTrainedModel, folder: Path, files: Mapping[str, str]) -> None:
+    """Everything of a model's folder but the weights; the index if they lie in ``files``, given by their names."""
+    model.save_pretrained(folder, state_dict={})
+    (folder / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
+    if not files:
+        return
+    index = {"metadata": {}, "weight_map": dict(files)}
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
 
 
 def save_model(model: Savable, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:

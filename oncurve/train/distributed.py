@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from oncurve.batch import Batch
 from oncurve.errors import OncurveError, Stopped, TrainingError
@@ -40,6 +39,8 @@ class Processes:
     silent_seconds: float = 60.0
     """A process that says nothing for so long counts as lost."""
     _pulse: Pulse | None = None
+    _beside: dist.ProcessGroup | None = None
+    """Links of their own, for a thread beside the training."""
 
     @property
     def is_main(self) -> bool:
@@ -52,6 +53,14 @@ class Processes:
             return [value]
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value)
+        return values
+
+    def gather_beside(self, value: T) -> list[T]:
+        """As ``gather``, for one thread of each process, which the training does not wait for."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value, group=self._beside)
         return values
 
     def main_only(self, call: Callable[[], T]) -> T | None:
@@ -165,13 +174,16 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
         torch.cuda.set_device(device)
     place.publish()
     try:
-        dist.init_process_group(_backend(device), timeout=timedelta(seconds=timeout_seconds))
+        limit = timedelta(seconds=timeout_seconds)
+        bound = device if device.type == "cuda" else None  # else NCCL guesses the device, and warns
+        dist.init_process_group(_backend(device), timeout=limit, device_id=bound)
+        beside = dist.new_group(backend="gloo", timeout=limit)
     except (RuntimeError, dist.DistError) as error:
         raise TrainingError(
             f"the {place.count} processes did not find each other at {place.address}:{place.port}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from None
-    return Processes(place.rank, place.count, silent_seconds, Pulse(place, silent_seconds))
+    return Processes(place.rank, place.count, silent_seconds, Pulse(place, silent_seconds), beside)
 
 
 def join_alone(device: torch.device) -> None:
@@ -221,72 +233,3 @@ def own_rows(batch: Batch, processes: Processes, *, share_prompts: bool) -> Int[
     middle = ordered.cumsum(0) - ordered / 2
     owner = (middle * processes.count / ordered.sum().clamp(min=1)).long().clamp(max=processes.count - 1)
     return order[owner == processes.rank]
-
-
-@dataclass(frozen=True, slots=True)
-class Sharding:
-    """How weights are kept in parts: FSDP2, one unit per block."""
-
-    reshard_after_forward: bool = True
-    """Free the weights of a block until its backward pass (as ZeRO-3); otherwise they stay until then (as ZeRO-2)."""
-    offload: bool = False
-    """Keep the parts, their gradients and moments in the CPU's memory."""
-
-
-def shard(
-    module: nn.Module,
-    blocks: Sequence[nn.Module],
-    processes: Processes,
-    sharding: Sharding,
-    *,
-    compute_type: torch.dtype,
-) -> None:
-    """Leave every process a part of each weight, its gradient and its moments.
-
-    Gradients are summed, not averaged: the denominators are those of all processes already.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
-    half = compute_type in (torch.bfloat16, torch.float16)
-    options: dict[str, Any] = {
-        "mesh": init_device_mesh(next(module.parameters()).device.type, (processes.count,)),
-        "mp_policy": MixedPrecisionPolicy(compute_type, torch.float32) if half else MixedPrecisionPolicy(),
-        "offload_policy": CPUOffloadPolicy() if sharding.offload else OffloadPolicy(),
-    }
-    for block in blocks:
-        fully_shard(block, reshard_after_forward=sharding.reshard_after_forward, **options)
-    fully_shard(module, reshard_after_forward=False, **options)
-    for part in _units(module):
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)
-
-
-def _units(module: nn.Module) -> Iterator[Any]:
-    from torch.distributed.fsdp import FSDPModule
-
-    return (part for part in module.modules() if isinstance(part, FSDPModule))
-
-
-def reshard(module: nn.Module) -> None:
-    """After a pass without gradients: every process keeps its own part of each weight only."""
-    for part in _units(module):
-        part.reshard()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which each process has a part, which all must call; other tensors as they are."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-@torch.no_grad()
-def fill(target: Tensor, values: Tensor) -> None:
-    """Put values into a tensor, or into this process's part of it."""
-    if isinstance(target, DTensor):
-        from torch.distributed.tensor import distribute_tensor
-
-        source = values.to(device=target.device, dtype=target.dtype)
-        part = distribute_tensor(source, target.device_mesh, target.placements, src_data_rank=None)
-        target.to_local().copy_(part.to_local())
-    else:
-        target.copy_(values)

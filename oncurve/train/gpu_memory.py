@@ -1,8 +1,7 @@
-"""How much memory do the GPUs hold at a named point of a step, and how is what nobody uses given back?"""
+"""How much memory do the GPUs hold at a named point of a step?"""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 
 import torch
@@ -43,12 +42,3 @@ def start_peak() -> None:
 def peak_gib() -> float | None:
     """Most that tensors took on this process's GPU since ``start_peak``; None without CUDA."""
     return torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else None
-
-
-def give_back() -> None:
-    """Drop what only reference cycles hold, and hand the memory that is kept for reuse back to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    elif torch.backends.mps.is_available():
-        torch.mps.empty_cache()

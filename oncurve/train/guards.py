@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
+from oncurve.memory import is_out_of_memory, release
 from oncurve.records import Mean
-from oncurve.train.gpu_memory import give_back
 from oncurve.train.policy import Policy
+from oncurve.train.shortage import check_alone, check_smaller
 
 NONFINITE = "policy/nonfinite_updates"
 KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10
@@ -160,19 +159,12 @@ class Attempt:
     ) -> bool:
         if error is not None and not is_out_of_memory(error):
             return False
-        if error is not None and (self.policy.zero or self.policy.is_divided):
-            raise TrainingError(
-                "there is not enough memory for a microbatch, and processes that share the weights cannot go back by "
-                "themselves. Lower policy.tokens_per_microbatch, then `oncurve resume` with --allow-change"
-            ) from error
+        if error is not None:
+            check_alone(self.policy)
         if not any(self.policy.processes.gather(error is not None)):  # all go back together
             return False
         self.policy.optimizer.zero_grad(set_to_none=True)
-        if self.policy.tokens_per_microbatch <= self.longest:
-            raise TrainingError(
-                f"there is not enough memory for a single completion of {self.longest} tokens with its prompt. Lower "
-                f"rollouts.max_completion_tokens, or set policy.gradient_checkpointing to true"
-            ) from error
+        check_smaller(self.policy, self.longest)
         self.has_failed = True
         return True
 
@@ -192,18 +184,8 @@ def attempts(policy: Policy, update: Batch, sums: dict[str, Mean], say: Callable
         sums.clear()
         sums.update(attempt.sums)
         policy.tokens_per_microbatch = max(policy.tokens_per_microbatch // 2, 1)
-        give_back()
+        release()
         say(
             f"OUT OF MEMORY in a microbatch: from now on at most {policy.tokens_per_microbatch} tokens in one. "
             f"The gradient is the same; set policy.tokens_per_microbatch to it in the recipe"
         )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """An allocation failed, on a GPU or in the memory of the CPU."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    said = str(error)
-    return isinstance(error, RuntimeError) and any(
-        text in said for text in ("out of memory", "can't allocate memory", "not enough memory")
-    )

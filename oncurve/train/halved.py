@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from oncurve.products import HALF
 from oncurve.trunk.matrices import linear_layers
 
 M = TypeVar("M", bound=nn.Module)
@@ -21,7 +18,7 @@ def halve_frozen_matrices(model: nn.Module) -> None:
     """Keep the frozen matrices of linear layers in bfloat16 where not one number of them is rounded by it.
 
     Most checkpoints are in bfloat16, and autocast rounds matrices at each use: what it computes is the same.
-    Without autocast such a layer takes no float32 input; see ``widened``.
+    Without autocast such a layer takes no float32 input; see ``products.widened``.
     """
     for part in linear_layers(model):
         if not part.weight.requires_grad:
@@ -42,27 +39,3 @@ def frozen_copy(model: M, device: torch.device, *, halved: bool) -> M:
         copied = weight.detach().to(device, dtype, copy=True)
         known[id(weight)] = nn.Parameter(copied, requires_grad=False)
     return copy.deepcopy(model, known).to(device)  # pyright: ignore[reportReturnType]
-
-
-@contextmanager
-def widened(model: nn.Module) -> Iterator[None]:
-    """While it lasts, linear layers with half-width matrices multiply in the type of what they are given."""
-    halved = [part for part in model.modules() if type(part) is nn.Linear and part.weight.dtype in HALF]
-    for part in halved:
-        part.forward = _Widened(part)
-    try:
-        yield
-    finally:
-        for part in halved:
-            del part.forward
-
-
-class _Widened:
-    """The pass through a linear layer, its matrix in the type of the input for as long as it takes."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        self.layer = layer
-
-    def __call__(self, input: Tensor) -> Tensor:
-        bias = None if self.layer.bias is None else self.layer.bias.to(input.dtype)
-        return nn.functional.linear(input, self.layer.weight.to(input.dtype), bias)

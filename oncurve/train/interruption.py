@@ -34,9 +34,19 @@ class Interruption:
     """
 
     def __init__(
-        self, *, grace_seconds: float = 25.0, say: Callable[[str], None] | None = None, is_alone: bool = True
+        self,
+        *,
+        grace_seconds: float = 25.0,
+        say: Callable[[str], None] | None = None,
+        is_alone: bool = True,
+        owns_process: bool = True,
     ) -> None:
-        """``is_alone`` is false where there are other processes, known or yet to be joined."""
+        """``is_alone`` is false where there are other processes, known or yet to be joined.
+
+        Where the process belongs to somebody else, as in a notebook, it is never ended from here: there is no time of
+        grace, and the second signal raises KeyboardInterrupt.
+        """
+        self._owns_process = owns_process
         self.grace_seconds = grace_seconds
         self.say = say
         self._is_alone, self._processes = is_alone, ALONE
@@ -124,11 +134,14 @@ class Interruption:
         name = signal.Signals(number).name
         self._num_received += 1
         if self._num_received > 1:
+            if not self._owns_process:
+                raise KeyboardInterrupt
             self._leave("left at once")
         self._number = self._number or signal.Signals[_MEANS.get(name, name)]
         self._start_timer()
         if self.say is not None:
-            self.say(f"{name}: leaving this step and saving, {self.grace_seconds:g} s at most; again leaves at once")
+            limit = f", {self.grace_seconds:g} s at most" if self._owns_process else ""
+            self.say(f"{name}: leaving this step and saving{limit}; again leaves at once")
         self._nudged(number, frame)
 
     def _nudged(self, number: int, frame: FrameType | None) -> None:
@@ -170,7 +183,7 @@ class Interruption:
 
     def _start_timer(self) -> None:
         with self._lock:
-            if self._timer is not None:
+            if self._timer is not None or not self._owns_process:
                 return
             self._timer = threading.Timer(self.grace_seconds, self._leave, ["the time of grace is over"])
             self._timer.daemon = True

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from oncurve.agreement import agreement, of_size
 from oncurve.errors import ConfigError
+from oncurve.products import widened
 from oncurve.train.forward import completion_logprobs, example_batch
-from oncurve.train.halved import widened
 from oncurve.train.policy import ComputeType, compute_context
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,13 @@ class Unusable(Exception):
         self.is_expected = is_expected
 
 
-def use_liger(model: PreTrainedModel, wanted: bool | Literal["auto"], *, compute_type: ComputeType) -> bool:
+def use_liger(
+    model: PreTrainedModel,
+    wanted: bool | Literal["auto"],
+    *,
+    compute_type: ComputeType,
+    stand_in: PreTrainedModel | None = None,
+) -> bool:
     """Put Liger's kernels into a model that is to be trained; whether they are in it.
 
     With "auto" that happens on a CUDA device where the package is installed and knows the model. They stay only if
@@ -63,14 +70,19 @@ def use_liger(model: PreTrainedModel, wanted: bool | Literal["auto"], *, compute
 
     The library binds its code to the parts of this model: an adapter may be in it before or come later, and a deep
     copy has the kernels too. Only the rotary embedding is replaced in transformers' file, for all models of the family
-    on a GPU.
+    on a GPU. A model whose weights are not read yet has a ``stand_in`` on the device, for which it is proven.
 
     Raises ConfigError where ``wanted`` is True and the kernels cannot be used.
     """
     if wanted is False:
         return False
     try:
-        _put_in(model, _entry_point(model), compute_type)
+        apply = _entry_point(stand_in or model)
+        _put_in(stand_in or model, apply, compute_type)
+        if stand_in is not None:
+            originals = Originals.of(model)
+            apply(model=model)
+            originals.restore_classes()
     except Unusable as reason:
         if wanted is True:
             raise ConfigError(f"policy.liger is true, but {reason}. Set policy.liger to auto or false") from None
@@ -238,15 +250,10 @@ def _norm_pass(norm: Callable[[Tensor], Tensor], rows: Tensor, weight: Tensor) -
 
 
 def _compare(fused: Passed, ordinary: Passed, exact: Passed, compute_type: ComputeType) -> None:
-    """Raises Unusable if anything differs by more than rounding."""
+    """Raises Unusable if anything is further from the exact result than rounding explains."""
     least = max(TOLERANCE, torch.finfo(vars(torch)[compute_type]).eps)
     for name, truth in exact.items():
-        difference, rounding = (_distance(other[name], truth) for other in (fused, ordinary))
-        allowed = max(least, ROUNDING * rounding)
-        if not difference <= allowed:  # nor is nan
-            raise Unusable(f"Liger's {name} differ by {difference:.2g} of their size, where rounding is {allowed:.2g}")
-
-
-def _distance(tensor: Tensor, truth: Tensor) -> float:
-    """|a - b| / |b|"""
-    return float((tensor.float() - truth.float()).norm() / truth.float().norm())
+        found = agreement(name, fused[name], ordinary[name], truth, times=ROUNDING, floor=least, distance=of_size)
+        if not found.holds:
+            raise Unusable(f"they give {found}")
+        log.info("Liger's kernels give %s", found)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from oncurve.algorithm.algorithm import Algorithm
+from oncurve.batch import Batch
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.data.curriculum import Curriculum
+from oncurve.records import Mean
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.train.policy import Policy
@@ -14,8 +18,11 @@ from oncurve.train.steps import grading, refill, score
 
 def train(
     policy: Policy, sampler: Sampler, data: Curriculum, reward_function: RewardFunction, algorithm: Algorithm, run: Run
-) -> None:
-    """Run every step that is left: sample groups, grade them, move the policy toward the better completions."""
+) -> Iterator[int]:
+    """Run every step that is left: sample groups, grade them, move the policy toward the better completions.
+
+    Yields the number of each step after it, so that whoever trains can look, plot, or stop between two steps.
+    """
     for step in run.steps():
         sampler.load_weights(policy, version=step)  # pi_old <- pi_theta
 
@@ -51,13 +58,22 @@ def train(
                 for attempt in run.attempts(policy, trained):  # again in smaller parts if memory runs out
                     with attempt:
                         for microbatch in policy.microbatches(trained):
-                            logprobs, entropy = policy.logprobs(microbatch)  # log pi_theta(o_t | q, o_<t)   [b, T]
-                            loss, statistics = algorithm.loss(logprobs, entropy, microbatch)
-                            policy.backward(loss)
-                            run.record(statistics)  # (sum, count) pairs: exact over microbatches
+                            run.record(add_gradient(policy, algorithm, microbatch))
                 run.record(policy.update())  # clip the gradient, AdamW, schedule
 
         run.add_up()  # statistics, over all processes
         policy.move_reference(algorithm.reference_share(step))  # 0 while it is frozen
         algorithm.entropy.adapt(run.mean("policy/entropy"))
         run.end_step(step)  # log, save, evaluate: each knows when it is due
+        yield step
+
+
+def add_gradient(policy: Policy, algorithm: Algorithm, microbatch: Batch) -> dict[str, Mean]:
+    """Add the gradient of a microbatch to that of its update; (sum, count) pairs, exact over microbatches.
+
+    A function of its own: if memory runs out in it, nothing that it made is left when smaller parts are tried.
+    """
+    logprobs, entropy = policy.logprobs(microbatch)  # log pi_theta(o_t | q, o_<t)   [b, T]
+    loss, statistics = algorithm.loss(logprobs, entropy, microbatch.to(logprobs.device))
+    policy.backward(loss)
+    return statistics

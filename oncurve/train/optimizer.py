@@ -1,9 +1,9 @@
-"""With what are the weights moved? AdamW and its learning rate."""
+"""AdamW and its learning rate: with what the weights are moved."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,14 +41,15 @@ class OptimizerSettings:
         return self.learning_rate * share
 
 
-def make_adamw(trained: Iterable[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """AdamW over the trained weights, its moments in the weights' type or in 8 bits.
+def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """AdamW over the trained weights, its moments in the weights' type or in 8 bits; groups are computed with apart.
 
     Raises ConfigError where 8 bits are asked for and bitsandbytes is not installed.
     """
+    groups = [{"params": list(group)} for group in trained]
     common = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     if settings.type == "adamw":
-        return torch.optim.AdamW(trained, **common, weight_decay=settings.weight_decay, fused=True)
+        return torch.optim.AdamW(groups, **common, weight_decay=settings.weight_decay, fused=True)
     try:
         from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -56,4 +57,4 @@ def make_adamw(trained: Iterable[nn.Parameter], settings: OptimizerSettings) -> 
             "optimizer.type is adamw_8bit, which needs bitsandbytes, and it is not installed. "
             "Run `pip install bitsandbytes`, or set optimizer.type to adamw"
         ) from None
-    return AdamW8bit(trained, **common, weight_decay=settings.weight_decay)
+    return AdamW8bit(groups, **common, weight_decay=settings.weight_decay)

@@ -1,4 +1,4 @@
-"""How are log-probabilities computed, and how are the weights moved?"""
+"""The policy: how log-probabilities are computed, and how the weights are moved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -21,12 +20,15 @@ from oncurve.errors import ConfigError, TrainingError
 from oncurve.heap import give_back
 from oncurve.records import Mean
 from oncurve.rollouts.servers.thin import ThinWeights
-from oncurve.train.adapter import Adapter, Savable, merged_weights, thin_weights, trains_pairs_only
-from oncurve.train.distributed import ALONE, Processes, Sharding, fill, own_rows, reshard, shard, whole
+from oncurve.train.adapter import Adapter, merged_weights, thin_weights, trains_pairs_only
+from oncurve.train.distributed import ALONE, Processes, own_rows
 from oncurve.train.forward import completion_logprobs, enable_packing, has_own_layers
 from oncurve.train.halved import frozen_copy
 from oncurve.train.optimizer import OptimizerSettings, make_adamw
 from oncurve.train.recompute import recomputable_layers, recomputing
+from oncurve.train.sharding import Reader, Room, Sharding, fill, is_cut, reshard, shard, split_by_cut, whole
+from oncurve.train.shortage import in_smaller_parts, moving_weights
+from oncurve.train.unread import Unread, fill_copy, whole_copy
 from oncurve.train.zero import Zero, ZeroSettings
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
@@ -45,17 +47,6 @@ class Scorer(nn.Module):
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Log-probabilities and entropies of the completion tokens."""
         return completion_logprobs(self.model, batch, temperature=temperature, packed=packed, recompute=recompute)
-
-
-class Gathered:
-    """A model or adapter with weights that were put together, ready to be written."""
-
-    def __init__(self, savable: PreTrainedModel | Adapter, weights: dict[str, Tensor]) -> None:
-        self.savable, self.weights = savable, weights
-
-    def save_pretrained(self, folder: str | Path, /) -> None:
-        """Write it; one process is enough."""
-        self.savable.save_pretrained(folder, state_dict=self.weights)
 
 
 class Policy:
@@ -82,11 +73,13 @@ class Policy:
         processes: Processes = ALONE,
         sharding: Sharding | ZeroSettings | None = None,
         whole_copy: WholeCopy = "device",
+        unread: Unread | None = None,
     ) -> None:
         """``adapter`` is the one inside the model; without a ``reference``, the base under it is the reference.
 
         With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``whole_copy`` says
-        where this process has all of them, to sample or to publish from.
+        where this process has all of them, to sample or to publish from. ``unread`` says where the weights of model and
+        reference are, if they are to be read when they are in parts.
         """
         self._model, self._tokenizer, self.reference = model, tokenizer, reference
         self.adapter, self.processes = adapter, processes
@@ -94,7 +87,9 @@ class Policy:
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
         kind = torch_type(compute_type)
-        self.is_packed = packing and all(enable_packing(part, kind) for part in (model, reference) if part is not None)
+        self._unread = unread
+        enable = enable_packing if unread is None else unread.enable_packing
+        self.is_packed = packing and all(enable(part, kind) for part in (model, reference) if part is not None)
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
         self._offloads_activations = offload_activations
         self._scorers = {id(part): Scorer(part) for part in (model, reference) if part is not None}
@@ -108,7 +103,10 @@ class Policy:
             self._divide(sharding)
         elif sharding is not None and processes.count > 1:
             self._shard(sharding)
-        self.optimizer = make_adamw(self._trained(), optimizer) if self.zero is None else self.zero.engine.optimizer
+        if self.zero is None:
+            self.optimizer = make_adamw(split_by_cut(self._trained()), optimizer)
+        else:
+            self.optimizer = self.zero.engine.optimizer
         self.num_updates = 0
         self._is_loss_finite = True
 
@@ -176,50 +174,36 @@ class Policy:
         with self.adapter.off():
             return self._fixed(self._model, batch)[0]
 
-    def snapshot(self) -> Savable:
-        """What to write to disk: the adapter where there is one, otherwise the model. All processes must call it."""
-        if not self.is_divided and self.zero is None:
-            return self._model if self.adapter is None else self.adapter
-        weights = {
-            name: self.whole(parameter).cpu()
-            for name, parameter in self._model.named_parameters()
-            if self.adapter is None or parameter.requires_grad
-        }
-        return Gathered(self.model if self.adapter is None else self.adapter, weights)
-
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the copy to sample from up to date, where there is one. All processes must call it."""
         if not self.is_divided:
             return
-        copies = {} if self._replica is None else dict(self._replica.named_parameters())
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad:
-                weight = self.whole(parameter)
-                if name in copies:
-                    copies[name].copy_(weight)
+        fill_copy(self._replica, self._model, self.whole, only_trained=True)
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def whole(self, tensor: Tensor, room: Room | None = None) -> Tensor:
         """All of a weight of which this process has a part, which all must call; other tensors as they are."""
         is_divided = self.zero is not None and isinstance(tensor, nn.Parameter)
-        return self.zero.whole(tensor) if is_divided else whole(tensor.detach())  # type: ignore[union-attr]
+        return self.zero.whole(tensor) if is_divided else whole(tensor.detach(), room)  # type: ignore[union-attr]
 
     def shape(self, tensor: Tensor) -> torch.Size:
         """The shape of all of a weight."""
         is_divided = self.zero is not None and isinstance(tensor, nn.Parameter)
         return self.zero.shape(tensor) if is_divided else tensor.shape  # type: ignore[union-attr]
 
-    def fill(self, tensor: Tensor, values: Tensor) -> None:
+    def fill(self, tensor: Tensor, read: Reader) -> None:
         """Put values into a weight, or into this process's part of it."""
         if self.zero is not None and isinstance(tensor, nn.Parameter):
-            self.zero.fill(tensor, values)
+            self.zero.fill(tensor, read(slice(None)))
         else:
-            fill(tensor, values)
+            fill(tensor, read)
 
     def _divide(self, settings: ZeroSettings) -> None:
         """Hand the model to DeepSpeed, with a copy to sample from where the weights are in parts as well."""
         if settings.stage == 3:
-            self._copy_whole(halved=self.reference is None)  # a reference that moves reads the weights as they are
+            self._copy_whole(
+                self._model.device, halved=self.reference is None
+            )  # a reference that moves reads the weights as they are
         head = self._model.get_output_embeddings()
         self.zero = Zero(
             self._scorers[id(self._model)],
@@ -232,31 +216,45 @@ class Policy:
         )
 
     def _shard(self, sharding: Sharding) -> None:
-        """Make the copy to sample from, then leave this process its part of everything."""
-        self._copy_whole(halved=True)
+        """Make the copy to sample from, and leave this process its part of everything."""
+        device = self._model.device if self._unread is None else self._unread.device
+        self._copy_whole(device, halved=True)
         compute = torch_type(self.compute_type)
         for scorer in self._scorers.values():
-            shard(scorer, recomputable_layers(scorer.model), self.processes, sharding, compute_type=compute)
+            blocks = recomputable_layers(scorer.model)
+            if self._unread is not None:
+                self._unread.put_on(scorer.model)
+            shard(scorer, blocks, self.processes, sharding, device=device, compute_type=compute)
+            if self._unread is not None:
+                self._unread.fill(scorer.model, offload=sharding.offload)
+        if self._unread is not None:
+            fill_copy(self._replica, self._model, self.whole, only_trained=False)
+            self._unread = None  # with the files
 
-    def _copy_whole(self, *, halved: bool) -> None:
+    def _copy_whole(self, device: torch.device, *, halved: bool) -> None:
         """Make the copy of all weights before they are cut, where this process has one."""
         self.is_divided = True
         self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
         if self._whole_copy != "none":
-            device = self._model.device if self._whole_copy == "device" else torch.device("cpu")
-            self._replica = frozen_copy(self._model, device, halved=halved and self.compute_type == "bfloat16")
+            device = device if self._whole_copy == "device" else torch.device("cpu")
+            copied = frozen_copy if self._unread is None else whole_copy
+            self._replica = copied(self._model, device, halved=halved and self.compute_type == "bfloat16")
 
     def _fixed(self, model: PreTrainedModel, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         logprobs, entropies = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.sampler_logprobs)
         scorer: nn.Module = self._scorers[id(model)]
         if self.zero is not None and model is self._model:
             scorer = self.zero.engine
-        for rows, part in self._own_parts(batch):
-            with compute_context(model.device, self.compute_type):
-                pieces = scorer(part, self.temperature, self.is_packed)
-            for full, piece in zip((logprobs, entropies), pieces, strict=True):
-                if len(rows):
-                    full[rows, : piece.shape[1]] = piece.to(full)
+
+        def compute() -> None:
+            for rows, part in self._own_parts(batch):
+                with compute_context(model.device, self.compute_type):
+                    pieces = scorer(part, self.temperature, self.is_packed)
+                for full, piece in zip((logprobs, entropies), pieces, strict=True):
+                    if len(rows):
+                        full[rows, : piece.shape[1]] = piece.to(full)
+
+        in_smaller_parts(self, batch, compute)
         if self.is_divided and self.zero is None:
             reshard(scorer)
         return self.processes.add(logprobs), self.processes.add(entropies)
@@ -305,7 +303,8 @@ class Policy:
         """
         rate = self.settings.rate(self.num_updates)
         is_finite = self.processes.all(self._is_loss_finite)
-        norm = self._move(rate, is_allowed=is_finite)
+        with moving_weights(self.num_updates + 1):
+            norm = self._move(rate, is_allowed=is_finite)
         give_back()
         is_finite, self._is_loss_finite = is_finite and math.isfinite(norm), True
         count = Mean(0, 1 / self.processes.count)  # of updates; the microbatches of all processes gave the loss
@@ -338,11 +337,14 @@ class Policy:
 
     def _clip(self, limit: float) -> float:
         """Add up the gradients of all processes and scale them down to a norm; the norm before."""
-        trained = self._trained()
-        if not self.is_divided:
-            self.processes.add_gradients(trained)
-        norm = whole(nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]))
-        nn.utils.clip_grads_with_norm_(trained, limit, norm)
+        kinds = split_by_cut(self._trained())  # FSDP has added up the gradients of what is cut
+        for parameters in kinds:
+            if not is_cut(parameters[0]):
+                self.processes.add_gradients(parameters)
+        norms = [whole(nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])) for kind in kinds]
+        norm = norms[0] if len(norms) == 1 else torch.stack([one.to(norms[0].device) for one in norms]).norm()
+        for parameters in kinds:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)
 
     def _trained(self) -> list[nn.Parameter]:

@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from oncurve.batch import Batch
-from oncurve.errors import TrainingError
+from oncurve.errors import CheckpointError, TrainingError
+from oncurve.memory import said_as
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
@@ -48,6 +50,20 @@ class Watcher(Protocol):
     def after_step(self, step: int, metrics: Mapping[str, float]) -> Sequence[str]:
         """What to tell a person after the step."""
         ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that is whole: what was sampled and graded in it, and its metrics."""
+
+    number: int
+    """Steps done, this one included."""
+    metrics: Mapping[str, float]
+    """As in metrics.jsonl."""
+    groups: Sequence[Group]
+    """Everything that was sampled, before any filter."""
+    rewards: Sequence[Sequence[Reward]]
+    """A reward, or an error, for every completion of every group."""
 
 
 class Run:
@@ -91,9 +107,12 @@ class Run:
         self.guards = guards or Guards(say=progress.note)
         self.interruption = interruption or Interruption(say=progress.note)
         self.steps_done = 0
+        self.last: Step | None = None
+        """The newest step that is whole."""
         self._sums: dict[str, Mean] = {}
         self._metrics: dict[str, float] = {}
         self._has_moved = False
+        self._sampled: tuple[Sequence[Group], Sequence[Sequence[Reward]]] = ((), ())
         self._later: dict[str, float] = {}
         self._gpu_memory: dict[str, float] = {}
         """Of this process, until ``add_up`` puts all processes' together."""
@@ -174,6 +193,7 @@ class Run:
     def measure(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
         """Measure everything that was sampled, and refuse to go on when too much of it could not be graded."""
         self._metrics |= rollout_metrics(groups, graded)
+        self._sampled = (groups, graded)
         if self.watcher is not None:
             self.watcher.see(groups, graded)
         check_errors([reward for row in graded for reward in row], max_error_fraction=self.max_error_fraction)
@@ -232,12 +252,16 @@ class Run:
             self.progress.alarm(done, text)
             self.folder.log(text)
         self.steps_done = done
+        self.last = Step(done, metrics, *self._sampled)
         self.guards.after_step(done, metrics)
         self._mark(done)
         if self.saver is not None:
             self.folder.write_status(done, "save")
             self.folder.sync()
-            self._later = self.saver.after_step(done, metrics)
+            with said_as(
+                CheckpointError, f"there is not enough memory to copy what the checkpoint of step {done} holds"
+            ):
+                self._later = self.saver.after_step(done, metrics)
 
     def _mark(self, done: int, *, pending: Mapping[str, float] | None = None) -> None:
         if self.saver is not None:

@@ -15,7 +15,8 @@ from oncurve.errors import CheckpointError
 from oncurve.train.guards import Guards
 from oncurve.train.policy import Policy
 from oncurve.train.sealed import prune
-from oncurve.train.state import Snapshot, capture, restore, write
+from oncurve.train.snapshot import Snapshot, capture
+from oncurve.train.state import restore, write
 
 DAY_SECONDS = 86_400.0
 OnSaveError = Literal["stop", "continue"]
@@ -57,7 +58,7 @@ class Saver:
         moves_reference: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """All processes take snapshots; only process 0 writes, and tells the others what became of it."""
+        """Each process copies and writes its share; process 0 seals, and tells the others what became of it."""
         self.policy, self.algorithm, self.data, self.guards = policy, algorithm, data, guards
         self.root, self.facts = root, facts
         self.every_steps, self.keep, self.on_error = every_steps, keep, on_error
@@ -151,7 +152,7 @@ class Saver:
     def _write(self, taken: Snapshot) -> None:
         started = time.perf_counter()
         try:
-            if write(taken, self.policy, self.root, rank=self.processes.rank) is not None:
+            if write(taken, self.policy, self.root) is not None:
                 prune(self.root, keep=self.keep)
         except CheckpointError as error:
             self._error = error

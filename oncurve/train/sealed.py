@@ -21,18 +21,30 @@ _NAME = re.compile(r"step_(\d{6,})")
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old|deleted)-\d+")
 
 
-def seal(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Flush every file of a folder to the disk and write its manifest: the facts, and size and SHA-256 of each file."""
-    files: dict[str, dict[str, Any]] = {}
+def seal(folder: Path, facts: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Flush every file of a folder to the disk and write its manifest: the facts, and size and SHA-256 of each file.
+
+    ``known`` are files that other processes wrote, flushed and summed up.
+    """
+    files: dict[str, Mapping[str, Any]] = dict(known or {})
+    for name, expected in files.items():
+        if (size := (folder / name).stat().st_size) != expected["size"]:
+            raise OSError(f"{name} has {size} bytes here, and {expected['size']} were written")
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        size, digest = _measure(path, flush=True)
-        files[path.relative_to(folder).as_posix()] = {"size": size, "sha256": digest}
+        if (name := path.relative_to(folder).as_posix()) not in files:
+            files[name] = sum_up(path)
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         file.write(_render({**facts, "format": FORMAT, "files": files}))
         file.flush()
         os.fsync(file.fileno())
     for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
         sync_folder(path)
+
+
+def sum_up(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, which is flushed to the disk."""
+    size, digest = _measure(path, flush=True)
+    return {"size": size, "sha256": digest}
 
 
 def verify(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What does a run have to remember to go on with the same bits, and how is it written and read?
+"""Checkpoints on the disk: what a run needs to go on with the same bits, written and read.
 
 Random numbers and the order of the data are functions of (seed, step). What is left: the trained weights, the moments
 of the optimizer, a reference that moves, and a few numbers. Rollouts are not saved: a step is done again from its
@@ -10,173 +10,148 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import Tensor
 
 from oncurve.errors import CheckpointError
 from oncurve.products import HALF
-from oncurve.train.checkpoint import load_model
-from oncurve.train.distributed import fill
+from oncurve.train.checkpoint import is_converted, load_model, write_around
+from oncurve.train.distributed import ALONE, Processes
 from oncurve.train.policy import Policy
-from oncurve.train.sealed import publish, seal
+from oncurve.train.sealed import publish, seal, sum_up
+from oncurve.train.sharding import fill, is_cut
+from oncurve.train.snapshot import Snapshot, is_trained_whole, trained_parameters
+from oncurve.train.tensor_files import TensorFiles
 
-OPTIMIZER, REFERENCE, TRAINED, STATE = (
-    "optimizer.safetensors",
-    "reference.safetensors",
-    "trained.safetensors",
-    "state.json",
-)
+T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A run between two steps, copied to the memory of the CPU: nothing in it changes while training goes on."""
-
-    step: int
-    """Steps done."""
-    state: Mapping[str, Any]
-    """The small things, as plain data."""
-    facts: Mapping[str, Any]
-    """For the manifest: what the run is, so that another one is not taken for it."""
-    weights: Mapping[str, Tensor] | None
-    """By the names of the model's own state; None before the first step, when they are those of the base."""
-    is_whole: bool
-    """All weights are trained, so that the folder is an ordinary checkpoint; otherwise only the trained ones."""
-    optimizer: Mapping[str, Tensor] = field(default_factory=dict)
-    """``<parameter>:<moment>``."""
-    reference: Mapping[str, Tensor] = field(default_factory=dict)
-    """The weights of a reference that moves; empty if it stands still."""
+WEIGHTS, OPTIMIZER, REFERENCE, TRAINED, STATE = "model", "optimizer", "reference", "trained", "state.json"
+"""Names of the files; those of tensors without what comes behind them."""
+FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
+"""What a full disk, a lost process or a library raises where a checkpoint is written."""
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that training moves, by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def is_trained_whole(model: nn.Module) -> bool:
-    """Every weight of the model is trained."""
-    return all(parameter.requires_grad for parameter in model.parameters())
-
-
-def capture(
-    policy: Policy,
-    *,
-    step: int,
-    state: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    moves_reference: bool = False,
-) -> Snapshot:
-    """A copy of everything that training changes. It takes as much CPU memory as the checkpoint takes disk.
-
-    All processes must call it: where each has a part of the weights, the parts are put together.
-    """
-    model = policy.trained_model
-    trained, is_whole = trained_parameters(model), is_trained_whole(model)
-    if step == 0:
-        return Snapshot(step, state, facts, None, is_whole)
-    reference = {}
-    if moves_reference and policy.reference is not None:
-        weights = dict(policy.reference.named_parameters())
-        reference = _copied(policy, {name: weights[name] for name in trained})
-    return Snapshot(
-        step,
-        state,
-        facts,
-        weights=_copied(policy, model.state_dict(keep_vars=True) if is_whole else trained),
-        is_whole=is_whole,
-        optimizer=_copied(policy, optimizer_tensors(policy)),
-        reference=reference,
-    )
-
-
-def optimizer_tensors(policy: Policy) -> dict[str, Tensor]:
-    """The moments and counters of the optimizer as ``<parameter>:<moment>``."""
-    if policy.zero is not None:
-        return policy.zero.moments(trained_parameters(policy.trained_model))
-    names = {id(parameter): name for name, parameter in policy.trained_model.named_parameters()}
-    return {
-        f"{names[id(parameter)]}:{key}": value
-        for parameter, moments in policy.optimizer.state.items()
-        for key, value in moments.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _copied(policy: Policy, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in CPU memory; a tensor under two names stays one, as with a head that is the embedding's matrix."""
-    made: dict[int, Tensor] = {}
-    for tensor in tensors.values():
-        if id(tensor) not in made:
-            made[id(tensor)] = _apart(policy.whole(tensor).detach())
-    return {name: made[id(tensor)] for name, tensor in tensors.items()}
-
-
-def _apart(tensor: Tensor) -> Tensor:
-    """A copy in CPU memory that the heap has no part in, so that a freed snapshot leaves no gaps there."""
-    if not tensor.numel():
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
-    room = mmap.mmap(-1, tensor.numel() * tensor.element_size())
-    return torch.frombuffer(room, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
-
-
-def write(snapshot: Snapshot, policy: Policy, root: Path, *, rank: int = 0) -> Path | None:
+def write(snapshot: Snapshot, policy: Policy, root: Path) -> Path | None:
     """Write a checkpoint under a temporary name, flush it, seal it with a manifest, and give it its name.
 
-    Rank 0 writes; the others have nothing to do and get None. From ``policy`` only the configuration is taken.
+    All processes call it, each in one thread of its own. Each writes its share; process 0 seals when all have written
+    theirs, and gets the folder. From ``policy`` only the configuration is taken.
 
-    Raises CheckpointError if it cannot be written; whatever was there before is then still there.
+    Raises CheckpointError if one of them cannot write; whatever was there before is then still there.
     """
-    if rank != 0:
+    processes = policy.processes
+    if not processes.is_main and not snapshot.is_shared:
         return None
     folder = root / f"step_{snapshot.step:06d}"
-    partial = root / f".{folder.name}.partial-{os.getpid()}"
+    partial_folder = root / f".{folder.name}.partial-{os.getpid()}"
+    together = processes if snapshot.is_shared else ALONE
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write_files(snapshot, policy, partial)
+        partial_folder = _by_all(together, lambda: _begin(snapshot, policy, partial_folder))[0]
+        sums = _by_all(together, lambda: _write_share(snapshot, policy, partial_folder))
+        if not processes.is_main:
+            return None
         kind = "base" if snapshot.weights is None else "whole" if snapshot.is_whole else "trained"
         written = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        seal(partial, {**snapshot.facts, "step": snapshot.step, "weights": kind, "written": written})
-        publish(partial, folder)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        facts = {**snapshot.facts, "step": snapshot.step, "weights": kind, "written": written}
+        seal(partial_folder, facts, {name: found for share in sums for name, found in share.items()})
+        publish(partial_folder, folder)
+    except FAILURES as error:
+        if processes.is_main:
+            shutil.rmtree(partial_folder, ignore_errors=True)
         raise CheckpointError(
             f"{folder}: the checkpoint cannot be written: {' '.join(str(error).split())}. Older ones are untouched"
         ) from error
     return folder
 
 
-def _write_files(snapshot: Snapshot, policy: Policy, folder: Path) -> None:
+def _by_all(processes: Processes, call: Callable[[], T]) -> list[T]:
+    """What a call gives in each process. Raises OSError in all of them if it fails in one."""
+    result: T | None = None
+    failed: Exception | None = None
+    try:
+        result = call()
+    except FAILURES as error:
+        if processes.count == 1:
+            raise
+        failed = error
+    found = processes.gather_beside((result, None if failed is None else str(failed)))
+    for rank, (_, said) in enumerate(found):
+        if said is not None:
+            raise OSError(f"process {rank}: {said}") from failed
+    return [given for given, _ in found]  # type: ignore[misc]
+
+
+def _begin(snapshot: Snapshot, policy: Policy, folder: Path) -> Path:
+    """Process 0 makes the folder, under a name with its own number, and writes all but the shares into it."""
+    if policy.processes.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _write_rest(snapshot, policy, folder)
+    return folder
+
+
+def _write_share(snapshot: Snapshot, policy: Policy, folder: Path) -> dict[str, dict[str, Any]]:
+    """Write the tensors that this process has, and give the sizes and sums of their files."""
+    written: dict[str, dict[str, Any]] = {}
+    weights = None if snapshot.is_whole and snapshot.owners is None else snapshot.weights  # see _write_rest
+    parts = {
+        WEIGHTS if snapshot.is_whole else TRAINED: weights,
+        OPTIMIZER: snapshot.optimizer if snapshot.weights is not None else None,
+        REFERENCE: snapshot.reference or None,
+    }
+    for stem, tensors in parts.items():
+        if tensors or (tensors is not None and not snapshot.is_shared):
+            path = folder / _file_name(snapshot, policy.processes, stem, policy.processes.rank)
+            save_file(_once(tensors), path, metadata={"format": "pt"})
+            written[path.name] = sum_up(path)
+    return written
+
+
+def _file_name(snapshot: Snapshot, processes: Processes, stem: str, rank: int) -> str:
+    """As transformers names the parts of a model in several files."""
+    own = "" if not snapshot.is_shared else f"-{rank + 1:05d}-of-{processes.count:05d}"
+    return f"{stem}{own}.safetensors"
+
+
+def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor under the first of its names."""
+    seen: dict[int, str] = {}
+    return {name: tensor for name, tensor in tensors.items() if seen.setdefault(id(tensor), name) == name}
+
+
+def _write_rest(snapshot: Snapshot, policy: Policy, folder: Path) -> None:
+    """What process 0 writes beside the shares: the small things, and what makes the folder an ordinary model."""
     text = json.dumps(to_plain(snapshot.state), sort_keys=True, indent=1, allow_nan=False)
     (folder / STATE).write_text(text + "\n", encoding="utf-8")
     if snapshot.weights is None:
         return
-    save_file(dict(snapshot.optimizer), folder / OPTIMIZER)
-    if snapshot.reference:
-        save_file(dict(snapshot.reference), folder / REFERENCE)
     if snapshot.is_whole:
-        policy.model.save_pretrained(folder, state_dict=dict(snapshot.weights))
+        if snapshot.owners is None:
+            policy.model.save_pretrained(folder, state_dict=dict(snapshot.weights))
+        else:
+            names = {
+                name: _file_name(snapshot, policy.processes, WEIGHTS, who) for name, who in snapshot.owners.items()
+            }
+            write_around(policy.model, folder, names)
         policy.tokenizer.save_pretrained(folder)
-        return
-    save_file(dict(snapshot.weights), folder / TRAINED)
-    if policy.adapter is not None:  # for everybody else's tools; it is small
+    elif policy.adapter is not None:  # for everybody else's tools; it is small
         policy.adapter.save_pretrained(folder, state_dict=dict(snapshot.weights))
         policy.tokenizer.save_pretrained(folder)
 
 
 def restore(policy: Policy, folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Put the tensors of a verified checkpoint into a policy made from the same recipe; gives back the small things.
+
+    Whatever number of processes wrote it, each process reads its own parts only.
 
     Raises CheckpointError if they do not fit.
     """
@@ -189,16 +164,14 @@ def restore(policy: Policy, folder: Path, manifest: Mapping[str, Any]) -> dict[s
         if (kind == "whole") != is_trained_whole(model):
             raise ValueError("it was made by a run that trains other weights")
         if kind == "whole":
-            saved, _ = load_model(str(folder))
-            _copy_into(policy, model.state_dict(keep_vars=True), saved.state_dict())
+            _fill_whole(policy, folder)
         else:
-            _copy_into(policy, trained_parameters(model), load_file(folder / TRAINED))
-        _load_optimizer(policy, load_file(folder / OPTIMIZER))
-        if (folder / REFERENCE).is_file() and policy.reference is not None:
-            tensors = load_file(folder / REFERENCE)
+            _fill(policy, trained_parameters(model), _files(folder, TRAINED))
+        _load_optimizer(policy, _files(folder, OPTIMIZER))
+        if policy.reference is not None and (found := _files(folder, REFERENCE)):
             weights = dict(policy.reference.named_parameters())
-            _copy_into(policy, {name: weights[name] for name in tensors}, tensors)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            _fill(policy, {name: weights[name] for name in found}, found)
+    except (*FAILURES, KeyError) as error:
         raise CheckpointError(
             f"{folder}: does not fit the recipe's model: {' '.join(str(error).split())[:400]}. "
             f"Resume with the recipe that the run had"
@@ -208,28 +181,50 @@ def restore(policy: Policy, folder: Path, manifest: Mapping[str, Any]) -> dict[s
     return state
 
 
-def _copy_into(policy: Policy, targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    if targets.keys() != tensors.keys():
-        raise ValueError(f"only one of them has {sorted(targets.keys() ^ tensors.keys())[0]}")
+def _files(folder: Path, stem: str) -> TensorFiles:
+    """The tensors of one kind, in one file or in those of several processes."""
+    return TensorFiles([*folder.glob(f"{stem}.safetensors"), *sorted(folder.glob(f"{stem}-*-of-*.safetensors"))])
+
+
+def _fill_whole(policy: Policy, folder: Path) -> None:
+    targets = policy.trained_model.state_dict(keep_vars=True)
+    if is_converted(policy.model):  # only transformers knows how
+        saved, _ = load_model(str(folder))
+        tensors = saved.state_dict()
+        _fill(policy, targets, {name: tensors[name] for name in _once(targets)})
+    else:
+        _fill(policy, targets, _files(folder, WEIGHTS))
+
+
+def _fill(policy: Policy, targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Each target from the tensor of one of its names; of files only the rows that this process has."""
+    names: dict[int, list[str]] = {}
     for name, target in targets.items():
-        if policy.shape(target) != tensors[name].shape:
-            here, there = tuple(policy.shape(target)), tuple(tensors[name].shape)
-            raise ValueError(f"{name} has shape {here} here and {there} there")
-        policy.fill(target, tensors[name])
+        names.setdefault(id(target), []).append(name)
+    missing = [same[0] for same in names.values() if not any(name in tensors for name in same)]
+    if strange := sorted([*missing, *(tensors.keys() - targets.keys())]):
+        raise ValueError(f"only one of them has {strange[0]}")
+    for same in names.values():
+        name = next(name for name in same if name in tensors)
+        target, is_file = targets[name], isinstance(tensors, TensorFiles)
+        there = tensors.shape(name) if is_file else tensors[name].shape
+        if policy.shape(target) != there:
+            raise ValueError(f"{name} has shape {tuple(policy.shape(target))} here and {tuple(there)} there")
+        policy.fill(target, tensors.reader(name) if is_file else tensors[name].__getitem__)
 
 
-def _load_optimizer(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+def _load_optimizer(policy: Policy, tensors: TensorFiles) -> None:
     if policy.zero is not None:
         policy.zero.load_moments(trained_parameters(policy.trained_model), tensors)
         return
-    moments: dict[str, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
+    moments: dict[str, dict[str, str]] = {}
+    for key in tensors:
         name, _, moment = key.rpartition(":")
-        moments.setdefault(name, {})[moment] = value
+        moments.setdefault(name, {})[moment] = key
     names = {id(parameter): name for name, parameter in policy.trained_model.named_parameters()}
     described = policy.optimizer.state_dict()
     state = {
-        place: {key: _like(parameter, value) for key, value in moments.pop(name).items()}
+        place: {moment: _own_part(parameter, tensors, key) for moment, key in moments.pop(name).items()}
         for group, numbered in zip(policy.optimizer.param_groups, described["param_groups"], strict=True)
         for parameter, place in zip(group["params"], numbered["params"], strict=True)
         if (name := names[id(parameter)]) in moments
@@ -239,24 +234,27 @@ def _load_optimizer(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
     policy.optimizer.load_state_dict({"state": state, "param_groups": described["param_groups"]})
 
 
-def _like(parameter: Tensor, moment: Tensor) -> Tensor:
+def _own_part(parameter: Tensor, tensors: TensorFiles, key: str) -> Tensor:
     """A moment, or this process's part of it where it has a part of the weight."""
-    if moment.shape != parameter.shape:
-        return moment
-    part = torch.zeros_like(parameter, dtype=moment.dtype, requires_grad=False)
-    fill(part, moment)
+    if not is_cut(parameter) or tensors.shape(key) != parameter.shape:
+        return tensors[key]
+    part = torch.empty_like(parameter, dtype=tensors.rows(key, slice(0, 0)).dtype, requires_grad=False)
+    fill(part, tensors.reader(key))
     return part
 
 
-def checksum(tensors: Iterable[tuple[str, Tensor]], *, widened: bool = False) -> str | None:
+def checksum(
+    tensors: Iterable[tuple[str, Tensor]], *, widened: bool = False, whole: Callable[[Tensor], Tensor] | None = None
+) -> str | None:
     """SHA-256 over names, types, shapes and bytes, in the order of the names; None over nothing.
 
-    With ``widened``, numbers in half width count as the same ones in float32.
+    With ``widened``, numbers in half width count as the same ones in float32. ``whole`` puts together a tensor of which
+    this process has a part, one at a time.
     """
     digest, is_empty = hashlib.sha256(), True
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         is_empty = False
-        tensor = tensor.detach().to("cpu")
+        tensor = (tensor if whole is None else whole(tensor)).detach().to("cpu")
         tensor = tensor.float() if widened and tensor.dtype in HALF else tensor
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.contiguous().reshape(-1)

@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,13 +188,13 @@ class Zero:
     ) -> None:
         """``head`` is a weight that is read as a matrix, so that DeepSpeed does not see its layer called.
 
-        Raises ConfigError if DeepSpeed is not installed, or does not take the file.
+        Raises ConfigError if DeepSpeed is not installed, does not take the file, or cannot build its optimizer.
         """
         device = next(scorer.parameters()).device
         self._library = _deepspeed(device)
         if processes.count == 1:
             join_alone(device)
-        self.processes, self.stage = processes, settings.stage
+        self.processes, self.stage, self.source = processes, settings.stage, settings.source
         config = resolve(settings, optimizer, hidden_size=hidden_size, half=half, world_size=processes.count)
         self.offloads = config["zero_optimization"].get("offload_optimizer", {}).get("device") in ("cpu", "nvme")
         self._may_move = True
@@ -228,7 +229,18 @@ class Zero:
                 if zero.engine is not None and zero._may_move and zero.engine.optimizer._global_grad_norm != 0:
                     super().step(closure)
 
-        return Gated(trained, **common)
+        builder = importlib.import_module("deepspeed.ops.op_builder.builder")
+        unbuildable = (builder.CUDAMismatchException, builder.MissingCUDAException)
+        try:
+            return Gated(trained, **common)
+        except (*unbuildable, RuntimeError, ImportError, OSError, subprocess.CalledProcessError) as error:
+            said = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"{self.source}: DeepSpeed cannot build its Adam for the CPU ({type(error).__name__}: {said}). "
+                f"It needs ninja, a C++ compiler and, on a GPU, CUDA's toolkit of version {torch.version.cuda}. "
+                f"Install them, or keep the moments on the device: policy.offload=false, and no offload_optimizer in "
+                f"the file"
+            ) from None
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a microbatch. All processes make as many passes."""
@@ -280,25 +292,22 @@ class Zero:
         flat = nn.functional.pad(values.flatten(), (0, size * self.processes.count - values.numel()))
         return flat[size * self.processes.rank :][:size]
 
-    def moments(self, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """The moments as ``<parameter>:<moment>``, and the optimizer's count of updates. All processes must ask."""
-        count = self._count()
-        if count == 0:
-            return {}
-        found: dict[str, Tensor] = {}
-        for name, parameter in named.items():
-            for moment in MOMENTS:
-                value = self._library.utils.safe_get_full_optimizer_state(parameter, moment)
-                found[f"{name}:{moment}"] = value.detach().view(self.shape(parameter))
-            found[f"{name}:step"] = torch.tensor(float(count))
-        return found
+    def count(self) -> int:
+        """Updates that the optimizer made; those of all processes, since one may own nothing of small models."""
+        own = max((int(state["step"]) for state in self._states() if "step" in state), default=0)
+        return max(self.processes.gather(own))
+
+    def moment(self, parameter: nn.Parameter, name: str) -> Tensor:
+        """All of one moment of a weight, once there was an update. All processes must ask."""
+        value = self._library.utils.safe_get_full_optimizer_state(parameter, name)
+        return value.detach().view(self.shape(parameter))
 
     def load_moments(self, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
         """The moments of a checkpoint, whatever number of processes made it."""
         if not tensors:
             return
         self._begin_moments()
-        counts = {int(value) for key, value in tensors.items() if key.endswith(":step")}
+        counts = {int(tensors[key]) for key in tensors if key.endswith(":step")}
         for name, parameter in named.items():
             for moment in MOMENTS:
                 value = tensors[f"{name}:{moment}"].to(parameter.device)
@@ -327,11 +336,6 @@ class Zero:
 
     def _states(self) -> list[dict[str, Any]]:
         return list(self.engine.optimizer.optimizer.state.values())
-
-    def _count(self) -> int:
-        """Updates that the optimizer made; those of all processes, since one may own nothing of small models."""
-        own = max((int(state["step"]) for state in self._states() if "step" in state), default=0)
-        return max(self.processes.gather(own))
 
     def _begin_moments(self) -> None:
         """Make the moments of an optimizer that has made no update, and let DeepSpeed find them."""

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-BLOCK = 32
-"""Buffers hold a multiple of so many positions: kernels read whole blocks."""
-
 
 @dataclass
 class LayerCache:
@@ -70,8 +67,3 @@ class LayerCache:
         self.own[:, :count, :, front : front + tokens] = kept
         self.prompt_keys = self.prompt_values = self.prompt_keys.new_empty(0, *self.prompt_keys.shape[1:])
         self.front = front
-
-
-def whole_blocks(positions: int) -> int:
-    """Positions, rounded up to whole blocks."""
-    return -(-positions // BLOCK) * BLOCK

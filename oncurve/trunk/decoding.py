@@ -1,34 +1,37 @@
-"""How is the next token of many rows computed, when rows of one group share the keys and values of their prompt?"""
+"""The next token of many rows, when rows of one group share the keys and values of their prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from oncurve.heap import give_back
 from oncurve.products import head_type
 from oncurve.trunk import torch_ops
-from oncurve.trunk.caches import LayerCache, whole_blocks
+from oncurve.trunk.caches import LayerCache
+from oncurve.trunk.flash_decoding import FlashLayers, can_decode
 from oncurve.trunk.layout import prompt_layout
 from oncurve.trunk.native_decoding import NativeLayers
 from oncurve.trunk.native_ops import NativeOps
 from oncurve.trunk.ops import operations
-from oncurve.trunk.recorded_decoding import RecordedLayers
+from oncurve.trunk.recorded_decoding import Drawn, RecordedLayers
+from oncurve.trunk.room import PREFILL_TOKENS, grown, whole_blocks
 from oncurve.trunk.torch_decoding import TorchLayers
 from oncurve.trunk.training import Angles, Pass
 from oncurve.trunk.weights import Trunk
 
 LONG = 128
 """Where torch decodes, prompts of so many tokens are read faster in the compute type, shorter ones in the wide type."""
-GROWTH = 128
-"""Positions by which the buffers of completions grow at least; they double as long as that is more."""
-PREFILL_TOKENS = 4096
-"""Prompt tokens computed at one time."""
 JOIN_BYTES = 5 << 19
 """Where torch decodes on a CPU, one layer's copies of the prompts may be so large for rows to be joined with theirs:
 reading a prompt once for its group takes three calls more than reading it with each row."""
+
+
+Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From logits [N, V] and a uniform number each to tokens and their log-probabilities."""
 
 
 class Decoder:
@@ -70,15 +73,19 @@ class Decoder:
         elif on_cpu:
             self.layers = TorchLayers(trunk, self.weights, self.ops, compute_type, slots=slots)
         else:
-            self.layers = RecordedLayers(trunk, self.weights, self.ops, compute_type, slots=slots, records=records)
+            is_flash = own_type == compute_type and can_decode(trunk.sizes, compute_type, self.device)
+            kind = FlashLayers if is_flash else RecordedLayers
+            self.layers = kind(trunk, self.weights, self.ops, compute_type, slots=slots, records=records)
         self._joining: TorchLayers | None = None
         if isinstance(self.layers, TorchLayers) and self.layers.reads_copies and own_type == trunk.wide:
             self._joining = self.layers
         self.completion_tokens = completion_tokens
         self.angles = Angles(*trunk.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
-        self.capacity = 0  # until the first step, when prompts may have been read and need nothing any more
+        self.capacity = 0  # on a CPU until the first step, when prompts may have been read and need nothing any more
         self._position_bytes = 2 * trunk.sizes.kv_width * own_type.itemsize
         spare = whole_blocks(prompt_tokens) if has_spare and self._is_joining_worth(slots, prompt_tokens) else 0
+        if not on_cpu:
+            spare = self.capacity = whole_blocks(completion_tokens)
         own = (slots, spare, trunk.sizes, own_type)
         prompts = (prompt_slots, whole_blocks(prompt_tokens), trunk.sizes, prompt_type)
         with self.device:
@@ -131,6 +138,43 @@ class Decoder:
         self._grow(int(places.numpy()[:, 1].max()) + 1)
         return self._logits(self.layers(tokens, self.angles, positions, places, self.caches))
 
+    @property
+    def draws(self) -> bool:
+        """Tokens may be drawn where logits are computed, by ``draw``."""
+        return isinstance(self.layers, RecordedLayers)
+
+    @property
+    def reads_anywhere(self) -> bool:
+        """Rows are read as fast wherever they lie, so that they need not be moved together."""
+        return isinstance(self.layers, NativeLayers) or (self.draws and self.layers.reads_anywhere)
+
+    def draw(self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Draw) -> Drawn:
+        """A step, and the token that is drawn after it for each row [R] by its uniform number.
+
+        What is given lies on the CPU; a token of -1 is the one that was drawn last for its slot. ``choose`` takes
+        logits and uniform numbers and gives tokens and log-probabilities; it is the same in all calls and reads nothing
+        back from the device.
+        """
+        assert isinstance(self.layers, RecordedLayers)
+        self._grow(int(places.numpy()[:, 1].max()) + 1)
+
+        def choose_of(hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+            return choose(self._logits(hidden), uniform)
+
+        asked = (tokens, self.angles, positions, places, self.caches)
+        return self.layers.draw(*asked, uniform=uniform, choose=choose_of)
+
+    def close(self) -> None:
+        """Give back what sampling has taken of a GPU's memory; nothing is decoded after that."""
+        if self.device.type != "cuda":
+            return
+        torch.cuda.synchronize(self.device)
+        self.caches, self.weights, self._joining = [], [], None
+        if isinstance(self.layers, RecordedLayers):
+            self.layers.recordings.clear()
+            self.layers.layers.clear()
+        torch.cuda.empty_cache()
+
     def _logits(self, hidden: Tensor) -> Tensor:
         """Of normed hidden states [R, H], by the products of training."""
         return self.ops.logits(hidden, self.head, self.words)
@@ -139,8 +183,7 @@ class Decoder:
         """Make the buffers of completions hold at least so many positions."""
         if needed <= self.capacity:
             return
-        wanted = min(max(needed, self.capacity + GROWTH, 2 * self.capacity), self.completion_tokens)
-        more = whole_blocks(wanted) - self.capacity
+        more = grown(self.capacity, needed, self.completion_tokens) - self.capacity
         self.capacity += more
         for cache in self.caches:
             cache.grow(cache.positions + more)

@@ -1,30 +1,33 @@
-"""How does a GPU decode without waiting for Python? The tables of a step have few shapes, and each is recorded once.
+"""A decode step in few shapes, each of which a GPU records once and then repeats without waiting for Python.
 
-A decode step of a small batch is hundreds of kernels of some microseconds, which Python starts more slowly than they
-run. A CUDA graph starts all of them at once; it repeats the same work on the same memory, so that whatever changes
-from step to step lies in one buffer of integers. Which rows there are and what they read is told by numbers, never by
-shapes: every slot up to ``span`` is computed, and masks hide what it must not see.
+Which rows there are and what they read is told by numbers, never by shapes: every slot up to ``span`` is computed, and
+masks hide what it must not see. The newest token of each row stays on the device, so that a step may start before
+Python knows what the one before has drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from oncurve.trunk.caches import BLOCK, LayerCache
+from oncurve.trunk.caches import LayerCache
 from oncurve.trunk.ops import Ops
+from oncurve.trunk.recordings import Recordings
+from oncurve.trunk.room import BLOCK
 from oncurve.trunk.torch_decoding import Groups, TorchLayers, Turn
 from oncurve.trunk.training import Angles
 from oncurve.trunk.weights import LayerWeights, Trunk
 
-SPARE_BYTES = 2**30
-"""With less free memory on a device, what others hold without need is given back before a step is recorded."""
+NEWEST = -1
+"""Instead of a token: the one that was drawn last for this slot, which the device holds."""
+Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes hidden states [span, H] and a uniform number each; gives tokens and their log-probabilities."""
 
 
 class Shape(NamedTuple):
@@ -41,52 +44,37 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
-    """A step of one shape."""
+class Plan:
+    """What a step of some rows is computed with."""
 
-    graph: torch.cuda.CUDAGraph
-    numbers: Tensor
-    """Read by every repetition; see ``write_numbers``."""
-    out: Tensor
-    """Written by every repetition [span, H]."""
-
-    def repeat(self, numbers: Tensor) -> Tensor:
-        """The step with other numbers; what it gives holds until the next one."""
-        self.numbers.copy_(numbers)
-        self.graph.replay()
-        return self.out
+    shape: Hashable
+    """It begins with the number of rows that are computed: span."""
+    numbers: np.ndarray
+    span: int
+    at: np.ndarray
+    """Where each row [R] is among those that are computed."""
 
 
-class Recorder:
-    """The stream on which all steps of a device are recorded, and the memory that the recordings share.
+class Drawn:
+    """Tokens on their way from the device."""
 
-    Memory belongs to a stream, so there is one; and it is lost with the last recording in it, so one is kept.
-    """
+    def __init__(self, both: Tensor, at: np.ndarray) -> None:
+        """``both`` holds tokens and log-probabilities [2, span] of float64 numbers, until the next step."""
+        self._at, self._event = at, None
+        if not both.is_cuda:
+            self._both = both.clone()
+            return
+        self._both = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
+        self._both.copy_(both, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
 
-    def __init__(self) -> None:
-        """On the current device."""
-        self.stream = torch.cuda.Stream()
-        self._pool = torch.cuda.graph_pool_handle()
-        number = torch.zeros(1, device="cuda")
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self.stream):
-            self._kept, self._number = self.record(lambda: number + 1)
-
-    def record(self, step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """What a function does on the device, and what it gives; the stream must be the current one."""
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(self._pool, capture_error_mode="thread_local")
-        try:
-            out = step()
-        finally:
-            graph.capture_end()
-        return graph, out
-
-
-@cache
-def recorder(device: int) -> Recorder:
-    """That of a device, which must be the current one."""
-    return Recorder()
+    def get(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and log-probabilities of the rows [R], as soon as they have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        tokens, logprobs = self._both.numpy()[:, self._at]
+        return tokens.astype(np.int64), logprobs.astype(np.float32)
 
 
 class RecordedLayers(TorchLayers):
@@ -96,6 +84,8 @@ class RecordedLayers(TorchLayers):
     """
 
     reads_copies: ClassVar[bool] = False
+    reads_anywhere: ClassVar[bool] = False
+    """A row costs the same in every slot."""
 
     def __init__(
         self,
@@ -108,10 +98,10 @@ class RecordedLayers(TorchLayers):
         records: bool = True,
     ) -> None:
         super().__init__(trunk, weights, ops, compute_type, slots=slots)
-        self.records = records and trunk.device.type == "cuda"
+        self.recordings = Recordings(trunk.device, records=records)
         self._table = (1, 1)
         """Prompts and readers of the table of the step before."""
-        self._recordings: dict[Shape, Recording] = {}
+        self._newest = torch.zeros(slots, dtype=torch.int64, device=trunk.device)
         self._capacity = 0
         """Positions of the buffers that the recordings write to; larger ones lie elsewhere."""
 
@@ -119,50 +109,73 @@ class RecordedLayers(TorchLayers):
         self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
         """See ``TorchLayers``; tokens, positions and places are read on the CPU."""
-        rows, capacity = places.numpy(), caches[0].positions
-        slots = rows[:, 0]
-        seen = min(few_positions(int(rows[:, 1].max()) + 1), capacity)
+        plan = self.plan(tokens.numpy(), positions.numpy(), places.numpy(), caches)
+        step = partial(self.step, plan.shape, angles=angles, caches=caches)
+        out = self._run(plan.shape, plan.numbers, step, caches)
+        return out.index_select(0, torch.from_numpy(plan.at).to(out.device))
+
+    def draw(
+        self,
+        tokens: Tensor,
+        angles: Angles,
+        positions: Tensor,
+        places: Tensor,
+        caches: Sequence[LayerCache],
+        *,
+        uniform: np.ndarray,
+        choose: Choose,
+    ) -> Drawn:
+        """One more token per row and the token that follows it, by a uniform number of each [R].
+
+        A token may be ``NEWEST``. ``choose`` is the same in all steps.
+        """
+        plan = self.plan(tokens.numpy(), positions.numpy(), places.numpy(), caches)
+        numbers = np.full(plan.span, 0.5)
+        numbers[plan.at] = uniform
+        step = partial(self._drawn, plan, angles=angles, caches=caches, choose=choose)
+        both = self._run(("draw", plan.shape), np.concatenate([plan.numbers, numbers.view(np.int64)]), step, caches)
+        return Drawn(both, plan.at)
+
+    def plan(self, tokens: np.ndarray, positions: np.ndarray, rows: np.ndarray, caches: Sequence[LayerCache]) -> Plan:
+        """The shape and the numbers of a step; ``rows`` holds what ``Decoder.step`` is told of each row."""
+        slots = np.ascontiguousarray(rows[:, 0])
+        seen = min(few_positions(int(rows[:, 1].max()) + 1), caches[0].positions)
         prompts, readers = self._fit_table(rows[:, 2], len(caches[0].prompt_keys))
         shape = Shape(self.span(int(slots.max()) + 1), seen, readers, prompts)
         width = caches[0].prompt_keys.shape[2]
-        numbers = torch.from_numpy(write_numbers(shape, tokens.numpy(), positions.numpy(), rows, width=width))
-        out = self._repeat(shape, numbers.to(self.trunk.device), angles, caches, capacity)
-        return out.index_select(0, torch.from_numpy(np.ascontiguousarray(slots)).to(out.device))
+        return Plan(shape, write_numbers(shape, tokens, positions, rows, width=width), shape.span, slots)
 
     def _fit_table(self, prompts: np.ndarray, most: int) -> tuple[int, int]:
         """Prompts and readers of a table that holds all rows: that of the step before, unless it is much too large."""
         counts = np.bincount(prompts)
-        needed = (min(_power(len(counts)), most), _power(int(counts.max())))
+        needed = (min(power(len(counts)), most), power(int(counts.max())))
         joined = (max(needed[0], self._table[0]), max(needed[1], self._table[1]))
         self._table = joined if joined[0] * joined[1] <= 4 * self.slots else needed
         return self._table
 
-    def _repeat(
-        self, shape: Shape, numbers: Tensor, angles: Angles, caches: Sequence[LayerCache], capacity: int
+    def _run(
+        self, kind: Hashable, numbers: np.ndarray, step: Callable[[Tensor], Tensor], caches: Sequence[LayerCache]
     ) -> Tensor:
-        if not self.records:
-            return self.step(shape, numbers, angles, caches)
-        if capacity != self._capacity:
-            self._recordings.clear()
-            self._capacity = capacity
-        with torch.cuda.device(self.trunk.device):
-            if shape not in self._recordings:
-                self._recordings[shape] = self._record(shape, numbers, angles, caches)
-            return self._recordings[shape].repeat(numbers)
+        if caches[0].positions != self._capacity:
+            self.recordings.clear()
+            self._capacity = caches[0].positions
+        return self.recordings.run(kind, numbers, step)
 
-    def _record(self, shape: Shape, numbers: Tensor, angles: Angles, caches: Sequence[LayerCache]) -> Recording:
-        """Run the step once beside, so that libraries make what they need, then record it."""
-        if torch.cuda.mem_get_info()[0] < SPARE_BYTES:
-            torch.cuda.empty_cache()  # while a step is recorded, nothing that others left is given back
-        kept, now, beside = numbers.clone(), torch.cuda.current_stream(), recorder(torch.cuda.current_device())
-        beside.stream.wait_stream(now)
-        with torch.cuda.stream(beside.stream):
-            self.step(shape, kept, angles, caches)
-            graph, out = beside.record(lambda: self.step(shape, kept, angles, caches))
-        now.wait_stream(beside.stream)
-        return Recording(graph, kept, out)
+    def _drawn(
+        self, plan: Plan, numbers: Tensor, angles: Angles, caches: Sequence[LayerCache], choose: Choose
+    ) -> Tensor:
+        """The tokens that are drawn after a step, and their log-probabilities [2, span]."""
+        known, uniform = numbers.split([len(numbers) - plan.span, plan.span])
+        hidden = self.step(plan.shape, known, angles=angles, caches=caches)
+        tokens, logprobs = choose(hidden, uniform.view(torch.float64))
+        self._keep(known, tokens)
+        return torch.stack([tokens.double(), logprobs.double()])
 
-    def step(self, shape: Shape, numbers: Tensor, angles: Angles, caches: Sequence[LayerCache]) -> Tensor:
+    def _keep(self, numbers: Tensor, tokens: Tensor) -> None:
+        """Hold the newest tokens of all slots that were computed."""
+        self._newest[: len(tokens)].copy_(tokens)
+
+    def step(self, shape: Shape, numbers: Tensor, *, angles: Angles, caches: Sequence[LayerCache]) -> Tensor:
         """The normed output of the last layer of all slots up to the span [span, H], also of those without a row.
 
         Nothing is read back from the device.
@@ -181,7 +194,20 @@ class RecordedLayers(TorchLayers):
             self._hidden(past + 1, seen),
             angles.turn().index_select(0, positions)[:, None].expand(-1, kv_heads, queries + 1, -1).contiguous(),
         )
-        return self._compute(self.trunk.embed(tokens), turn, caches)
+        residual = self._embedded(tokens, self._newest[:span])
+        return self._compute(residual, partial(self._mixed, turn=turn), caches)
+
+    def _embedded(self, tokens: Tensor, newest: Tensor) -> Tensor:
+        """The embeddings of tokens, or of the newest where these are asked for [span, H]."""
+        return self.trunk.embed(torch.where(tokens == NEWEST, newest, tokens))
+
+    def _norm_weight(self, weight: Tensor) -> Tensor:
+        return weight.to(self.wide)
+
+    def _add_norm(self, residual: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum x, written over the residual, and its norm, which a GPU computes in one kernel."""
+        total = residual if added is None else residual.add_(added)
+        return total, torch.nn.functional.rms_norm(total, weight.shape, weight, self.sizes.epsilon)
 
     def _hidden(self, counts: Tensor, width: int) -> Tensor:
         """-inf from a count of positions on, 0 before it [rows, 1, 1, width]."""
@@ -219,6 +245,6 @@ def few_positions(positions: int) -> int:
     return -(-positions // step) * step
 
 
-def _power(count: int) -> int:
+def power(count: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << (count - 1).bit_length()

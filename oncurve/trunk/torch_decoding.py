@@ -106,7 +106,7 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer as a decode step wants it; norms are in the wide type and times sqrt(H)."""
+    """A layer as a decode step wants it; norms are in the wide type."""
 
     first_norm: Tensor
     qkv: Product
@@ -120,23 +120,39 @@ class Layer:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, parameters: LayerParameters, matrices: LayerWeights, sizes: Sizes) -> Layer:
-        """From what the model holds and its matrices in the compute type."""
+    def of(
+        cls,
+        parameters: LayerParameters,
+        matrices: LayerWeights,
+        sizes: Sizes,
+        norm_weight: Callable[[Tensor], Tensor],
+        *,
+        by_key_head: bool = True,
+    ) -> Layer:
+        """From what the model holds and its matrices in the compute type; ``norm_weight`` is the layers' own.
+
+        The outputs of ``qkv`` come by key head [kv_heads, Q + 2, D] or by their place in it [Q + 2, kv_heads, D].
+        """
         norms, bias, thin = parameters.head_norms, matrices.qkv_bias, matrices.thin
-        qkv = matrix_product(_arranged(matrices.qkv, sizes), None if bias is None else _arranged(bias, sizes))
-        qkv_thin = None if thin.qkv is None else Thin(thin.qkv.a, _arranged((thin.qkv.b,), sizes))
+        arranged = partial(_arranged, sizes=sizes, by_key_head=by_key_head)
+        qkv = matrix_product(arranged(matrices.qkv), None if bias is None else arranged(bias))
+        qkv_thin = None if thin.qkv is None else Thin(thin.qkv.a, arranged((thin.qkv.b,)))
         if norms is not None:
             of_queries, of_keys = (paired(norm)[None] for norm in norms)
             norms = torch.cat([of_queries.expand(sizes.heads // sizes.kv_heads, -1), of_keys])
         return cls(
-            first_norm=_scaled(parameters.first_norm),
+            first_norm=norm_weight(parameters.first_norm),
             qkv=_beside(qkv, qkv_thin),
             head_norms=norms,
             output=_beside(matrix_product(matrices.output), thin.output),
-            second_norm=_scaled(parameters.second_norm),
+            second_norm=norm_weight(parameters.second_norm),
             gate_up=_beside(_side_by_side(matrices.gate_up), thin.gate_up),
             down=_beside(matrix_product(matrices.down), thin.down),
         )
+
+
+Mixed = Callable[[Tensor, Layer, LayerCache], Tensor]
+"""From the outputs of ``Layer.qkv`` for all rows to what attention gathers for them [span, heads D]."""
 
 
 class TorchLayers:
@@ -151,8 +167,8 @@ class TorchLayers:
         """For rows in up to ``slots`` slots; the MLP is that of ``ops``."""
         self.trunk, self.sizes, self.wide = trunk, trunk.sizes, trunk.wide
         self.ops, self.compute_type, self.slots = ops, compute_type, slots
-        self.layers = [Layer.of(*of, trunk.sizes) for of in zip(trunk.layers, weights, strict=True)]
-        self.last_norm = _scaled(trunk.body.norm.weight.detach())
+        self.layers = [self._layer(*of) for of in zip(trunk.layers, weights, strict=True)]
+        self.last_norm = self._norm_weight(trunk.body.norm.weight.detach())
         width = len(self.last_norm)
         self._least_norm = torch.tensor((width * trunk.sizes.epsilon) ** 0.5, dtype=self.wide, device=trunk.device)
         self._groups: tuple[np.ndarray, int, Groups] | None = None
@@ -168,21 +184,32 @@ class TorchLayers:
         residual = self.trunk.embed(tokens)
         if turn.slots is not None:
             residual = _spread(residual, turn.slots, turn.span)
-        return turn.gather(self._compute(residual, turn, caches))
+        return turn.gather(self._compute(residual, partial(self._mixed, turn=turn), caches))
 
-    def _compute(self, residual: Tensor, turn: Turn, caches: Sequence[LayerCache]) -> Tensor:
-        """All layers for all slots that are computed [span, H]; ``residual`` is overwritten."""
+    def _layer(self, parameters: LayerParameters, matrices: LayerWeights) -> Layer:
+        """A layer as this step wants it."""
+        return Layer.of(parameters, matrices, self.sizes, self._norm_weight)
+
+    def _norm_weight(self, weight: Tensor) -> Tensor:
+        """The weight of a norm as ``_add_norm`` takes it."""
+        return _scaled(weight)
+
+    def _compute(self, residual: Tensor, mixed: Mixed, caches: Sequence[LayerCache]) -> Tensor:
+        """All layers for all rows that are computed [span, H]; ``residual`` is overwritten."""
         added = None
         for layer, cache in zip(self.layers, caches, strict=True):
             residual, x = self._add_norm(residual, added, layer.first_norm)
-            qkv = layer.qkv(x.to(self.compute_type))
-            heads = qkv.view(len(qkv), self.sizes.kv_heads, -1, self.sizes.head_size)
-            if layer.head_norms is not None:
-                _norm_heads(heads[:, :, :-1], layer.head_norms, self.sizes.epsilon)
-            mixed = attend(heads, turn, cache)
-            residual, x = self._add_norm(residual, layer.output(mixed), layer.second_norm)
+            gathered = mixed(layer.qkv(x.to(self.compute_type)), layer, cache)
+            residual, x = self._add_norm(residual, layer.output(gathered), layer.second_norm)
             added = layer.down(self.ops.swiglu(layer.gate_up(x.to(self.compute_type))))
         return self._add_norm(residual, added, self.last_norm)[1]
+
+    def _mixed(self, qkv: Tensor, layer: Layer, cache: LayerCache, *, turn: Turn) -> Tensor:
+        """What attention gathers for all slots [span, heads D]; ``qkv`` is overwritten."""
+        heads = qkv.view(len(qkv), self.sizes.kv_heads, -1, self.sizes.head_size)
+        if layer.head_norms is not None:
+            _norm_heads(heads[:, :, :-1], layer.head_norms, self.sizes.epsilon)
+        return attend(heads, turn, cache)
 
     def _add_norm(self, residual: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The sum x, written over the residual, and its norm.
@@ -259,14 +286,15 @@ def _can_arrange() -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _arranged(parts: Sequence[Tensor], sizes: Sizes) -> Tensor:
-    """Rows of queries, keys and values in one tensor [C, ...], in the order in which ``attend`` takes them."""
+def _arranged(parts: Sequence[Tensor], sizes: Sizes, *, by_key_head: bool) -> Tensor:
+    """Rows of queries, keys and values in one tensor [C, ...], in the order in which attention takes them."""
     qkv = parts[0] if len(parts) == 1 else torch.cat([part.detach() for part in parts])
     heads = qkv.unflatten(0, (-1, sizes.head_size))
     order = paired(torch.arange(sizes.head_size)).to(qkv.device)
     q, k, v = heads.split([sizes.heads, sizes.kv_heads, sizes.kv_heads])
     q, k = (part[:, order].unflatten(0, (sizes.kv_heads, -1)) for part in (q, k))
-    return torch.cat([q, k, v[:, None]], dim=1).flatten(0, 2)
+    joined = torch.cat([q, k, v[:, None]], dim=1)
+    return (joined if by_key_head else joined.transpose(0, 1)).flatten(0, 2)
 
 
 def _norm_heads(heads: Tensor, weight: Tensor, epsilon: float) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from oncurve.config.schema import Config, DataSection, WordProblemsData
+from oncurve.config.schema import Config, DataSection, GivenData, WordProblemsData
 from oncurve.errors import ConfigError, DataError
+from oncurve.given import NOTHING, Given
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from oncurve.records import Prompt
 
 Rows = list[dict[str, Any]]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,20 @@ class Rendered:
     """Rows left out because their prompt is too long."""
 
 
-def make_rows(data: DataSection, *, seed: int) -> Rows:
-    """The rows of a data section."""
-    from oncurve.data.datasets import load_rows
+def make_rows(data: DataSection, *, seed: int, given: Rows | None = None) -> Rows:
+    """The rows of a data section; ``given`` are those that a Python program passed.
+
+    Raises ConfigError where such rows are needed and missing.
+    """
+    from oncurve.data.datasets import adapt_given_rows, load_rows
+
+    if isinstance(data, GivenData):
+        if given is None:
+            raise ConfigError(
+                "data.type is given: the rows were passed from Python, and a recipe cannot hold them. Train or resume "
+                "from the program, with oncurve.Trainer and the same rows; or write them to a file for data.type=jsonl"
+            )
+        return adapt_given_rows(given, columns=data.columns)[: data.limit]
 
     extra: dict[str, Any] = {"levels": data.levels} if isinstance(data, WordProblemsData) else {}
     return load_rows(
@@ -44,33 +58,56 @@ def make_rows(data: DataSection, *, seed: int) -> Rows:
     )
 
 
-def split_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
+def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
     from oncurve.data.datasets import hold_out
 
     seed = config.run.seed
-    rows = make_rows(config.data, seed=0)
+    rows = make_rows(config.data, seed=0, given=given.rows)
     few_shot: Rows = []
     during: Rows = []
     if config.data.few_shot:
         rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
     if config.evaluation.data is not None:
-        test = make_rows(config.evaluation.data, seed=0)[: config.evaluation.num_prompts]
+        test = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows)[: config.evaluation.num_prompts]
     else:
-        rows, test = hold_out(rows, count=config.evaluation.num_prompts, seed=seed)
+        rows, test = hold_out(
+            rows, count=_held_out(rows, config.evaluation.num_prompts, "num_prompts", config), seed=seed
+        )
     if config.evaluation.every_steps:
-        rows, during = hold_out(rows, count=config.evaluation.num_prompts_during, seed=seed)
+        rows, during = hold_out(
+            rows, count=_held_out(rows, config.evaluation.num_prompts_during, "num_prompts_during", config), seed=seed
+        )
     return rows, few_shot, during, test
 
 
-def make_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, *, context_tokens: int | None) -> Rendered:
+def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
+    """Rows to hold out: as many as ``evaluation.<key>`` asks for, or a fifth if that leaves too few to train on.
+
+    Raises DataError if a fifth is none.
+    """
+    if len(rows) - asked >= config.run.prompts_per_step:
+        return asked
+    fewer = len(rows) // 5
+    if not fewer:
+        raise DataError(
+            f"{len(rows)} rows are too few to hold some of them out for evaluation.{key}. Use more data, or name "
+            f"problems to evaluate on with evaluation.data.type=jsonl evaluation.data.path=FILE"
+        )
+    log.warning("holding out %d of %d rows instead of evaluation.%s=%d", fewer, len(rows), key, asked)
+    return fewer
+
+
+def make_prompts(
+    config: Config, tokenizer: PreTrainedTokenizerBase, *, context_tokens: int | None, given: Given = NOTHING
+) -> Rendered:
     """Every prompt of the run as tokens.
 
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
     from oncurve.data.prompts import render_prompts
 
-    rows, few_shot, during, test = split_rows(config)
+    rows, few_shot, during, test = split_rows(config, given)
     limit = prompt_limit(config, context_tokens=context_tokens)
     excluded: list[Excluded] = []
 

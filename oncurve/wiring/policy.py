@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 
     from oncurve.rollouts.base import Sampler, SamplingParams
     from oncurve.train.adapter import Adapter
-    from oncurve.train.distributed import Processes, Sharding
+    from oncurve.train.distributed import Processes
     from oncurve.train.policy import OptimizerSettings, Policy, WholeCopy
+    from oncurve.train.sharding import Sharding
+    from oncurve.train.unread import Unread
     from oncurve.train.zero import ZeroSettings
+
+
+log = logging.getLogger(__name__)
 
 
 def make_sampling(config: Config) -> SamplingParams:
@@ -54,18 +59,21 @@ def make_sampler(config: Config) -> Sampler:
             from oncurve.rollouts.engine.engine import Engine
 
             chosen = config.rollouts
+            max_rows = None if chosen.max_rows == "auto" else chosen.max_rows
             kv_type = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[chosen.kv_dtype]
             return Engine(
                 params,
-                max_rows=chosen.max_rows,
+                max_rows=max_rows,
                 kv_tokens=chosen.kv_tokens,
                 kv_type=kv_type,
                 cuda_graphs=chosen.cuda_graphs,
             )
         case "transformers":
             from oncurve.rollouts.hf import HfSampler
+            from oncurve.trunk.room import USUAL_ROWS
 
-            return HfSampler(params, max_rows=config.rollouts.max_rows)
+            at_once = config.rollouts.max_rows
+            return HfSampler(params, max_rows=USUAL_ROWS if at_once == "auto" else at_once)
         case "servers":
             from oncurve.wiring.servers import make_server_sampler
 
@@ -101,6 +109,8 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     from oncurve.train.halved import halve_frozen_matrices
     from oncurve.train.liger import use_liger
     from oncurve.train.policy import Policy, train_only
+    from oncurve.train.sharding import Sharding
+    from oncurve.train.unread import copy_unread
 
     device = own_device(config)
     if device.type == "cpu":
@@ -110,17 +120,21 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         compute = "bfloat16" if device.type == "cuda" else "float32"
     sharding = None if processes is None else make_sharding(config, processes)
     few_bits = config.policy.quantization is not None  # which are packed on the device itself
-    model, tokenizer, adapter = _load(config, device if few_bits else torch.device("cpu"))
+    loaded = _load_unread(config, device) if isinstance(sharding, Sharding) else None
+    unread, loaded = (None, _load(config, device if few_bits else torch.device("cpu"))) if loaded is None else loaded
+    model, tokenizer, adapter = loaded
     if config.policy.train_only:
         train_only(model, config.policy.train_only)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
-    if not few_bits:
+    if not few_bits and unread is None:
         nn.Module.to(model, device)
     if processes is not None:
-        use_liger(model, config.policy.liger, compute_type=compute)
+        stand_in = None if unread is None else unread.stand_in(model)
+        use_liger(model, config.policy.liger, compute_type=compute, stand_in=stand_in)
+        del stand_in  # before the weights are read
     copied = with_reference and _needs_copy(config)
-    reference = copy.deepcopy(model).requires_grad_(False) if copied else None
+    reference = copy_unread(model).requires_grad_(False) if copied else None
     return Policy(
         model,
         tokenizer,
@@ -136,6 +150,7 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         processes=processes or ALONE,
         sharding=sharding,
         whole_copy=where_whole(config, processes or ALONE, sharding),
+        unread=unread,
     )
 
 
@@ -144,9 +159,9 @@ def where_whole(config: Config, processes: Processes, sharding: Sharding | ZeroS
 
     Under DeepSpeed each has them on its device.
     """
-    from oncurve.train.distributed import Sharding
+    from oncurve.train.sharding import Sharding
 
-    apart = config.rollouts.type == "servers" and config.rollouts.transfer == "fetch"
+    apart = config.rollouts.type == "servers" and config.rollouts.transfer in ("auto", "fetch")
     if not apart or not isinstance(sharding, Sharding):
         return "device"
     return "cpu" if processes.is_main else "none"
@@ -191,7 +206,7 @@ def make_sharding(config: Config, processes: Processes) -> Sharding | ZeroSettin
 
     Raises ConfigError for what cannot be cut into parts.
     """
-    from oncurve.train.distributed import Sharding
+    from oncurve.train.sharding import Sharding
     from oncurve.train.zero import read_settings
 
     chosen = config.policy
@@ -215,15 +230,11 @@ def _load(config: Config, device: torch.device) -> tuple[PreTrainedModel, PreTra
 
     Without ``policy.lora``, the adapter of such a folder becomes part of the weights.
     """
-    from oncurve.train.adapter import LoraSettings, add_adapter, base_of, is_adapter, open_adapter
-    from oncurve.train.checkpoint import load_model, locate
+    from oncurve.train.adapter import open_adapter
+    from oncurve.train.checkpoint import load_model
 
     chosen = config.policy
-    place, base, revision = locate(config.model), config.model, chosen.revision
-    continued = is_adapter(place)
-    if continued:
-        _check_continued(config, place)
-        base, revision = base_of(place)
+    place, base, revision = _places(config)
     model, tokenizer = load_model(
         base,
         device=device,
@@ -231,15 +242,57 @@ def _load(config: Config, device: torch.device) -> tuple[PreTrainedModel, PreTra
         trust_remote_code=chosen.trust_remote_code,
         quantization=chosen.quantization,
     )
-    if continued:
-        adapter = open_adapter(model, place)
-        return (adapter.merge(), tokenizer, None) if chosen.lora is None else (model, tokenizer, adapter)
-    if chosen.lora is None:
-        return model, tokenizer, None
-    settings = LoraSettings(**chosen.lora.model_dump())
-    name = base if base == "embedded" or not Path(place).is_dir() else str(Path(place).resolve())
-    adapter = add_adapter(model, settings, base=name, revision=revision, seed=config.run.seed)
-    return model, tokenizer, adapter
+    if place is not None and chosen.lora is None:
+        return open_adapter(model, place).merge(), tokenizer, None
+    return model, tokenizer, _put_adapter(config, model)
+
+
+def _load_unread(
+    config: Config, device: torch.device
+) -> tuple[Unread, tuple[PreTrainedModel, PreTrainedTokenizerBase, Adapter | None]] | None:
+    """The same with weights that stay in their files until they are cut; None where they must be loaded whole."""
+    from oncurve.train.checkpoint import load_tokenizer, locate
+    from oncurve.train.unread import NotByParts, unread_model
+
+    place, base, revision = _places(config)
+    options = {"revision": revision, "trust_remote_code": config.policy.trust_remote_code}
+    try:
+        if place is not None and config.policy.lora is None:
+            raise NotByParts("an adapter is to be added to its weights")
+        found, tokenizer = load_tokenizer(base, **options)
+        model, unread = unread_model(locate(base), found, device, **options)
+    except NotByParts as reason:
+        log.warning("%s is loaded whole by every process before it is cut: %s", config.model, reason)
+        return None
+    return unread, (model, tokenizer, _put_adapter(config, model))
+
+
+def _places(config: Config) -> tuple[str | None, str, str | None]:
+    """The folder of the adapter that the recipe names as its model, if it does; the base and its revision."""
+    from oncurve.train.adapter import base_of, is_adapter
+    from oncurve.train.checkpoint import locate
+
+    place = locate(config.model)
+    if not is_adapter(place):
+        return None, config.model, config.policy.revision
+    _check_continued(config, place)
+    return place, *base_of(place)
+
+
+def _put_adapter(config: Config, model: PreTrainedModel) -> Adapter | None:
+    """The adapter of the recipe, put into the model: that of the folder which it names, or a fresh one."""
+    from oncurve.train.adapter import LoraSettings, add_adapter, open_adapter
+    from oncurve.train.checkpoint import locate
+
+    if config.policy.lora is None:
+        return None
+    place, base, revision = _places(config)
+    if place is not None:
+        return open_adapter(model, place)
+    folder = locate(base)
+    name = base if base == "embedded" or not Path(folder).is_dir() else str(Path(folder).resolve())
+    settings = LoraSettings(**config.policy.lora.model_dump())
+    return add_adapter(model, settings, base=name, revision=revision, seed=config.run.seed)
 
 
 def _check_continued(config: Config, place: str) -> None:

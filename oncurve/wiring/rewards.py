@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oncurve.config.rewards import (
@@ -10,6 +10,7 @@ from oncurve.config.rewards import (
     CosineLengthReward,
     CustomReward,
     FormatReward,
+    GivenReward,
     HashFormatReward,
     JsonSchemaReward,
     JudgeReward,
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
     from oncurve.rewards.base import RewardFunction, Term
 
 
-def make_reward_function(rewards: Sequence[Reward], *, seed: int = 0) -> RewardFunction:
+def make_reward_function(
+    rewards: Sequence[Reward], *, seed: int = 0, given: Mapping[str, Any] | None = None
+) -> RewardFunction:
     """The weighted sum of a recipe's rewards; those that rotate are one term of it, those held out are only logged.
+
+    ``given`` holds the functions of a Python program by the names of their sections.
 
     Raises ConfigError if nothing is left to train on or the rotating ones do not fit together.
     """
@@ -40,11 +45,11 @@ def make_reward_function(rewards: Sequence[Reward], *, seed: int = 0) -> RewardF
 
     if all(reward.held_out for reward in rewards):
         raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
-    total: RewardFunction = WeightedSum(_terms(rewards, seed))
+    total: RewardFunction = WeightedSum(_terms(rewards, seed, given or {}))
     watched: set[str] = set()
     for reward in rewards:
         if reward.held_out:
-            function = make_reward(reward)
+            function = make_reward(reward, given or {})
             name = reward.name or function.name
             if name in watched:
                 raise ConfigError(f"rewards: two that are held out are named {name!r}. Give one of them another name")
@@ -60,11 +65,12 @@ def with_early_grading(function: RewardFunction, rewards: Sequence[Reward]) -> R
     """
     from oncurve.rewards.early import EarlyRewards
 
-    own = all(not isinstance(reward, CustomReward) or reward.isolate for reward in rewards)
+    foreign = [reward for reward in rewards if isinstance(reward, (CustomReward, GivenReward))]
+    own = all(isinstance(reward, CustomReward) and reward.isolate for reward in foreign)
     return EarlyRewards(function) if own else function
 
 
-def _terms(rewards: Sequence[Reward], seed: int) -> list[Term]:
+def _terms(rewards: Sequence[Reward], seed: int, given: Mapping[str, Any]) -> list[Term]:
     """The rewards that pay, in their order; all that rotate stand where the first of them does."""
     from oncurve.rewards.base import Term
 
@@ -73,7 +79,7 @@ def _terms(rewards: Sequence[Reward], seed: int) -> list[Term]:
     for reward in rewards:
         if reward.held_out or (reward in rotating and reward is not rotating[0]):
             continue
-        function = _make_rotating(rotating, seed) if reward in rotating else make_reward(reward)
+        function = _make_rotating(rotating, seed, given) if reward in rotating else make_reward(reward, given)
         name = None if reward in rotating else reward.name
         terms.append(Term(function, weight=reward.weight, name=name, only_if_correct=reward.only_if_correct))
     return terms
@@ -94,11 +100,11 @@ def rotating_rewards(rewards: Sequence[Reward]) -> list[Reward]:
     return rotating
 
 
-def _make_rotating(rotating: Sequence[Reward], seed: int) -> RewardFunction:
+def _make_rotating(rotating: Sequence[Reward], seed: int, given: Mapping[str, Any]) -> RewardFunction:
     """One term in which the rewards take turns; all of them are graded and logged at every step."""
     from oncurve.rewards.rotation import Rotating
 
-    functions = [make_reward(reward) for reward in rotating]
+    functions = [make_reward(reward, given) for reward in rotating]
     for function, reward in zip(functions, rotating, strict=True):
         function.name = reward.name or function.name
     return Rotating(functions, every_steps=rotating[0].rotate_every_steps, seed=seed, grade_all=True)
@@ -128,9 +134,11 @@ def describe_rewards(rewards: Sequence[Reward]) -> list[str]:
     return lines
 
 
-def make_reward(reward: Reward) -> RewardFunction:
+def make_reward(reward: Reward, given: Mapping[str, Any] | None = None) -> RewardFunction:
     """One term of the reward."""
     match reward:
+        case GivenReward():
+            return _given_reward(reward, given or {})
         case R1ZeroReward():
             from oncurve.rewards.r1_zero import R1Zero
 
@@ -156,6 +164,18 @@ def make_reward(reward: Reward) -> RewardFunction:
             return make_structured_reward(reward)
         case _:
             return make_form_reward(reward)
+
+
+def _given_reward(reward: GivenReward, given: Mapping[str, Any]) -> RewardFunction:
+    from oncurve.rewards.custom import from_function
+
+    if reward.name not in given:
+        raise ConfigError(
+            f"rewards: {reward.name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "
+            f"program, with oncurve.Trainer and the same functions; or name the function in the recipe with "
+            f"type: custom and function: file.py:name"
+        )
+    return from_function(given[reward.name], name=reward.name, timeout_seconds=reward.timeout_seconds)
 
 
 def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeReward) -> RewardFunction:

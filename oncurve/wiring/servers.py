@@ -1,4 +1,4 @@
-"""Which rollout servers does a recipe mean, on which GPUs, and how far may their completions be behind?"""
+"""The rollout servers of a recipe: which, on which GPUs, and how weights reach them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncurve.config.schema import Config
+from oncurve.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
     from oncurve.launch.placement import Machine, Placement
+    from oncurve.plan.beside import Beside
+    from oncurve.plan.shape import ModelShape
     from oncurve.rollouts.servers.children import ChildServers
     from oncurve.rollouts.servers.local_vllm import VllmServers
     from oncurve.rollouts.servers.sampler import ServerSampler
@@ -17,20 +24,57 @@ if TYPE_CHECKING:
 
 
 def settle(config: Config) -> tuple[Config, str | None]:
-    """The recipe with ``rollouts.type`` auto replaced by what suits this machine, and the sentence that says so.
+    """The recipe with ``auto`` in ``rollouts.type`` and ``rollouts.transfer`` replaced by what suits this machine.
 
-    The same recipe and None where it says itself what samples.
+    With it the sentences that say so; None where there was nothing to choose.
     """
-    if config.rollouts.type != "auto":
-        return config, None
+    said: list[str] = []
+    if config.rollouts.type == "auto":
+        config, why = _settle_type(config)
+        said.append(why)
+    if config.rollouts.type == "servers" and config.rollouts.transfer == "auto":
+        config, why = _settle_transfer(config)
+        said += [why] if why else []
+    return config, "\n".join(said) or None
+
+
+def _settle_type(config: Config) -> tuple[Config, str]:
     found = place(config, look_at_machine(config))
     said = found.sentence
     changes: dict[str, object] = {"type": found.sampler, "vllm_servers": found.servers}
     changes["tensor_parallel"] = found.tensor_parallel
-    if found.sampler == "engine" and (config.rollouts.transfer != "fetch" or config.rollouts.sleep):
-        said += "; rollouts.transfer and rollouts.sleep, which are for servers, do nothing here"
-        changes |= {"transfer": "fetch", "sleep": False}  # what is recorded is loaded again by ``resume``
+    if found.sleeps:
+        changes["sleep"] = True
+    if found.sampler == "engine" and config.rollouts.without_servers():
+        said += f"; {' and '.join(_names(config.rollouts.without_servers()))}, which are for servers, do nothing here"
+        changes |= {"transfer": "auto", "sleep": False}  # what is recorded is loaded again by ``resume``
     return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), said
+
+
+def _names(settings: Sequence[str]) -> list[str]:
+    return [setting.partition("=")[0] for setting in settings]
+
+
+def _settle_transfer(config: Config) -> tuple[Config, str | None]:
+    """nccl for vLLM servers that the run starts on GPUs of their own, if this process can; files otherwise."""
+    import torch
+
+    from oncurve.rollouts.servers.local_vllm import find_python
+    from oncurve.rollouts.servers.vllm_version import why_not_alike
+
+    chosen, why = config.rollouts, None
+    way = "fetch"
+    on_gpus = torch.cuda.is_available() and config.policy.device != "cpu" and torch.cuda.device_count() > 1
+    if chosen.vllm_servers and on_gpus and not chosen.sleep:
+        if config.policy.lora is not None:
+            reason: str | None = "an adapter is trained, which is small"
+        else:
+            reason = why_not_alike(find_python(chosen.vllm_python))
+        way = "fetch" if reason else "nccl"
+        why = f"weights go to the servers as files (rollouts.transfer fetch): {reason}"
+        if reason is None:
+            why = "weights go from GPU to GPU (rollouts.transfer nccl). For files: `rollouts.transfer=fetch`"
+    return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": way})}), why
 
 
 def look_at_machine(config: Config) -> Machine:
@@ -51,21 +95,43 @@ def place(config: Config, machine: Machine) -> Placement:
     """The layout of a recipe on a machine: a function of both and of how many processes train here."""
     from oncurve.launch.placement import Wants, choose_placement
 
-    if len(machine.memory_bytes) < 1 + (not shares_gpu(config)):
-        return choose_placement(machine, Wants())
+    gpus, resets = len(machine.memory_bytes), tuple(config.rollouts.without_servers())
+    if not gpus or (gpus == 1 and not machine.has_vllm):
+        return choose_placement(machine, Wants(shares_gpu=shares_gpu(config), resets=resets))
     from oncurve.plan.find_shape import find_shape
 
-    shape = find_shape(config.model, revision=config.policy.revision)
+    is_asked = gpus > 1 or shares_gpu(config)
+    try:
+        shape = find_shape(config.model, revision=config.policy.revision)
+    except (ConfigError, CheckpointError):
+        if is_asked:
+            raise
+        return choose_placement(machine, Wants(resets=resets))
     return choose_placement(
         machine,
         Wants(
-            trainers=trainers_here(len(machine.memory_bytes)),
+            trainers=trainers_here(gpus),
             weights=float(shape.num_parameters),
             heads=shape.heads,
             is_quantized=config.policy.quantization is not None,
             shares_gpu=shares_gpu(config),
+            beside=reckon_beside(config, shape, total=min(machine.memory_bytes), sleeps=_would_sleep(config)),
+            resets=resets,
         ),
     )
+
+
+def reckon_beside(config: Config, shape: ModelShape, *, total: float, sleeps: bool) -> Beside:
+    """What is left for a server on the one GPU that trains."""
+    from oncurve.plan.beside import share_gpu
+    from oncurve.plan.from_recipe import Wishes, make_setup, make_work
+
+    return share_gpu(shape, make_work(config, Wishes()), make_setup(config, Wishes()), total=total, sleeps=sleeps)
+
+
+def _would_sleep(config: Config) -> bool:
+    """A server that nobody asked for sleeps; one beside which ipc was asked for does as the recipe says."""
+    return config.rollouts.sleep or config.rollouts.transfer != "ipc"
 
 
 def trainers_here(gpus: int) -> int:
@@ -81,8 +147,12 @@ def make_server_sampler(config: Config) -> ServerSampler:
     from oncurve.rollouts.servers.contract import TOKEN_VARIABLE, require_aiohttp
 
     require_aiohttp()
+    import torch
+
     from oncurve.rollouts.servers.deadlines import Deadlines
     from oncurve.rollouts.servers.sampler import ServerSampler
+    from oncurve.rollouts.servers.store import memory_folder
+    from oncurve.trunk.room import USUAL_ROWS
     from oncurve.wiring.policy import make_sampling
 
     chosen = config.rollouts
@@ -97,9 +167,11 @@ def make_server_sampler(config: Config) -> ServerSampler:
         urls=chosen.servers,
         registry=None if chosen.registry is None else Path(chosen.registry),
         weights_folder=Path(chosen.weights_folder or config.run.folder),
+        memory_folder=memory_folder() if starts_all(config) and chosen.weights_folder is None else None,
+        matrix_type=vllm_matrix_type(config, on_cpu=not torch.cuda.is_available()),
         weights_address=chosen.weights_address,
         token=os.environ.get(TOKEN_VARIABLE),
-        max_rows=chosen.max_rows,
+        max_rows=USUAL_ROWS if chosen.max_rows == "auto" else chosen.max_rows,
         deadlines=Deadlines(**chosen.deadlines.model_dump()),
         local=local,
         transfer=transfer,
@@ -121,7 +193,7 @@ def make_transfer(config: Config) -> Transfer | None:
     from oncurve.rollouts.servers.transfer.ways import Transfer
 
     chosen = config.rollouts
-    if chosen.transfer == "fetch":
+    if chosen.transfer not in ("nccl", "ipc"):
         return None
     check_device(chosen.transfer, has_gpu=torch.cuda.is_available() and config.policy.device != "cpu")
     seconds = chosen.deadlines.push_seconds
@@ -130,8 +202,21 @@ def make_transfer(config: Config) -> Transfer | None:
         push = GroupPush(NcclEnd, free_port=lambda: free_ports(1)[0], address=address, push_seconds=seconds)
     else:
         push = DirectPush(IpcEnd(), push_seconds=seconds)
-    wide = is_wide(config, on_cpu=False)
-    return Transfer(push, None if wide else torch.bfloat16, trains_meanwhile=chosen.staleness > 0)
+    matrix_type = vllm_matrix_type(config, on_cpu=False)
+    return Transfer(push, matrix_type, trains_meanwhile=chosen.staleness > 0)
+
+
+def starts_all(config: Config) -> bool:
+    """All servers of the run are on this machine, and the run starts them."""
+    chosen = config.rollouts
+    return bool(chosen.own_servers or chosen.vllm_servers) and not chosen.servers and chosen.registry is None
+
+
+def vllm_matrix_type(config: Config, *, on_cpu: bool) -> torch.dtype | None:
+    """Type in which vLLM servers of this recipe keep matrices; None for float32, as the policy has them."""
+    import torch
+
+    return None if is_wide(config, on_cpu=on_cpu) else torch.bfloat16
 
 
 def is_wide(config: Config, *, on_cpu: bool) -> bool:
@@ -159,16 +244,26 @@ def start_vllm(config: Config) -> VllmServers:
     import torch
 
     from oncurve.rollouts.servers.children import gpu_shares, own_gpu, visible_gpus
-    from oncurve.rollouts.servers.local_vllm import VllmServers
+    from oncurve.rollouts.servers.local_vllm import VllmServers, says_share
+    from oncurve.rollouts.servers.transfer.ends import give_back_cache
 
     chosen, on_cpu = config.rollouts, not torch.cuda.is_available()
     visible = [] if on_cpu else visible_gpus(torch.cuda.device_count())
     trainers = 0 if config.policy.device == "cpu" else trainers_here(len(visible))
     devices: list[str] = []
+    share: float | None = None
     if visible and shares_gpu(config):
         devices = own_gpu(visible, trainers=trainers)
+        share = None if says_share(chosen.vllm_options) else share_beside(config)
+        give_back_cache()
     elif visible:
-        devices = gpu_shares(visible, trainers=trainers, servers=chosen.vllm_servers, each=chosen.tensor_parallel)
+        devices = gpu_shares(
+            visible,
+            trainers=trainers,
+            servers=chosen.vllm_servers,
+            each=chosen.tensor_parallel,
+            instead=" ".join(["rollouts.type=engine", *chosen.without_servers()]),
+        )
     return VllmServers(
         base_model(config),
         chosen.vllm_servers,
@@ -179,7 +274,30 @@ def start_vllm(config: Config) -> VllmServers:
         options=chosen.vllm_options,
         devices=devices,
         sleeps=chosen.sleep,
+        share=share,
         tensor_parallel=chosen.tensor_parallel,
+    )
+
+
+def share_beside(config: Config) -> float:
+    """The share of the trainer's GPU that a server on it may take.
+
+    Raises ConfigError where it is too small for one.
+    """
+    import torch
+
+    from oncurve.plan.find_shape import find_shape
+
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    shape = find_shape(config.model, revision=config.policy.revision)
+    found = reckon_beside(config, shape, total=float(total), sleeps=config.rollouts.sleep)
+    if found.fits:
+        return found.share
+    instead = " ".join(["rollouts.type=engine", *config.rollouts.without_servers()])
+    raise ConfigError(
+        f"a vLLM server does not fit on the GPU that trains: {found.numbers}. Let the process that trains sample, with "
+        f"`{instead}`, train an adapter, with `policy.lora={{rank: 16}}`, or say yourself what the server may take: "
+        f'`rollouts.vllm_options=[--gpu-memory-utilization, "0.3"]`'
     )
 
 

@@ -1,4 +1,4 @@
-"""Which token comes next, given the logits and one uniform number per row?"""
+"""The token that comes next, given the logits and one uniform number per row."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oncurve.rollouts.base import SamplingParams
+
+SMALLEST_PART, LARGEST_PART = 64, 1024
+"""Words of a part of the vocabulary, where a GPU looks for the next token."""
 
 
 def draw(
@@ -23,7 +26,8 @@ def draw(
     if params.temperature == 0 or forbidden:  # what is allowed may be so improbable that its probability is none
         log_p = torch.log_softmax(scaled, dim=-1)
         allowed = log_p.clone()
-        allowed[:, forbidden] = -torch.inf
+        if forbidden:
+            allowed[:, forbidden] = -torch.inf
         tokens = allowed.argmax(dim=-1) if params.temperature == 0 else _first_above(allowed.exp(), uniform, params)
         return tokens, log_p.gather(1, tokens[:, None]).squeeze(1)
     p = torch.softmax(scaled, dim=-1)
@@ -33,9 +37,36 @@ def draw(
 
 def _first_above(p: Tensor, uniform: Tensor, params: SamplingParams) -> Tensor:
     """The first token of each row whose cumulative probability, among those that may be drawn, exceeds the number."""
-    cumulative = restrict(p, params).cumsum(dim=-1, dtype=torch.float64)
+    allowed = restrict(p, params)
+    if p.is_cuda and (width := part_width(p.shape[1])):
+        return first_above_by_parts(allowed, uniform, width)
+    cumulative = allowed.cumsum(dim=-1, dtype=torch.float64)
     threshold = uniform[:, None].double() * cumulative[:, -1:]
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=p.shape[1] - 1)
+
+
+def part_width(words: int) -> int:
+    """Into parts of how many words a vocabulary can be cut; 0 if it is not worth it."""
+    width = min(words & -words, LARGEST_PART)
+    return width if width >= SMALLEST_PART else 0
+
+
+def first_above_by_parts(p: Tensor, uniform: Tensor, width: int) -> Tensor:
+    """The same token, found by the sums of parts of the vocabulary first, and then in its part.
+
+    The cumulative sums of a whole vocabulary in float64 are twice its size, written and read again.
+    """
+    parts = p.unflatten(1, (-1, width))
+    sums = parts.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    threshold = uniform[:, None].double() * sums[:, -1:]
+    part = torch.searchsorted(sums, threshold, right=True).clamp_(max=sums.shape[1] - 1)
+    before = torch.nn.functional.pad(sums, (1, 0)).gather(1, part)
+    chosen = parts.gather(1, part[..., None].expand(-1, -1, width)).squeeze(1)
+    cumulative = chosen.cumsum(dim=-1, dtype=torch.float64).add_(before)
+    # By its own sum a part may end a rounding before the threshold: then it is the last of its words with a probability
+    last = torch.nextafter(cumulative[:, -1:], torch.zeros_like(threshold))
+    word = torch.searchsorted(cumulative, torch.minimum(threshold, last), right=True).clamp_(max=width - 1)
+    return torch.add(word, part, alpha=width).squeeze(1)
 
 
 def restrict(p: Float[Tensor, "B V"], params: SamplingParams) -> Float[Tensor, "B V"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,12 +16,35 @@ from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
 from oncurve.heap import give_back
+from oncurve.memory import Shortage, release
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
+from oncurve.rollouts.engine.budget import Budget, call_of
 from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.engine.streams import stream_keys
+from oncurve.trunk.weights import Trunk
+
+Finish = Callable[[int, list[Sampled]], None]
+"""Takes the place of a prompt, and its completions."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Groups that are to be sampled."""
+
+    prompts: list[tuple[int, ...]]
+    group_size: int
+    keys: np.ndarray
+    """The random stream of each completion, group after group."""
+    params: SamplingParams
+    end_ids: tuple[int, ...]
+
+    def of(self, places: list[int]) -> Asked:
+        """Some of the groups."""
+        keys = self.keys.reshape(len(self.prompts), self.group_size)[places].reshape(-1)
+        return replace(self, prompts=[self.prompts[place] for place in places], keys=keys)
 
 
 class Engine:
@@ -30,18 +54,21 @@ class Engine:
         self,
         params: SamplingParams,
         *,
-        max_rows: int = 256,
+        max_rows: int | None = None,
         kv_tokens: int | None = None,
         kv_type: torch.dtype | None = None,
         cuda_graphs: bool = True,
     ) -> None:
         """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions.
 
+        Where None is given, a GPU takes what fits into the memory that is free when it samples, other devices the
+        usual number of rows and any number of positions.
+
         Keys and values are kept in ``kv_type``; None: in the type of the arithmetic, or in float32, except for long
         prompts, where torch alone decodes on a CPU. Without ``cuda_graphs`` a GPU samples through the model's modules.
         """
         self.params = params
-        self.max_rows, self.kv_tokens, self.kv_type = max_rows, kv_tokens, kv_type
+        self.budget = Budget(max_rows, kv_tokens, kv_type)
         self.on_group: Callable[[Group], None] | None = None
         self.around: Around | None = None
         """What is put around the parts of sampling, to time them."""
@@ -84,51 +111,76 @@ class Engine:
         model.eval()
         try:
             with torch.inference_mode(), policy.compute():
-                self._sample([prompt.prompt_ids for prompt in prompts], group_size, keys, params, end_ids, finish)
+                self._sample(
+                    Asked([prompt.prompt_ids for prompt in prompts], group_size, keys, params, end_ids), finish
+                )
         finally:
             model.train(was_training)
             give_back()
         return [groups[place] for place in range(len(prompts))]
 
-    def _sample(
-        self,
-        prompts: list[tuple[int, ...]],
-        group_size: int,
-        keys: np.ndarray,
-        params: SamplingParams,
-        end_ids: tuple[int, ...],
-        finish: Callable[[int, list[Sampled]], None],
-    ) -> None:
-        """All completions, by the way that the model allows; each group to ``finish`` when it is whole."""
+    def _sample(self, asked: Asked, finish: Finish) -> None:
+        """All completions, by the way that the model allows; each group to ``finish`` when it is whole.
+
+        Where memory runs out, those of groups that are not whole yet are sampled again, fewer at a time: streams name
+        them, so they are the same.
+        """
         assert self._policy is not None
-        model = self._policy.model
         trunk = self._proof.trunk(self._policy)
-        if trunk is not None:
-            fused = FusedSampling(
-                self._policy,
-                trunk,
-                params,
-                end_ids=end_ids,
-                max_rows=self.max_rows,
-                kv_tokens=self.kv_tokens,
-                kv_type=self.kv_type,
-            )
-            fused.around = self.around
-            fused.run(prompts, group_size, keys, finish)
-            return
-        self._check_kv_type(model)
-        at_once, share = max(1, self.max_rows // group_size), min(group_size, self.max_rows)
-        for first in range(0, len(prompts), at_once):
-            part = prompts[first : first + at_once]
+        if trunk is None:
+            self._check_kv_type(self._policy.model)
+        left = list(range(len(asked.prompts)))
+        while left:
+            now = asked.of(left)
+            call = call_of([len(prompt) for prompt in now.prompts], now.group_size, now.params)
+            rows = min(call.rows, self.budget.rows(self._policy.model, trunk, call))
+            if trunk is not None:
+                rows = self.budget.room(call, rows).slots
+            places = list(left)
+
+            def give(place: int, sampled: list[Sampled], places: list[int] = places) -> None:
+                finish(places[place], sampled)
+                left.remove(places[place])
+
+            with Shortage() as shortage:
+                if trunk is not None:
+                    self._by_trunk(trunk, now, give, rows)
+                else:
+                    self._by_module(now, give, rows)
+            if shortage.reason is not None:
+                release()
+                self.budget.shrink(rows, shortage.reason, call)
+
+    def _by_trunk(self, trunk: Trunk, asked: Asked, finish: Finish, rows: int) -> None:
+        assert self._policy is not None
+        fused = FusedSampling(
+            self._policy,
+            trunk,
+            asked.params,
+            end_ids=asked.end_ids,
+            max_rows=rows,
+            kv_tokens=self.budget.kv_tokens,
+            kv_type=self.budget.kv_type,
+        )
+        fused.around = self.around
+        fused.run(asked.prompts, asked.group_size, asked.keys, finish)
+
+    def _by_module(self, asked: Asked, finish: Finish, rows: int) -> None:
+        assert self._policy is not None
+        group_size = asked.group_size
+        at_once, share = max(1, rows // group_size), min(group_size, rows)
+        for first in range(0, len(asked.prompts), at_once):
+            part = asked.prompts[first : first + at_once]
             sampled: list[list[Sampled]] = [[] for _ in part]
             for start in range(0, group_size, share):  # a group larger than the limit comes in parts
                 count = min(share, group_size - start)
                 chosen = [
                     (first + place) * group_size + start + index for place in range(len(part)) for index in range(count)
                 ]
-                module = ModuleSampling(self._policy, params, keys[chosen], end_ids, around=self.around)
-                rows = module.run(part, count)
-                for number, row in enumerate(rows):
+                module = ModuleSampling(
+                    self._policy, asked.params, asked.keys[chosen], asked.end_ids, around=self.around
+                )
+                for number, row in enumerate(module.run(part, count)):
                     sampled[number // count].append((row.token_ids, row.logprobs, row.finish_reason or "abort"))
             for place, completions in enumerate(sampled):
                 finish(first + place, completions)
@@ -138,10 +190,10 @@ class Engine:
         device = model.device.type
         is_narrow = torch.is_autocast_enabled(device)
         computed = torch.get_autocast_dtype(device) if is_narrow else next(model.parameters()).dtype
-        if self.kv_type not in (None, computed):
+        if self.budget.kv_type not in (None, computed):
             raise SamplerError(
-                f"rollouts.kv_dtype is {str(self.kv_type).removeprefix('torch.')}, but {type(model).__name__} on "
-                f"{device} is sampled through its own module, which keeps keys and values in the type of the "
+                f"rollouts.kv_dtype is {str(self.budget.kv_type).removeprefix('torch.')}, but {type(model).__name__} "
+                f"on {device} is sampled through its own module, which keeps keys and values in the type of the "
                 f"arithmetic ({str(computed).removeprefix('torch.')}). Set it to auto"
             )
 

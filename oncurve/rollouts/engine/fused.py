@@ -1,8 +1,9 @@
-"""How does the engine sample when it knows the model's layers? Rows enter and leave the batch at every token."""
+"""Sampling by the engine where it knows the model's layers: rows enter and leave the batch at every token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.rows import Room, Rows, ends
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
-from oncurve.trunk.caches import whole_blocks
 from oncurve.trunk.decoding import Decoder
 from oncurve.trunk.native_ops import NativeOps
+from oncurve.trunk.recorded_decoding import NEWEST, Drawn
+from oncurve.trunk.room import whole_blocks
 from oncurve.trunk.weights import Trunk, head_matrix
 
 Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -25,6 +27,15 @@ Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 Sampled = tuple[list[int], list[float], FinishReason]
 MOVE_BELOW = 0.75
 """Without kernels the running rows are moved together when they fill no more than this share of the slots they span."""
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """A step that was started and not looked at."""
+
+    rows: np.ndarray
+    """Those whose next token it draws."""
+    drawn: Drawn
 
 
 class FusedSampling:
@@ -48,6 +59,8 @@ class FusedSampling:
         self.around: Around | None = None
         self._first_logits: dict[int, Tensor] = {}
         """Of prompts that were read and some of whose rows still wait."""
+        self._flight: Flight | None = None
+        self._is_restricted = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
 
     def run(
         self,
@@ -88,6 +101,7 @@ class FusedSampling:
             if self.around is not None:
                 decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
                 decoder.step = self.around("decode", decoder.step)  # type: ignore[method-assign]
+                decoder.draw = self.around("decode", decoder.draw)  # type: ignore[method-assign]
             try:
                 while not rows.is_done:
                     self._admit(decoder, rows, prompts, keys)
@@ -97,8 +111,11 @@ class FusedSampling:
                     for prompt in rows.take_whole():
                         finish(prompt, rows.group(prompt))
             finally:
-                for name in ("prefill", "step"):  # which hold the decoder, so that its memory would stay for a while
+                for name in ("prefill", "step", "draw"):  # which hold the decoder, and so its memory for a while
                     vars(decoder).pop(name, None)
+                self._first_logits.clear()
+                self._flight = None
+                decoder.close()
 
     def _admit(self, decoder: Decoder, rows: Rows, prompts: Sequence[tuple[int, ...]], keys: np.ndarray) -> None:
         """Read the prompts of rows that may start, and draw the first token of each row."""
@@ -118,6 +135,10 @@ class FusedSampling:
 
     def _step(self, decoder: Decoder, rows: Rows, prompt_lengths: np.ndarray, keys: np.ndarray) -> None:
         """One more token for every running row."""
+        if self._flies(decoder, rows):
+            self._fly(decoder, rows, prompt_lengths, keys)
+            return
+        self._land(rows)
         if not len(rows.running):
             return
         self._arrange(decoder, rows, prompt_lengths)
@@ -129,10 +150,54 @@ class FusedSampling:
         rows.record(running, tokens, logprobs)
         rows.keep(rows.finish(running, self._stopped(rows, running, tokens)))
 
+    def _flies(self, decoder: Decoder, rows: Rows) -> bool:
+        """Tokens may be drawn where logits are computed: nothing but uniform numbers decides about them."""
+        is_late = bool((rows.lengths[rows.running] >= self.params.min_completion_tokens).all())
+        return decoder.draws and is_late and not self._is_restricted
+
+    def _fly(self, decoder: Decoder, rows: Rows, prompt_lengths: np.ndarray, keys: np.ndarray) -> None:
+        """Start a step, and only then look at the tokens of the step before.
+
+        Rows that turn out to have ended with these are computed once more for nothing.
+        """
+        if not decoder.reads_anywhere and _are_sparse(rows):
+            self._land(rows)
+            self._arrange(decoder, rows, prompt_lengths)
+        before = self._flight
+        flying = np.zeros(0, dtype=np.int64) if before is None else before.rows
+        lengths = rows.lengths[rows.running] + np.isin(rows.running, flying)
+        goes = lengths < self.params.max_completion_tokens
+        started = None
+        if goes.any():
+            running, past = rows.running[goes], lengths[goes] - 1
+            places = _places(rows, prompt_lengths)[goes]
+            places[:, 1] = past
+            tokens = np.where(np.isin(running, flying), NEWEST, rows.tokens[running, past])
+            given = (torch.from_numpy(part) for part in (tokens, places[:, 3] + past, places))
+            drawn = decoder.draw(*given, uniforms(keys[running], past + 1), self._choose)
+            started = Flight(running, drawn)
+        self._land(rows)
+        self._flight = started
+
+    def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        return draw(logits, uniform, self.params, forbidden=[])
+
+    def _land(self, rows: Rows) -> None:
+        """Write down the tokens that are on their way, but those of rows that have ended since they were asked for."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        tokens, logprobs = flight.drawn.get()
+        runs = np.isin(flight.rows, rows.running)
+        running, tokens = flight.rows[runs], tokens[runs]
+        rows.record(running, tokens, logprobs[runs])
+        goes_on = rows.finish(running, self._stopped(rows, running, tokens))
+        rows.keep(~np.isin(rows.running, running[~goes_on]))
+
     def _arrange(self, decoder: Decoder, rows: Rows, prompt_lengths: np.ndarray) -> None:
         """Without kernels, let rows lie as attention reads them best: next to each other, and few of them with a copy
         of their prompt each."""
-        if isinstance(decoder.cache_ops, NativeOps):
+        if decoder.reads_anywhere or not len(rows.running):
             return
         running = rows.running
         if rows.none_waits:
@@ -141,7 +206,7 @@ class FusedSampling:
                 decoder.join(torch.from_numpy(places), int(rows.lengths[running].max()))
                 rows.line_up()
                 return
-        if len(running) <= MOVE_BELOW * (rows.slots.max() + 1):
+        if _are_sparse(rows):
             moved, to = rows.fill()
             decoder.move(torch.from_numpy(moved), torch.from_numpy(to), int(rows.lengths[running].max()))
 
@@ -150,31 +215,42 @@ class FusedSampling:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The next token of each row and its log-probability."""
         params, uniform = self.params, torch.from_numpy(uniforms(keys, positions))
-        restricted = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
         early = positions < params.min_completion_tokens
         native = decoder.wide_ops
-        if isinstance(native, NativeOps) and not restricted and not early.any():
+        if isinstance(native, NativeOps) and not self._is_restricted and not early.any():
             tokens, logprobs = native.draw(logits.contiguous(), uniform, params.temperature)
             return tokens.numpy(), logprobs.numpy()
         uniform = uniform.to(logits.device)
         if not early.any():
-            tokens, logprobs = draw(logits, uniform, params, forbidden=[])
-            return tokens.cpu().numpy(), logprobs.cpu().numpy()
+            return _fetched(*draw(logits, uniform, params, forbidden=[]))
         drawn_tokens, drawn_logprobs = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.float32)
         for forbidden, chosen in ((list(self.end_ids), early), ([], ~early)):
             if chosen.any():
                 places = torch.from_numpy(np.flatnonzero(chosen)).to(logits.device)
                 tokens, logprobs = draw(logits[places], uniform[places], params, forbidden=forbidden)
-                drawn_tokens[chosen], drawn_logprobs[chosen] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+                drawn_tokens[chosen], drawn_logprobs[chosen] = _fetched(tokens, logprobs)
         return drawn_tokens, drawn_logprobs
 
     def _stopped(self, rows: Rows, chosen: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Which rows ended with the token just recorded."""
         stopped = ends(tokens, self.end_ids)
         if self.stops.stop:
-            texts = self.stops.ended([rows.tokens[row, : rows.lengths[row]].tolist() for row in chosen])
-            stopped = stopped | (np.array(texts) & (rows.lengths[chosen] >= self.params.min_completion_tokens))
+            found = self.stops.ended_by(tokens, lambda place: rows.recent(chosen[place], self.stops.window))
+            stopped = stopped | (found & (rows.lengths[chosen] >= self.params.min_completion_tokens))
         return stopped
+
+
+def _fetched(tokens: Tensor, logprobs: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Both on the CPU, by one copy from a GPU."""
+    if not tokens.is_cuda:
+        return tokens.numpy(), logprobs.numpy()
+    both = torch.stack([tokens.double(), logprobs.double()]).cpu().numpy()
+    return both[0].astype(np.int64), both[1].astype(np.float32)
+
+
+def _are_sparse(rows: Rows) -> bool:
+    """The running rows should lie closer together."""
+    return bool(len(rows.running)) and len(rows.running) <= MOVE_BELOW * (rows.slots.max() + 1)
 
 
 def _places(rows: Rows, prompt_lengths: np.ndarray) -> np.ndarray:

@@ -77,6 +77,8 @@ class ModuleSampling:
         self.pad_id = padding_id(policy.tokenizer, end_ids)
         self.rows = [Row() for _ in keys]
         self.running = np.arange(len(keys))
+        self._is_padded = True
+        """Some row of the batch is; known without asking the device."""
         self._head_matrix: Tensor | None = None
         self._read = self._forward if around is None else around("prefill", self._forward)
         self._next = self._forward if around is None else around("decode", self._forward)
@@ -89,6 +91,8 @@ class ModuleSampling:
     def _run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:
         device = self.model.device
         ids, mask = left_pad(prompt_ids, pad_id=self.pad_id, device=device)
+        is_short = np.repeat([len(prompt) < ids.shape[1] for prompt in prompt_ids], group_size)
+        self._is_padded = bool(is_short.any())
         config = self.model.config.get_text_config()
         cache = RowCache(config.num_hidden_layers, ids.shape[1] + self.params.max_completion_tokens)
         logits = self._read(ids, mask, cache)
@@ -105,6 +109,7 @@ class ModuleSampling:
             if keep is not None:
                 cache.take(keep)
                 mask, tokens = mask[keep], tokens[keep]
+                self._is_padded = bool(is_short[self.running].any())
             width += 1
             logits = self._next(tokens[:, None], mask[:, :width], cache)
         return self.rows
@@ -114,7 +119,7 @@ class ModuleSampling:
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         inputs: dict[str, Any] = {
             "input_ids": ids,
-            "attention_mask": mask if not bool(mask.all()) else None,
+            "attention_mask": mask if self._is_padded else None,
             "position_ids": positions,
             "past_key_values": cache,
             "use_cache": True,

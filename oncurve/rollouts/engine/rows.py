@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from oncurve.errors import SamplerError
 from oncurve.records import FinishReason
 from oncurve.rollouts.base import SamplingParams
+from oncurve.trunk.room import prompts_held
 
 ADMIT_SHARE = 0.25
 """Waiting rows start when this share of all slots is free: starting a few at a time would read few prompts at once."""
@@ -44,10 +46,7 @@ class Room:
         Raises SamplerError if the budget does not hold one row.
         """
         slots = min(num_prompts * group_size, max_rows)
-
-        def prompts(rows: int) -> int:
-            return min(num_prompts, 2 * -(-rows // group_size) + 1)  # groups that end keep theirs to their last row
-
+        prompts = partial(prompts_held, num_prompts=num_prompts, group_size=group_size)
         if kv_tokens is not None:
             while slots > 0 and slots * completion_tokens + prompts(slots) * prompt_tokens > kv_tokens:
                 slots -= 1
@@ -118,6 +117,11 @@ class Rows:
         at = self.lengths[rows]
         self.tokens[rows, at], self.logprobs[rows, at] = tokens, logprobs
         self.lengths[rows] += 1
+
+    def recent(self, row: int, tokens: int) -> list[int]:
+        """The last tokens of a row, at most so many."""
+        length = int(self.lengths[row])
+        return self.tokens[row, max(0, length - tokens) : length].tolist()
 
     def finish(self, rows: np.ndarray, stopped: np.ndarray) -> np.ndarray:
         """Mark rows that ended with their newest token or at their last; which of ``rows`` go on."""

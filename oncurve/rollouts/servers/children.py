@@ -1,5 +1,5 @@
-"""How are rollout servers started and ended on this machine? Each in a group of processes of its own, which ends with
-the trainer, however that ends."""
+"""Rollout servers that a run starts on this machine: each in a group of processes of its own, which ends with the
+trainer, however that ends."""
 
 from __future__ import annotations
 
@@ -14,23 +14,30 @@ from contextlib import suppress
 from pathlib import Path
 
 from oncurve.errors import ConfigError
+from oncurve.rollouts.servers.machine_memory import MEMORY
+from oncurve.rollouts.servers.store import own_prefix
 
 ENDING_SECONDS = 10.0
 RESTART_SECONDS = 2.0
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 _SUPERVISOR = """
-import ctypes, os, signal, subprocess, sys, threading
+import ctypes, glob, os, shutil, signal, subprocess, sys, threading
 def end(): os.killpg(0, signal.SIGKILL)
+def end_after_trainer():
+    sys.stdin.buffer.read()
+    for folder in glob.glob(sys.argv[1] + "*"): shutil.rmtree(folder, ignore_errors=True)
+    end()
 def die_with_parent():
     if sys.platform == "linux": ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 signal.signal(signal.SIGTERM, lambda number, frame: None)
-threading.Thread(target=lambda: (sys.stdin.buffer.read(), end()), daemon=True).start()
-subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=die_with_parent).wait()
+threading.Thread(target=end_after_trainer, daemon=True).start()
+subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, preexec_fn=die_with_parent).wait()
 end()
 """
 """Leads the group: ends it when the trainer is gone, however it went, and when the first process is, since others of
-its group would stay behind. That process ends with its leader, too."""
+its group would stay behind. That process ends with its leader, too. Weights that a killed trainer left in the machine's
+memory would stay there: they are removed by their names."""
 
 
 class ChildServers:
@@ -93,7 +100,7 @@ class ChildServers:
         log = (self.logs / f"{self.name}_{port}.txt").open("ab")
         with log:
             self._processes[port] = subprocess.Popen(
-                [sys.executable, "-c", _SUPERVISOR, *self._command(port)],
+                [sys.executable, "-c", _SUPERVISOR, str(MEMORY / own_prefix()), *self._command(port)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -125,20 +132,20 @@ def serve_command(model: str, *, settings: Sequence[str] = ()) -> Callable[[int]
     return lambda port: [sys.executable, "-m", "oncurve", "serve", model, "--port", str(port), *chosen]
 
 
-def gpu_shares(visible: Sequence[str], *, trainers: int, servers: int, each: int) -> list[str]:
+def gpu_shares(visible: Sequence[str], *, trainers: int, servers: int, each: int, instead: str = "") -> list[str]:
     """Which GPUs each server sees: those behind the trainers' own, in order.
 
     >>> gpu_shares(["0", "1", "2", "5"], trainers=1, servers=1, each=2)
     ['1,2']
 
-    Raises ConfigError if there are not so many.
+    Raises ConfigError if there are not so many; ``instead`` is what to type for sampling without servers.
     """
     needed = trainers + servers * each
     if needed > len(visible):
         raise ConfigError(
             f"rollouts.vllm_servers is {servers} with rollouts.tensor_parallel {each}, and {trainers} "
             f"GPU{'s' * (trainers > 1)} train: that takes {needed} GPUs, and this process sees {len(visible)}. "
-            f"Lower one of them, or leave rollouts.type out to have them chosen"
+            f"Lower one of them, or let the process that trains sample: `{instead or 'rollouts.type=engine'}`"
         )
     own = visible[trainers:]
     return [",".join(own[place * each : (place + 1) * each]) for place in range(servers)]
@@ -155,7 +162,7 @@ def own_gpu(visible: Sequence[str], *, trainers: int) -> list[str]:
     if trainers > 1:
         raise ConfigError(
             f"rollouts.sleep and rollouts.transfer ipc put a server on the GPU of the one process that trains, and "
-            f"{trainers} train. Leave them out, or start one process"
+            f"{trainers} train. Set `rollouts.sleep=false rollouts.transfer=auto`, or start one process"
         )
     return [visible[0]]
 

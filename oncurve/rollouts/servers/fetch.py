@@ -1,23 +1,27 @@
-"""How does a server get the files of new weights? From a folder that it sees, or from the trainer over HTTP.
+"""The way of files to a server: from a folder that it sees, or from the trainer over HTTP.
 
 Nothing but the standard library is needed here, because vLLM's environment imports it too.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oncurve.rollouts.servers.manifest import verify
+from oncurve.rollouts.servers.manifest import SIDE_BY_SIDE, check, verify
 
 FETCH_SECONDS = 60.0
 """A trainer that sends nothing for so long while a file is fetched is lost."""
+_CHUNK = 1 << 20
 
 
 @contextmanager
@@ -34,23 +38,36 @@ def fetched(message: Mapping[str, Any]) -> Iterator[list[Path]]:
     else:
         folder = copies = Path(tempfile.mkdtemp(prefix="oncurve-fetched-"))
     try:
-        paths: list[Path] = []
-        for file in files:
-            path = folder / Path(file["name"]).name
-            if copies is not None:
-                _fetch(f"{message['address']}/{path.name}", message.get("token"), path)
-            verify(path, file)
-            paths.append(path)
+        with ThreadPoolExecutor(min(SIDE_BY_SIDE, os.cpu_count() or 1), thread_name_prefix="reads-weights") as threads:
+            paths = list(threads.map(lambda file: _have(message, folder, file), files))
         yield paths
     finally:
         if copies is not None:
             shutil.rmtree(copies, ignore_errors=True)
 
 
-def _fetch(address: str, token: str | None, place: Path) -> None:
+def _have(message: Mapping[str, Any], folder: Path, file: Mapping[str, Any]) -> Path:
+    """One file in the folder, whole."""
+    path = folder / Path(file["name"]).name
+    if message.get("folder"):
+        verify(path, file)
+    else:
+        size, found = _fetch(f"{message['address']}/{path.name}", message.get("token"), path)
+        check(path, file, size=size, summed=lambda: found)
+    return path
+
+
+def _fetch(address: str, token: str | None, place: Path) -> tuple[int, str]:
+    """Bring a file here; its size and its checksum, which are of what came."""
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
+    digest, size, buffer = hashlib.sha256(), 0, bytearray(_CHUNK)
     try:
         with urllib.request.urlopen(request, timeout=FETCH_SECONDS) as answer, place.open("wb") as file:
-            shutil.copyfileobj(answer, file, 1 << 20)
+            while count := answer.readinto(buffer):
+                piece = memoryview(buffer)[:count]
+                digest.update(piece)
+                file.write(piece)
+                size += count
     except (urllib.error.URLError, OSError) as error:
         raise ValueError(f"{address} cannot be fetched: {error}") from None
+    return size, digest.hexdigest()

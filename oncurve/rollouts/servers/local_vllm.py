@@ -1,4 +1,4 @@
-"""How is vLLM started as a rollout server on this machine? In an environment of its own."""
+"""vLLM as a rollout server that a run starts on this machine, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from oncurve.rollouts.servers.children import ChildServers, own_environment
 from oncurve.rollouts.servers.vllm_version import check_version
 
 PYTHON_VARIABLE = "ONCURVE_VLLM_PYTHON"
+SHARE = "--gpu-memory-utilization"
 KV_CACHE_BYTES = 2**28
 """On a CPU vLLM would reserve a large share of all memory, and a second server another."""
 
@@ -33,11 +34,12 @@ class VllmServers(ChildServers):
         devices: Sequence[str] = (),
         tensor_parallel: int = 1,
         sleeps: bool = False,
+        share: float | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON. ``devices`` are the GPUs that
         each server sees, over ``tensor_parallel`` of which it spreads the model. With ``sleeps`` it can give
-        memory back.
+        memory back; ``share`` of a GPU's memory is all that it takes, unless ``options`` say another.
 
         Raises ConfigError if there is none.
         """
@@ -46,6 +48,8 @@ class VllmServers(ChildServers):
         own = ("--tensor-parallel-size", str(tensor_parallel)) if tensor_parallel > 1 else ()
         if sleeps and not on_cpu:  # on a CPU it takes the calls and gives nothing back
             own = (*own, "--enable-sleep-mode")
+        if share is not None and not says_share(options):
+            own = (*own, SHARE, f"{share:.2f}")
         self.options = (*own, *options)
         self._folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-"))
         (self._folder / "oncurve").symlink_to(Path(__file__).resolve().parents[2])
@@ -85,6 +89,15 @@ class VllmServers(ChildServers):
             kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
             kept |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         return kept
+
+
+def says_share(options: Sequence[str]) -> bool:
+    """Somebody said how much of a GPU a server takes.
+
+    >>> says_share(["--gpu_memory_utilization=0.4"]), says_share(["--max-model-len", "2048"])
+    (True, False)
+    """
+    return SHARE in {option.partition("=")[0].replace("_", "-") for option in options}
 
 
 def find_python(python: str | None) -> str:

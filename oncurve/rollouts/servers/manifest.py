@@ -1,16 +1,18 @@
-"""Which files are one version of the weights, and is a copy of them whole? No torch in here."""
+"""The files of one version of the weights, and whether a copy of them is whole. No torch in here."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 NAME = "manifest.json"
-_CHUNK = 1 << 22
+SIDE_BY_SIDE = 8
+"""Files that one process writes, fetches or checks at a time."""
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +79,12 @@ def describe_files(folder: Path) -> tuple[tuple[WeightFile, ...], tuple[str, ...
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    for chunk in chunks_of(path):
-        digest.update(chunk)
+    """SHA-256 of a file. Other threads work meanwhile: large pieces are read and summed without Python's lock."""
+    digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
     return digest.hexdigest()
-
-
-def chunks_of(path: Path) -> Iterator[bytes]:
-    """A file in pieces."""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
 
 
 def names_in(path: Path) -> list[str]:
@@ -99,10 +95,17 @@ def names_in(path: Path) -> list[str]:
 
 
 def verify(path: Path, file: Mapping[str, Any]) -> None:
-    """Raises ValueError if a file is not the one that the manifest names."""
+    """Raises ValueError if a file on this disk is not the one that the manifest names."""
     if not path.is_file():
         raise ValueError(f"{path} is not there")
-    if path.stat().st_size != file["size"]:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, and should have {file['size']}")
-    if (found := checksum(path)) != file["sha256"]:
+    check(path, file, size=path.stat().st_size, summed=lambda: checksum(path))
+
+
+def check(path: Path, file: Mapping[str, Any], *, size: int, summed: Callable[[], str]) -> None:
+    """Raises ValueError if a size or a checksum is not what the manifest says of a file."""
+    if "sha256" not in file or "size" not in file:
+        raise ValueError(f"{path.name} was announced without size and sha256: the trainer is of another oncurve")
+    if size != file["size"]:
+        raise ValueError(f"{path} has {size} bytes, and should have {file['size']}")
+    if (found := summed()) != file["sha256"]:
         raise ValueError(f"{path} has the checksum {found[:12]}, and should have {str(file['sha256'])[:12]}")

@@ -1,4 +1,4 @@
-"""How does the loop sample from servers? Like from any other sampler: weights in, groups out."""
+"""The sampler over rollout servers: weights in, groups out, as with any other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from oncurve.errors import SamplerError
 from oncurve.records import Group, Prompt
@@ -18,11 +19,13 @@ from oncurve.rollouts.servers.children import ChildServers
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.host import WeightHost
 from oncurve.rollouts.servers.job import Job
+from oncurve.rollouts.servers.local_vllm import VllmServers
 from oncurve.rollouts.servers.loop import LoopThread
-from oncurve.rollouts.servers.manifest import Manifest
+from oncurve.rollouts.servers.manifest import Manifest, describe_files
 from oncurve.rollouts.servers.pool import Pool
 from oncurve.rollouts.servers.registry import registered
-from oncurve.rollouts.servers.store import WeightStore
+from oncurve.rollouts.servers.shards import write_weights
+from oncurve.rollouts.servers.store import Contents, WeightStore
 from oncurve.rollouts.servers.transfer.copies import Copies
 from oncurve.rollouts.servers.transfer.ends import give_back_cache
 from oncurve.rollouts.servers.transfer.shipment import make_shipment
@@ -32,7 +35,7 @@ from oncurve.rollouts.servers.transfer.ways import Transfer
 class ServerSampler:
     """Samples from rollout servers, each of which may die, stop, or come back at any time.
 
-    Weights are published as a checkpoint that servers fetch. A step is sampled from its own weights alone: prompts of a
+    Weights are published as files that servers fetch. A step is sampled from its own weights alone: prompts of a
     server that is lost go to others, and what a server gives that has other weights is not taken.
     """
 
@@ -43,6 +46,8 @@ class ServerSampler:
         urls: Sequence[str],
         registry: Path | None = None,
         weights_folder: Path,
+        memory_folder: Path | None = None,
+        matrix_type: torch.dtype | None = None,
         weights_address: str | None = None,
         token: str | None = None,
         max_rows: int = 256,
@@ -52,12 +57,17 @@ class ServerSampler:
         sleep: bool = False,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``weights_address`` is host:port where servers fetch weights that do not see the folder; ``local`` are
-        servers that were started for this sampler, and end with it; ``transfer`` brings them weights without files;
-        ``sleep`` lets them give memory back whenever the completions of a step are there."""
+        """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
+        ``matrix_type`` is that of the matrices of vLLM servers, None for full width. ``weights_address`` is host:port
+        where servers fetch weights that do not see the folder; ``local`` are servers that were started for this
+        sampler, and end with it; ``transfer`` brings them weights without files; ``sleep`` lets them give memory back
+        whenever the completions of a step are there."""
         self.params, self.say, self._local = params, say, local
         self.on_group: Callable[[Group], None] | None = None
-        self._store = WeightStore(weights_folder, run=secrets.token_hex(4))
+        self._matrix_type = matrix_type
+        self._store = WeightStore(
+            weights_folder, run=secrets.token_hex(4), memory=memory_folder, say=lambda text: self.say(text)
+        )
         self._transfer, self._sleep = transfer, sleep
         self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
         if transfer is not None:
@@ -106,7 +116,7 @@ class ServerSampler:
         shipment = make_shipment(policy, self._store.run, version, matrix_type=self._transfer.matrix_type)
         with self._copies.still():
             if self._manifest is None or self._manifest.label != shipment.label:
-                self._policy, self._manifest = policy, self._copies.offer(policy, shipment)
+                self._policy, self._manifest = policy, self._copies.offer(shipment)
             elif self.pool.ready:
                 return
             self._loop.call(self.pool.publish(self._manifest, shipment))
@@ -125,10 +135,23 @@ class ServerSampler:
     def _write(self, policy: PolicyView, version: int) -> Manifest:
         """An adapter alone where one is trained, whole weights otherwise."""
         thin = policy.thin_weights()
-        if thin is not None:
-            return self._store.publish(version, thin.save, adapter=thin.facts())
-        weights = policy.ordinary_weights()
-        return self._store.publish(version, lambda folder: policy.model.save_pretrained(folder, state_dict=weights))
+        if thin is None:
+            shipment = make_shipment(policy, self._store.run, version, matrix_type=self._file_type())
+            write = partial(write_weights, shipment)
+            return self._store.publish(version, write, size=shipment.num_bytes, label=shipment.label)
+
+        def write_thin(folder: Path) -> Contents:
+            thin.save(folder)
+            return describe_files(folder)
+
+        return self._store.publish(version, write_thin, size=thin.num_bytes, adapter=thin.facts())
+
+    def _file_type(self) -> torch.dtype | None:
+        """Of the matrices in files: that of vLLM, if nobody else reads them. ``oncurve serve`` samples the same tokens
+        as the trainer would, for which it needs all their digits."""
+        seen = [server for server in self.pool.servers if server.label]
+        are_vllm = bool(seen) or isinstance(self._local, VllmServers)
+        return self._matrix_type if are_vllm and not any(server.takes_keys for server in seen) else None
 
     async def _open(self) -> None:
         if self._host is not None:

@@ -1,4 +1,4 @@
-"""Where do servers get the weights of a version from? A folder that holds the newest few, each whole or not at all."""
+"""The folder that servers get the weights of a version from: it holds the newest few, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,71 +7,134 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oncurve.errors import SamplerError
-from oncurve.rollouts.servers.manifest import Manifest, describe_files, label_of, write_manifest
+from oncurve.rollouts.servers.machine_memory import MEMORY, free_bytes, is_memory
+from oncurve.rollouts.servers.manifest import Manifest, WeightFile, label_of, write_manifest
+
+GB = 1e9
+ROOM = 0.5
+"""Of the memory that is free, what the versions of a store may take; the rest is for who else is on this machine."""
+Contents = tuple[Sequence[WeightFile], Sequence[str]]
+"""The files of a version with their checksums, and the names of all weights in them."""
 
 
 class WeightStore:
-    """The newest versions of the weights, as checkpoints in a folder of this process.
+    """The newest versions of the weights, as files in a folder of this process.
 
-    A version is written beside its place, flushed, and renamed: a server that finds its name finds all of it.
+    A version is written beside its place and renamed: a server that finds its name finds all of it. On a disk it is
+    flushed before, which memory has no need of.
     """
 
-    def __init__(self, root: Path, *, run: str, keep: int = 2) -> None:
-        """``run`` goes into every label. Folders of processes that died on this machine are removed."""
-        self.run, self.keep = run, keep
-        self.root = root.resolve() / f"weights-{socket.gethostname()}-{os.getpid()}-{run}"
+    def __init__(
+        self,
+        root: Path,
+        *,
+        run: str,
+        keep: int = 2,
+        memory: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """``run`` goes into every label. With ``memory``, a folder in the machine's memory, the versions are put there
+        if ``keep`` of them fit. Folders of processes that died on this machine are removed."""
+        self.run, self.keep, self._memory, self._say = run, keep, memory, say
+        self._name = f"{own_prefix()}{run}"
+        self.root = root.resolve() / self._name
         self.published: list[Manifest] = []
-        _sweep(root)
+        self._is_placed = False
+        for one in (root, memory):
+            if one is not None:
+                _sweep(one)
 
     def publish(
         self,
         version: int,
-        write: Callable[[Path], object],
+        write: Callable[[Path], Contents],
         *,
+        size: int = 0,
         adapter: Mapping[str, Any] | None = None,
         label: str | None = None,
     ) -> Manifest:
         """Write a version with ``write(folder)`` and name it; the same weights under the same version are one.
-        ``label`` is the name of a version that has one already.
+        ``size`` is what it takes, about; ``label`` the name of a version that has one already.
 
         Raises SamplerError if the disk does not take it.
         """
+        if label is not None and self.published and self.published[-1].label == label:
+            return self.published[-1]
+        self._place(size)
+        if label is not None:
+            self._leave(self.keep - 1)
         partial = self.root / f".{version}.partial"
         try:
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            write(partial)
-            files, names = describe_files(partial)
+            private = is_memory(self.root)  # where everybody may look, and a disk may be shared on purpose
+            self.root.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+            partial.mkdir()
+            files, names = write(partial)
             label = label or label_of(self.run, version, files)
             if self.published and self.published[-1].label == label:
                 shutil.rmtree(partial)
                 return self.published[-1]
             folder = self.root / label
-            manifest = Manifest(label, version, files, names, str(folder), adapter)
+            manifest = Manifest(label, version, tuple(files), tuple(names), str(folder), adapter)
             write_manifest(manifest, partial)
-            for path in (*partial.iterdir(), partial):
-                _flush(path)
-            partial.rename(folder)
-            _flush(self.root)
+            self._keep_for_good(partial, folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise SamplerError(
-                f"{self.root}: the weights for the rollout servers cannot be written: {error}. "
-                f"Make room, or set rollouts.weights_folder to a place with more"
+                f"{self.root}: the weights for the rollout servers cannot be written: {error}. Make room there, or "
+                f"name a folder with more room: `rollouts.weights_folder=FOLDER`"
             ) from error
         self.published.append(manifest)
-        while len(self.published) > self.keep:
-            shutil.rmtree(self.published.pop(0).folder, ignore_errors=True)
+        self._leave(self.keep)
         return manifest
+
+    def _leave(self, count: int) -> None:
+        """Remove all versions but the newest. Servers may still read the one before the next, and no other."""
+        while len(self.published) > count:
+            shutil.rmtree(self.published.pop(0).folder, ignore_errors=True)
+
+    def _keep_for_good(self, partial: Path, folder: Path) -> None:
+        """Under its name, and on the disk where there is one."""
+        is_disk = not is_memory(self.root)
+        for path in (*partial.iterdir(), partial) if is_disk else ():
+            _flush(path)
+        partial.rename(folder)
+        if is_disk:
+            _flush(self.root)
+
+    def _place(self, size: int) -> None:
+        """Decide once where the versions are put: in memory if they fit there."""
+        if self._is_placed or self._memory is None:
+            return
+        self._is_placed = True
+        needed, free = self.keep * size, free_bytes(self._memory)
+        if needed <= ROOM * free:
+            self.root = self._memory.resolve() / self._name
+            return
+        self._say(
+            f"weights for the rollout servers are written to {self.root.parent}: {self.keep} versions take "
+            f"{needed / GB:.3g} GB, and {self._memory} has {free / GB:.3g} GB free, of which half is used at most. "
+            f"Memory is faster than a disk"
+        )
 
     def close(self) -> None:
         """Remove the folder: a server that still wants weights belongs to no trainer any more."""
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def own_prefix() -> str:
+    """How the names of this process's folders begin."""
+    return f"weights-{socket.gethostname()}-{os.getpid()}-"
+
+
+def memory_folder() -> Path | None:
+    """The folder of this machine that is in its memory; None where there is none."""
+    return MEMORY if is_memory(MEMORY) and os.access(MEMORY, os.W_OK) else None
 
 
 def _flush(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How do servers get new weights when only an adapter is trained? They get the adapter, and add it to their base.
+"""New weights for servers when only an adapter is trained: they get the adapter, and add it to their base.
 
 What travels is a hundredth of the weights. Servers sample from the sum, as they would from whole weights: under one
 version, at the full speed of a model without adapters. Nothing but torch and safetensors is needed here, because vLLM's
@@ -35,6 +35,11 @@ class ThinWeights:
     """The base's matrices are [in, out], as in GPT-2."""
     base: str
     """Fingerprint of the matrices that they are added to."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What its matrices take."""
+        return sum(part.numel() * part.element_size() for pair in self.pairs.values() for part in pair)
 
     def save(self, folder: Path) -> None:
         """Write it under peft's names."""

@@ -1,9 +1,11 @@
-"""Is the vLLM of an environment one that this package can talk to?"""
+"""The vLLM of an environment: whether this package can talk to it, and whether it is that of this process."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
+from importlib import metadata
 
 from oncurve.errors import ConfigError
 
@@ -16,8 +18,11 @@ print(metadata.version(metadata.packages_distributions()["vllm"][0]))
 """Without importing vLLM, which takes long. The CPU build has another name than the package."""
 
 
-def check_version(python: str) -> None:
-    """Raises ConfigError unless the environment of a python has vLLM, and one that reports the weights of a token."""
+def check_version(python: str) -> str:
+    """The version of vLLM in the environment of a python.
+
+    Raises ConfigError unless there is one, and one that reports the weights of a token.
+    """
     done = subprocess.run([python, "-c", _TELL], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     said = done.stdout.strip()
     numbers = re.match(r"(\d+)\.(\d+)", said)
@@ -31,3 +36,31 @@ def check_version(python: str) -> None:
             f"rollouts.vllm_python: {python} has vLLM {said}, which cannot say from which weights a completion comes. "
             f"Install vLLM {'.'.join(map(str, OLDEST))} or newer there"
         )
+    return said
+
+
+def own_version() -> str | None:
+    """The version of vLLM that this process could import; None where there is none."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    try:
+        return metadata.version("vllm")
+    except metadata.PackageNotFoundError:  # the CPU build has another name
+        return None
+
+
+def why_not_alike(python: str) -> str | None:
+    """Why this process and the servers of a python cannot send weights to each other over NCCL; None if they can.
+
+    Their versions of NCCL are compared when they meet.
+    """
+    own, theirs = own_version(), check_version(python)
+    if own is None:
+        return "this process has no vLLM, which nccl needs (`pip install 'oncurve[vllm]'`)"
+    if _release(own) != _release(theirs):
+        return f"this process has vLLM {own}, and the servers have {theirs}; nccl needs the same on both sides"
+    return None
+
+
+def _release(version: str) -> list[str]:
+    return version.split("+")[0].split(".")[:2]

@@ -35,7 +35,7 @@ class Server:
         self,
         policy: PolicyView,
         *,
-        max_rows: int = 256,
+        max_rows: int | None = None,
         context_tokens: int,
         token: str | None = None,
         cuda_graphs: bool = True,

@@ -39,6 +39,11 @@ class Request:
         self.sampled = [None] * self.asked.count
         self.future.set_running_or_notify_cancel()  # a caller that goes away must not touch it
 
+    def anew(self) -> Request:
+        """Forget what was sampled: it is sampled again, from the same streams."""
+        self.sampled, self.started = [None] * self.asked.count, 0
+        return self
+
     def give(self, place: int, sampled: Sampled) -> bool:
         """Put a completion in its place; True if it was the last one."""
         self.sampled[place] = sampled
@@ -107,7 +112,7 @@ class OpenBatch(FusedSampling):
     @property
     def requests(self) -> list[Request]:
         """Everybody who waits for something."""
-        return list(dict.fromkeys([*self.waiting, *self._requests.values()]))
+        return list(dict.fromkeys([*self._prompt_slots, *self.waiting]))
 
     def add(self, request: Request) -> None:
         """Let a request that fits wait for slots."""
@@ -190,8 +195,8 @@ class OpenBatch(FusedSampling):
         self._lengths[slots] = at + 1
         stopped = ends(tokens, self.end_ids)
         if self.stops.stop:
-            texts = self.stops.ended([self._tokens[slot, : self._lengths[slot]].tolist() for slot in slots])
-            stopped = stopped | (np.array(texts) & (at + 1 >= self.params.min_completion_tokens))
+            found = self.stops.ended_by(tokens, lambda place: self._recent(slots[place]))
+            stopped = stopped | (found & (at + 1 >= self.params.min_completion_tokens))
         over = stopped | (at + 1 >= self._limits[slots])
         if over.any():
             ended = dict(zip(slots.tolist(), ["stop" if one else "length" for one in stopped], strict=True))
@@ -201,6 +206,11 @@ class OpenBatch(FusedSampling):
                 np.array([leaving.get(slot, False) for slot in running]),
                 [ended.get(slot, "length") for slot in running],  # type: ignore[arg-type]
             )
+
+    def _recent(self, slot: int) -> list[int]:
+        """The last tokens of a row, as many as stop strings need."""
+        length = int(self._lengths[slot])
+        return self._tokens[slot, max(0, length - self.stops.window) : length].tolist()
 
     def _give(self, request: Request, place: int, sampled: Sampled) -> None:
         """Hand over one completion; after the last one, nobody needs the prompt."""
@@ -223,14 +233,16 @@ class OpenBatch(FusedSampling):
         self.running = self.running[~over] if len(over) else self.running
 
 
-def sample_through_module(policy: PolicyView, requests: list[Request], label: str) -> None:
+def sample_through_module(policy: PolicyView, requests: list[Request], label: str, *, share: int) -> None:
     """Requests with equal settings and counts, from a model whose layers we do not compute ourselves: all together from
-    beginning to end."""
+    beginning to end, ``share`` completions of each at a time."""
     asked = requests[0].asked
-    with torch.inference_mode(), policy.compute():
-        keys = np.concatenate([request.keys for request in requests])
-        sampling = ModuleSampling(policy, asked.params, keys, asked.end_ids, rounds=False)
-        rows = sampling.run([request.asked.token_ids for request in requests], asked.count)
-    for number, row in enumerate(rows):
-        sampled = Sampled(row.token_ids, row.logprobs, row.finish_reason or "abort", (label,))
-        requests[number // asked.count].give(number % asked.count, sampled)
+    for start in range(0, asked.count, share):
+        count = min(share, asked.count - start)
+        with torch.inference_mode(), policy.compute():
+            keys = np.concatenate([request.keys[start : start + count] for request in requests])
+            sampling = ModuleSampling(policy, asked.params, keys, asked.end_ids, rounds=False)
+            rows = sampling.run([request.asked.token_ids for request in requests], count)
+        for number, row in enumerate(rows):
+            sampled = Sampled(row.token_ids, row.logprobs, row.finish_reason or "abort", (label,))
+            requests[number // count].give(start + number % count, sampled)

@@ -11,13 +11,18 @@ import numpy as np
 import torch
 
 from oncurve.errors import SamplerError
+from oncurve.memory import Shortage, release
 from oncurve.rollouts.base import PolicyView, SamplingParams
+from oncurve.rollouts.engine.budget import Budget
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.servers.contract import Asked, Sampled
 from oncurve.rollouts.serving.batch import OpenBatch, Request, Sizes, sample_through_module
+from oncurve.trunk.room import MOST_ROWS, Call
 
 SMALLEST = 64
 """Tokens of prompts and completions for which buffers are made at least; they double as requests need it."""
+
+NO_BATCH = Sizes(1, 1, SMALLEST, SMALLEST)
 
 
 class Paused(Exception):
@@ -31,13 +36,16 @@ class Sampling:
     waits until those before it are done; then the batch is made anew.
     """
 
-    def __init__(self, policy: PolicyView, *, max_rows: int, label: str = "default", cuda_graphs: bool = True) -> None:
-        self.policy, self.max_rows, self.label = policy, max_rows, label
+    def __init__(
+        self, policy: PolicyView, *, max_rows: int | None = None, label: str = "default", cuda_graphs: bool = True
+    ) -> None:
+        """At most ``max_rows`` completions run at one time; None: what fits into a GPU, elsewhere the usual number."""
+        self.policy, self.budget, self.label = policy, Budget(max_rows), label
         self._arrived: deque[Request] = deque()
         self._dropped: set[Request] = set()
         self._batch: OpenBatch | None = None
         self._proof = Proof(on_gpu=cuda_graphs)
-        self._sizes = Sizes(max_rows, max_rows, SMALLEST, SMALLEST)
+        self._sizes = NO_BATCH
         self._changed = threading.Condition()
         self._is_paused = self._is_closed = self._is_standing = False
         self._ends_running = False
@@ -140,11 +148,46 @@ class Sampling:
                 self._cut(lambda request: True)
             elif dropped:
                 self._cut(lambda request: request in dropped)
+            self._turn_once()
+        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+            self._fail(error)
+
+    def _turn_once(self) -> None:
+        """One token for everybody; where memory runs out, everything begins anew, fewer completions at a time.
+
+        Each completion names its own random stream, so what callers get is the same.
+        """
+        with Shortage() as shortage:
             self._take_arrived()
             if self._batch is not None:
                 self._batch.turn()
-        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
-            self._fail(error)
+        if shortage.reason is None:
+            return
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            self._arrived.extendleft(request.anew() for request in reversed(batch.requests))
+        del batch
+        self._shrink(self._sizes.rows, shortage.reason, self._call(self._sizes))
+
+    def _shrink(self, rows: int, reason: str, call: Call) -> None:
+        """Raises SamplerError if there was one completion; what others ask for later may be smaller."""
+        release()
+        try:
+            self.budget.shrink(rows, reason, call, key="--max-rows")
+        except SamplerError:
+            self._sizes, self.budget.limit = NO_BATCH, None
+            raise
+
+    def _call(self, sizes: Sizes) -> Call:
+        """What a batch of these sizes is to the rule for memory: any number of requests."""
+        return Call(
+            num_prompts=MOST_ROWS,
+            group_size=1,
+            is_open=True,
+            prompt_tokens=sizes.prompt_tokens,
+            completion_tokens=sizes.completion_tokens,
+            cuts=True,
+        )
 
     def _cut(self, chosen: Callable[[Request], bool]) -> None:
         if self._batch is not None:
@@ -182,30 +225,46 @@ class Sampling:
             trunk = self._proof.trunk(self.policy)
         if trunk is None:
             return False
+        self._batch = None  # its buffers are free before the new ones are made
         old = self._sizes
-        self._sizes = Sizes(
-            self.max_rows,
-            self.max_rows,
+        sizes = Sizes(
+            1,
+            1,
             _double_until(old.prompt_tokens, len(asked.token_ids)),
             _double_until(old.completion_tokens, asked.params.max_completion_tokens),
         )
+        with self.policy.compute():
+            rows = self.budget.rows(self.policy.model, trunk, self._call(sizes))
+        self._sizes = replace(sizes, rows=rows, prompts=rows)
         params, end_ids = _settings(asked)
-        self._batch = None  # its buffers are free before the new ones are made
         self._batch = OpenBatch(self.policy, trunk, params, end_ids, self._sizes, self.label)
         return True
 
     def _sample_whole(self) -> None:
         """The first request and those that are like it, from beginning to end."""
         first, together, rows = self._arrived[0].asked, [], 0
+        call = Call(
+            num_prompts=len(self._arrived),
+            group_size=first.count,
+            prompt_tokens=max(len(request.asked.token_ids) for request in self._arrived),
+            completion_tokens=first.params.max_completion_tokens,
+        )
+        with self.policy.compute():
+            most = self.budget.rows(self.policy.model, None, call)
         while self._arrived and self._arrived[0].asked.count == first.count:
             asked = self._arrived[0].asked
             is_alike = (asked.params, asked.end_ids) == (first.params, first.end_ids)
-            if together and (rows + asked.count > self.max_rows or not is_alike):
+            if together and (rows + asked.count > most or not is_alike):
                 break
             together.append(self._arrived.popleft())
             rows += asked.count
+        share = min(first.count, most)
         try:
-            sample_through_module(self.policy, together, self.label)
+            with Shortage() as shortage:
+                sample_through_module(self.policy, together, self.label, share=share)
+            if shortage.reason is not None:
+                self._shrink(share * len(together), shortage.reason, call)
+                self._arrived.extendleft(request.anew() for request in reversed(together))
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             _refuse(together, error)
 
@@ -221,7 +280,10 @@ class Sampling:
 def _refuse(requests: list[Request], error: Exception) -> None:
     for request in requests:
         if not request.future.done():
-            request.future.set_exception(SamplerError(f"sampling failed: {type(error).__name__}: {error}"))
+            known = isinstance(error, SamplerError)
+            request.future.set_exception(
+                error if known else SamplerError(f"sampling failed: {type(error).__name__}: {error}")
+            )
 
 
 def _settings(asked: Asked) -> tuple[SamplingParams, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""How does a server take weights from a GPU? With vLLM's own engines, which are told when to touch the model."""
+"""Weights from a GPU, taken by vLLM's own engines, which are told when to touch the model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[report
 from oncurve.rollouts.servers.transfer.handles import from_plain
 
 WAYS = ("nccl", "ipc")
+SAME_NCCL = "same_nccl"
+"""No way: the trainer asks whether both sides have the same NCCL."""
+
+
+def check_nccl(theirs: list[int]) -> None:
+    """Raises ValueError unless the trainer's NCCL is this server's: two versions wait for each other in vain."""
+    if not torch.cuda.is_available():
+        raise ValueError("weights cannot come over nccl: this server has no CUDA device")
+    own = list(torch.cuda.nccl.version())
+    if own != theirs:
+        here, there = (".".join(map(str, version)) for version in (own, theirs))
+        raise ValueError(f"this server has NCCL {here}, and the trainer {there}; install the same torch in both")
 
 
 class DeviceWay:

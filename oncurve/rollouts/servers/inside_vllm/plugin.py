@@ -1,4 +1,4 @@
-"""How does vLLM take weights from files? This module is loaded inside vLLM, which knows only ways that need GPUs.
+"""Weights from files for vLLM. This module is loaded inside vLLM, which knows only ways that need GPUs.
 
 It registers the backend ``file`` of vLLM's own interface for new weights, so that the routes and the names of versions
 are vLLM's. Files are fetched and checked first, and the model is touched by FINISH alone. A server has one backend for
@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 )
 
 from oncurve.rollouts.servers.fetch import fetched
-from oncurve.rollouts.servers.inside_vllm.device import DeviceWay
+from oncurve.rollouts.servers.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
 from oncurve.rollouts.servers.manifest import names_in
 from oncurve.rollouts.servers.thin import ThinWeights, check_base, merged, read_thin
 
@@ -46,7 +46,7 @@ class FileInit(WeightTransferInitInfo):
     """How weights come from now on. Nothing has to be set up to read files."""
 
     way: str = "file"
-    """``nccl`` and ``ipc`` are vLLM's own engines, which get ``settings``."""
+    """``nccl`` and ``ipc`` are vLLM's own engines, which get ``settings``; ``same_nccl`` only asks."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,7 +88,9 @@ class FileEngine(WeightTransferEngine):
     def init_transfer_engine(self, init_info: FileInit) -> None:
         """Agree on a way. Raises ValueError for one that there is not."""
         self.shutdown()
-        if init_info.way != BACKEND:
+        if init_info.way == SAME_NCCL:
+            check_nccl(list(init_info.settings["version"]))
+        elif init_info.way != BACKEND:
             self._device = DeviceWay(init_info.way, init_info.settings, self)
 
     def start_weight_update(self) -> None:

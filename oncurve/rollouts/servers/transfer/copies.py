@@ -1,22 +1,18 @@
-"""What does a server get that was not there when weights went from GPU to GPU? The same weights as files, written when
-the first one asks."""
+"""Files for servers that were not there when weights went from GPU to GPU: the same weights, written when the first one
+asks."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from torch import Tensor
+from dataclasses import replace
+from functools import partial
 
 from oncurve.rollouts.servers.manifest import Manifest
+from oncurve.rollouts.servers.shards import write_weights
 from oncurve.rollouts.servers.store import WeightStore
 from oncurve.rollouts.servers.transfer.shipment import Shipment
-
-if TYPE_CHECKING:
-    from oncurve.rollouts.base import PolicyView
 
 
 class Copies:
@@ -31,18 +27,17 @@ class Copies:
         self._store, self._trains_meanwhile = store, trains_meanwhile
         self._lock = threading.Lock()
         self._is_still = False
-        self._offered: tuple[PolicyView, Shipment, Mapping[str, Tensor] | None] | None = None
+        self._offered: Shipment | None = None
         self._written: Manifest | None = None
 
-    def offer(self, policy: PolicyView, shipment: Shipment) -> Manifest:
+    def offer(self, shipment: Shipment) -> Manifest:
         """These are the current weights: a version without files, so far."""
         with self._lock:
-            kept = None
             if self._trains_meanwhile:
-                kept = {
-                    name: weight.detach().to("cpu", copy=True) for name, weight in policy.ordinary_weights().items()
-                }
-            self._offered = (policy, shipment, kept)
+                kept = {name: weight.to("cpu", copy=True) for name, weight in shipment}
+                self._offered = replace(shipment, weights=kept)
+            else:
+                self._offered = shipment
         return Manifest(shipment.label, shipment.version, (), (), "")
 
     @contextmanager
@@ -64,15 +59,10 @@ class Copies:
         with self._lock:
             if self._written is not None and self._written.label == label:
                 return self._written
-            if self._offered is None or self._offered[1].label != label:
+            shipment = self._offered
+            if shipment is None or shipment.label != label or not (self._trains_meanwhile or self._is_still):
                 return None
-            policy, shipment, kept = self._offered
-            if kept is None and not self._is_still:
-                return None
-            weights = policy.ordinary_weights() if kept is None else kept
-
-            def write(folder: Path) -> None:
-                policy.model.save_pretrained(folder, state_dict=dict(weights))
-
-            self._written = self._store.publish(shipment.version, write, label=label)
+            self._written = self._store.publish(
+                shipment.version, partial(write_weights, shipment), label=label, size=shipment.num_bytes
+            )
             return self._written

@@ -1,4 +1,4 @@
-"""How does a vLLM server on the trainer's own GPU get new weights? It is told where they are in that GPU's memory."""
+"""New weights for a vLLM server on the trainer's own GPU: it is told where they are in that GPU's memory."""
 
 from __future__ import annotations
 

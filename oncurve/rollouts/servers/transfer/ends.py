@@ -1,8 +1,9 @@
-"""Where do weights leave the trainer's GPU? Here alone is vLLM imported into the process that trains."""
+"""The trainer's end of a transfer from its GPU. Here alone is vLLM imported into the process that trains."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -21,6 +22,10 @@ NUM_BUFFERS = 2
 class GroupEnd(Protocol):
     """The trainer's place in a group with servers. Its calls wait for the others and know no deadline: each is made in
     a thread that may be left behind."""
+
+    def version(self) -> list[int] | None:
+        """Of the library that connects the members, which must be the same for all; None where that does not matter."""
+        ...
 
     def join(self, address: str, port: int, size: int) -> None:
         """Become member 0 of ``size``, who meet at an address of this machine."""
@@ -54,6 +59,10 @@ class NcclEnd:
     def __init__(self) -> None:
         self._device = torch.cuda.current_device()
         self._communicator: Any = None
+
+    def version(self) -> list[int] | None:
+        """Of NCCL, as torch brings it along and vLLM loads it."""
+        return list(torch.cuda.nccl.version())
 
     def join(self, address: str, port: int, size: int) -> None:
         """Become member 0."""
@@ -155,14 +164,26 @@ def check_device(transfer: str, *, has_gpu: bool) -> None:
     """Raises ConfigError if this process cannot send weights that way."""
     if not has_gpu:
         raise ConfigError(
-            f"rollouts.transfer is {transfer}, which needs a CUDA device, and there is none here. Set it to fetch"
+            f"rollouts.transfer is {transfer}, which needs a CUDA device, and there is none here. Set "
+            f"`rollouts.transfer=fetch`"
         )
     if transfer != "nccl":
+        _check_allocator()
         return
     try:
         importlib.import_module("vllm.distributed.weight_transfer.nccl_common")
     except (ImportError, OSError) as error:
         raise ConfigError(
             f"rollouts.transfer is nccl, for which this process needs vLLM as well, and it has none that can be loaded "
-            f"({error}). Run `pip install 'oncurve[vllm]'` here, or set it to fetch"
+            f"({error}). Run `pip install 'oncurve[vllm]'` here, or set `rollouts.transfer=fetch`"
         ) from None
+
+
+def _check_allocator() -> None:
+    """Raises ConfigError if torch's memory cannot be opened by another process."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if "expandable_segments:true" in os.environ.get(name, "").replace(" ", "").lower():
+            raise ConfigError(
+                f"rollouts.transfer is ipc, and {name} is {os.environ[name]!r}: a server cannot open memory in "
+                f"segments that grow. Run `unset {name}`, or set `rollouts.transfer=fetch`"
+            )

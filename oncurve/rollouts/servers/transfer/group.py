@@ -1,4 +1,4 @@
-"""How do several vLLM servers get new weights together? In a group with the trainer, made anew when one is lost.
+"""New weights for several vLLM servers together, in a group with the trainer that is made anew when one is lost.
 
 A collective has fixed members and waits for each of them without a deadline. So there is one here for each step; who is
 not there when the others begin is not a member, and gets the weights as files.
@@ -18,6 +18,8 @@ from oncurve.rollouts.servers.transfer.aside import aside
 from oncurve.rollouts.servers.transfer.ends import GroupEnd, packing
 from oncurve.rollouts.servers.transfer.shipment import Shipment
 
+SAME_NCCL = "same_nccl"
+"""What a server is asked before it joins, instead of a way: it refuses another version of NCCL than its own."""
 HERE = ("127.0.0.1", "localhost", "::1")
 MAX_FAILURES = 3
 """So many versions in a row that did not arrive end the attempts: the fault is not that of one server."""
@@ -94,6 +96,9 @@ class GroupPush:
             await self._give_up(members, lost, "it could not be asked for its GPUs")
             return False
         end = self._make_end()
+        if lost := await self._unlike(members, end.version()):
+            await self._decline(members, lost)
+            return False
         address, port = self._address or "127.0.0.1", self._free_port()
         settings = packing() | {"master_address": address, "master_port": port, "world_size": 1 + sum(sizes)}  # type: ignore[arg-type]
         offsets = [1 + sum(sizes[:place]) for place in range(len(members))]  # type: ignore[arg-type]
@@ -110,6 +115,23 @@ class GroupPush:
             return True
         await self._dissolve(end, members, joins, own)
         return False
+
+    async def _unlike(self, members: Sequence[Server], version: list[int] | None) -> dict[int, BaseException]:
+        """The members with another NCCL than the trainer's: those of different versions wait for each other in vain."""
+        if version is None:
+            return {}
+        told = {"version": version}
+        return _failed(await _each(members, lambda one: one.client.choose_way(SAME_NCCL, told, within=self._seconds)))
+
+    async def _decline(self, members: Sequence[Server], unlike: dict[int, BaseException]) -> None:
+        """Who cannot be a member gets files from now on; the others meet at the next version."""
+        for place, one in enumerate(members):
+            error = unlike.get(place)
+            if isinstance(error, ServerLost):
+                one.lose(str(error))
+            elif error is not None:
+                one.declined = str(error)
+                self.say(f"rollout server {one.url} gets weights as files: {error}")
 
     async def _send(self, members: Sequence[Server], shipment: Shipment) -> bool:
         """All weights to all members; whether all of them have them."""

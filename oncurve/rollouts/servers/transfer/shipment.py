@@ -1,4 +1,4 @@
-"""What is sent of a model, in which order and width? The weights of an ordinary checkpoint, one after another."""
+"""One version of the weights as it is sent: those of an ordinary checkpoint, one by one, in the servers' type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shipment:
     """One version of the weights, still where the policy has them: they must not change until it was sent."""
 
     label: str
-    """``run:version:start of the checksum``, as of a version in files."""
+    """``run:version:fingerprint``, which is that of the policy's own weights, whatever type they travel in."""
     version: int
     weights: Mapping[str, Tensor]
     """By their names in a checkpoint; each once, also where two names share a matrix."""
@@ -46,6 +46,16 @@ class Shipment:
         if chosen is None or not weight.is_floating_point() or weight.dim() < 2:
             return weight.dtype
         return chosen if weight.numel() * chosen.itemsize % _ALIGNED_BYTES == 0 else weight.dtype
+
+    def bytes_of(self, name: str) -> int:
+        """What one weight takes where it is sent."""
+        weight = self.weights[name]
+        return weight.numel() * self.type_of(weight).itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """What all of them take."""
+        return sum(self.bytes_of(name) for name in self.weights)
 
     def header(self) -> dict[str, list[Any]]:
         """Names, types and shapes, from which a server cuts the stream into weights."""

@@ -1,4 +1,4 @@
-"""In which of the ways without files do weights go, and what must be known for it?"""
+"""The ways of weights without files, and what must be known for each."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""How sure are we? Intervals, paired tests and pass@k for results that are counted."""
+"""Confidence intervals, paired tests and pass@k for counted results."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from statistics import NormalDist
-
-import numpy as np
 
 
 def wilson_interval(successes: int, total: int, *, confidence: float = 0.95) -> tuple[float, float]:
@@ -36,6 +34,22 @@ def wilson_interval(successes: int, total: int, *, confidence: float = 0.95) -> 
     return low, high
 
 
+def share_interval(share: float, total: float, *, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of a share that is known only as a number, over ``total`` examples; (0, 1) without any.
+
+        (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+    >>> tuple(round(end, 3) for end in share_interval(0.5, 100))
+    (0.404, 0.596)
+    """
+    if total <= 0:
+        return 0.0, 1.0
+    middle = share + z * z / (2 * total)
+    reach = z * math.sqrt(max(share * (1 - share), 0.0) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return (middle - reach) / scale, (middle + reach) / scale
+
+
 def bootstrap_interval(
     values: Sequence[float], *, seed: int, confidence: float = 0.95, num_resamples: int = 4000
 ) -> tuple[float, float]:
@@ -46,6 +60,8 @@ def bootstrap_interval(
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13.
     """
+    import numpy as np  # what only counts starts without it
+
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:
         return math.nan, math.nan
@@ -129,6 +145,8 @@ def sign_flip_p(differences: Sequence[float], *, seed: int, num_resamples: int =
 
     Source: Fisher's randomization test; the 1 + ... is Phipson and Smyth 2010.
     """
+    import numpy as np
+
     data = np.asarray([value for value in differences if value != 0], dtype=np.float64)
     if data.size == 0:
         return 1.0

@@ -1,0 +1,69 @@
+"""The share of the trainer's GPU that is left for a vLLM server beside the policy, and what the server needs of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from oncurve.plan import constants
+from oncurve.plan.memory import kv_bytes, training_parts, weight_parts
+from oncurve.plan.setup import Setup, Work
+from oncurve.plan.shape import ModelShape
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Bytes of one GPU that trains and samples."""
+
+    total: float
+    policy: float
+    """What the trainer holds while the server has its memory."""
+    server: float
+    """Weights, buffers, and keys and values of one prompt's completions: less is no use."""
+
+    @property
+    def left(self) -> float:
+        """For the server."""
+        return self.total - self.policy
+
+    @property
+    def fits(self) -> bool:
+        """The server can work with what is left."""
+        return self.server <= self.left
+
+    @property
+    def share(self) -> float:
+        """What vLLM is told as ``--gpu-memory-utilization``: hundredths of the whole GPU, rounded down."""
+        return math.floor(100 * self.left / self.total) / 100
+
+    @property
+    def numbers(self) -> str:
+        """The reckoning, for a message."""
+        return (
+            f"of {self.total / GIB:.1f} GiB the policy keeps {self.policy / GIB:.1f}, and a vLLM server with this "
+            f"model needs {self.server / GIB:.1f}"
+        )
+
+
+def share_gpu(shape: ModelShape, work: Work, setup: Setup, *, total: float, sleeps: bool) -> Beside:
+    """What is left beside the policy.
+
+        policy = 12 B x trained weights (4 master, 8 moments) + frozen weights + reference + 4 GiB
+        + where the server does not sleep while the policy trains: gradients, activations and buffers of a microbatch
+
+    The 4 GiB are guessed: two contexts, and what torch has in use while it samples nothing.
+    """
+    stays = sum(part.bytes for part in weight_parts(shape, setup) if not part.is_buffer)
+    if not sleeps:
+        buffers = sum(part.bytes for part in weight_parts(shape, setup) if part.is_buffer)
+        trains = buffers + sum(part.bytes for part in training_parts(shape, work, setup))
+        stays += trains * (1 + constants.GPU_FRAGMENTATION)
+    cache = kv_bytes(shape, work.group_size * (work.prompt_tokens + work.completion_tokens), setup)
+    weights = float(setup.width * shape.num_parameters)
+    return Beside(
+        total=total,
+        policy=stays + constants.BESIDE_MARGIN_BYTES,
+        server=weights + constants.ENGINE_OVERHEAD_BYTES + cache,
+    )
