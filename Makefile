@@ -5,10 +5,12 @@ RUN := $(VENV)/bin
 # DeepSpeed and vLLM live beside it: DeepSpeed changes how other libraries behave, vLLM wants other versions of them.
 DEEPSPEED := .venv-deepspeed
 VLLM := .venv-vllm
+# Tests go to as many processes as there are cores; one that has nothing left takes tests from another.
+WORKERS := -n auto --maxprocesses 4 --dist worksteal
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo engines test test-gpu check format docs site clean
+.PHONY: setup demo engines test test-fast test-gpu check format docs site clean
 
 setup: $(VENV)/.ready  ## a virtual environment with oncurve in it
 
@@ -47,7 +49,10 @@ test: $(VENV)/.ready-test engines  ## the whole test suite on a CPU, without a n
 	OMP_NUM_THREADS=1 PATH="$$PATH:$(CURDIR)/$(DEEPSPEED)/bin" \
 	  ONCURVE_DEEPSPEED_PYTHON=$$(test -e $(CURDIR)/$(DEEPSPEED)/.ready && echo $(CURDIR)/$(DEEPSPEED)/bin/python) \
 	  ONCURVE_VLLM_PYTHON=$$(test -e $(CURDIR)/$(VLLM)/.ready && echo $(CURDIR)/$(VLLM)/bin/python) \
-	  $(RUN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	  $(RUN)/python -m pytest $(WORKERS) --durations=40 $(ARGS)
+
+test-fast: $(VENV)/.ready-test  ## what takes minutes left out, for the time between commits
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(WORKERS) -m "not slow and not gpu" $(ARGS)
 
 test-gpu: $(VENV)/.ready-test  ## tests that need a CUDA device
 	$(RUN)/python -m pytest -m gpu $(ARGS)

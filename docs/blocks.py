@@ -251,7 +251,8 @@ def check_command(arguments: list[str], folder: Path) -> None:
 
 def check_overrides(recipe: str, overrides: list[str], folder: Path, said: str) -> None:
     """Raise BlockError for a key that no recipe has, or that does not fit into the recipe where that is at hand."""
-    from oncurve.config.load import known_keys, load_config
+    from oncurve.config.load import load_config
+    from oncurve.config.messages import known_keys
     from oncurve.errors import ConfigError
     from oncurve.recipes.find import shipped_recipes
 

@@ -72,7 +72,11 @@ def _fill(text: str, name: str, content: str) -> str:
 
 def _benchmark(name: str) -> Any:
     """A script of the benchmarks as a module."""
-    folder = ROOT / "benchmarks"
+    return _neighbour(name, ROOT / "benchmarks")
+
+
+def _neighbour(name: str, folder: Path = ROOT / "docs") -> Any:
+    """A script of a folder as a module."""
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -130,6 +134,11 @@ def watching() -> str:
     return _fill(text, "report_size", "\n".join(textwrap.wrap(told, 119)))
 
 
+def api() -> str:
+    """The page of the public interface."""
+    return str(_neighbour("api_page").api_markdown())
+
+
 def features() -> str:
     """The page that says of every feature where it works and which test proves it."""
     sections = yaml.safe_load((ROOT / "docs" / "features.yaml").read_text(encoding="utf-8"))
@@ -173,6 +182,7 @@ def _place(place: str) -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "docs/api.md": api,
     "docs/metrics.md": glossary_markdown,
     "docs/algorithms.md": algorithms_markdown,
     "docs/comparison.md": comparison,

@@ -25,8 +25,7 @@ NEEDED = (
     "oncurve.plan.command",
     "oncurve.publish",
     "oncurve.report.commands",
-    "oncurve.resume",
-    "oncurve.session",
+    "oncurve.training",
 )
 
 

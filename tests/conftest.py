@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread o
 import pytest
 
 if TYPE_CHECKING:
-    from fake_gpu import FakeGpu
+    from pretend_gpu import PretendGpu
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from oncurve.algorithm.algorithm import Algorithm
@@ -26,10 +27,61 @@ if TYPE_CHECKING:
     from oncurve.rollouts.base import SamplingParams
     from oncurve.train.policy import Policy
 
+SLOW = (
+    "algorithm/test_learning.py",
+    "distributed/",
+    "documents/test_blocks.py",
+    "documents/test_evaluation_page.py",
+    "documents/test_notebook.py",
+    "documents/test_site.py",
+    "integration/",
+    "invariance/",
+    "launch/test_launched.py",
+    "learning/",
+    "packaging/test_wheel.py",
+    "recipes/",
+    "report/test_dashboard_in_browser.py",
+    "report/test_report_in_browser.py",
+    "resilience/test_damaged_checkpoints.py",
+    "resilience/test_fuzzed_inputs.py",
+    "resilience/test_killed_processes.py",
+    "resilience/test_killed_runs.py",
+    "resilience/test_lost_servers.py",
+    "resilience/test_own_servers.py",
+    "resilience/test_signals.py",
+    "resilience/test_surroundings.py",
+    "rewards/sandbox/test_redteam.py",
+    "rollouts/test_transfer.py",
+    "test_heap.py",
+    "train/test_adapter_runs.py",
+)
+"""Files and folders under tests/ that start processes, train until something is learned or run documents."""
 ARCHITECTURES = ("qwen2", "llama", "gpt2")
 END, PAD = "<|end|>", "<|pad|>"
 MERGES = (("a", "n"), ("<", "/"), ("Ġ", "t"))
 """Tokens of two bytes, so that a stop string can begin and end inside a token."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what ``make test-fast`` leaves out."""
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(tests) and item.path.relative_to(tests).as_posix().startswith(SLOW):
+            item.add_marker("slow")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was skipped, by its reason: how many tests, and in which files."""
+    skipped: dict[str, Counter[str]] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        files = skipped.setdefault(reason.removeprefix("Skipped: "), Counter())
+        files[report.nodeid.split("::")[0].removeprefix("tests/")] += 1
+    if skipped:
+        terminalreporter.section("skipped")
+    for reason, files in sorted(skipped.items(), key=lambda one: -one[1].total()):
+        terminalreporter.write_line(f"{files.total():4}  {reason}")
+        terminalreporter.write_line(f"      in {', '.join(sorted(files))}")
 
 
 @pytest.fixture(scope="session")
@@ -50,21 +102,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
-def cuda_guard(tmp_path_factory: pytest.TempPathFactory) -> bool:
-    """Torch takes tensors of a CUDA device that is not there."""
-    from fake_gpu import register_guard
+def pretend_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PretendGpu]:
+    """A GPU that is not there and carries numbers, in processes of its own."""
+    from pretend.loading import NO_COMPILER, has_compiler
+    from pretend_gpu import PretendGpu
 
-    return register_guard(tmp_path_factory.mktemp("guard"))
-
-
-@pytest.fixture
-def on_fake_gpu(cuda_guard: bool) -> Iterator[FakeGpu]:
-    """A CUDA device of shapes, types and devices without numbers."""
-    from fake_gpu import fake_gpu
-
-    if not cuda_guard:
-        pytest.skip("no C++ compiler, without which a build of torch for CPUs takes no CUDA tensors")
-    with fake_gpu() as gpu:
+    if not has_compiler():
+        pytest.skip(NO_COMPILER)
+    with PretendGpu(tmp_path_factory.mktemp("pretend-gpu")) as gpu:
         yield gpu
 
 
@@ -104,9 +149,11 @@ def make_model(config: Any, *, seed: int = 0) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draw = torch.Generator().manual_seed(seed)  # not the process's own, of which a thread of an earlier test may draw
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=config.initializer_range, generator=draw)
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     return model.eval()
 
@@ -259,7 +306,7 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
                 **options,
             )
             data = Curriculum(prompts, prompts_per_step, seed=0)
-            train(policy, engine, data, rewarded(RewardBy(is_right)), algorithm, run)
+            list(train(policy, engine, data, rewarded(RewardBy(is_right)), algorithm, run))
         return run
 
     return start

@@ -11,7 +11,7 @@ from oncurve.algorithm.logprobs import from_hidden, from_logits
 from oncurve.products import head_type
 
 if TYPE_CHECKING:
-    from fake_gpu import FakeGpu
+    from pretend_gpu import PretendGpu
 
 
 def head(tokens: int = 7, width: int = 4, vocabulary: int = 6) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,13 +95,29 @@ def test_the_head_multiplies_in_the_type_of_its_states_whatever_autocast_says():
 
 
 @torch.no_grad()
-def test_a_gpu_keeps_the_float32_sums_of_bfloat16_products(on_fake_gpu: FakeGpu):
-    hidden = torch.empty(5, 16, dtype=torch.bfloat16, device="cuda")
-    weight, targets = torch.empty(40, 16, device="cuda"), torch.zeros(5, dtype=torch.long, device="cuda")
-    logprobs, entropy = from_hidden(hidden, weight, targets, chunk_tokens=2)
-    assert (logprobs.dtype, entropy.dtype, logprobs.device.type) == (torch.float32, torch.float32, "cuda")
-    assert on_fake_gpu.called.count("aten::mm.dtype") == 3
-    assert "aten::mm" not in on_fake_gpu.called
+def on_a_gpu() -> dict[str, object]:
+    """The head in chunks of two tokens on a GPU: types, products, and how far from float64 it is."""
+    from pretend.counting import counting
+
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 16, device="cuda").bfloat16(), torch.randn(40, 16, device="cuda")
+    targets = torch.randint(0, 40, (5,)).to("cuda")
+    with counting() as counts:
+        found = from_hidden(hidden, weight, targets, chunk_tokens=2)
+    exact = from_logits(hidden.double() @ weight.bfloat16().double().T, targets)
+    return {
+        "types": [str(part.dtype) for part in found],
+        "devices": [part.device.type for part in found],
+        "products": {name: count for name, count in counts.launches.items() if "mm" in name},
+        "error": max(float((a - b).abs().max()) for a, b in zip(found, exact, strict=True)),
+    }
+
+
+def test_a_gpu_keeps_the_float32_sums_of_bfloat16_products(pretend_gpu: PretendGpu):
+    found = pretend_gpu(on_a_gpu)
+    assert (found["types"], found["devices"]) == (["torch.float32"] * 2, ["cuda"] * 2)
+    assert found["products"] == {"aten::mm.dtype": 3}
+    assert found["error"] < 1e-5
 
 
 @pytest.mark.parametrize(

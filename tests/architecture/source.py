@@ -23,6 +23,13 @@ def files() -> tuple[Path, ...]:
     return tuple(sorted(PACKAGE.rglob("*.py")))
 
 
+def place(module: str, line: int = 1) -> str:
+    """File and line of something in a module, as an editor opens them."""
+    stem = PACKAGE.joinpath(*filter(None, module.split(".")))
+    path = stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
+    return f"{path.relative_to(PACKAGE.parent)}:{line}"
+
+
 def module_name(path: Path) -> str:
     """``rollouts.engine.draw`` for the file of that name, ``rollouts`` for the ``__init__.py`` of a folder."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -31,15 +38,20 @@ def module_name(path: Path) -> str:
 
 def imports(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[str]:
     """What a module imports, with dots; ``when_loaded`` leaves out what is imported inside functions or for types."""
+    return (name for name, _ in imports_with_lines(tree, when_loaded=when_loaded))
+
+
+def imports_with_lines(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[tuple[str, int]]:
+    """The same, each with its line."""
     for node in ast.iter_child_nodes(tree):
         is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         if when_loaded and (is_for_types or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        yield from imports(node, when_loaded=when_loaded)
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        yield from imports_with_lines(node, when_loaded=when_loaded)
 
 
 def known(name: str) -> str | None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import pytest
-from source import files, module_name, modules
+from offenders import assert_none, at
+from source import files, modules, place
 
 MAX_LINES, MAX_FUNCTION_LINES = 400, 60
 MAX_GUESSES = 25
 """Calls of getattr and hasattr in the whole package: each is a place that does not know what it was given."""
 
-every_module = pytest.mark.parametrize("module", list(modules()))
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+def all_functions() -> Iterator[tuple[str, Function]]:
+    """Every function of the package with the module that it stands in."""
+    nodes = ((module, node) for module, tree in modules().items() for node in ast.walk(tree))
+    return ((module, node) for module, node in nodes if isinstance(node, Function))
 
 
-def public(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
+def public(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, Function | ast.ClassDef]]:
     """Functions, classes and methods that others may use, with the names under which they do."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
@@ -29,49 +31,74 @@ def public(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
 
 
 def test_no_file_is_longer_than_a_sitting() -> None:
-    lengths = {module_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files()}
-    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files()}
+    assert_none(f"{at(path, n)} is {n} lines long, of {MAX_LINES}" for path, n in lengths.items() if n > MAX_LINES)
 
 
-@every_module
-def test_no_function_is_longer_than_a_screen(module: str) -> None:
-    lengths = {f.name: (f.end_lineno or 0) - f.lineno + 1 for f in functions(modules()[module])}
-    assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
+def test_no_function_is_longer_than_a_screen() -> None:
+    lengths = [(module, f, (f.end_lineno or 0) - f.lineno + 1) for module, f in all_functions()]
+    assert len(lengths) > 1000
+    assert_none(
+        f"{place(module, f.lineno)} {f.name} has {length} lines, of {MAX_FUNCTION_LINES}"
+        for module, f, length in lengths
+        if length > MAX_FUNCTION_LINES
+    )
 
 
-@every_module
-def test_everything_public_says_what_it_is(module: str) -> None:
-    tree = modules()[module]
-    assert ast.get_docstring(tree), f"{module} has no docstring"
-    assert [name for name, node in public(tree) if not ast.get_docstring(node)] == []  # type: ignore[arg-type]
+def test_everything_public_says_what_it_is() -> None:
+    silent = [place(module) for module, tree in modules().items() if not ast.get_docstring(tree)]
+    nodes = [(module, name, node) for module, tree in modules().items() for name, node in public(tree)]
+    silent += [f"{place(module, node.lineno)} {name}" for module, name, node in nodes if not ast.get_docstring(node)]
+    assert_none(f"{where} has no docstring" for where in silent)
 
 
-@every_module
-def test_every_function_has_types(module: str) -> None:
-    for function in functions(modules()[module]):
-        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        bare = [argument.arg for argument in arguments if argument.annotation is None]
-        assert set(bare) <= {"self", "cls", "ctx"}, f"{function.name}: {bare}"
-        assert function.returns is not None, f"{function.name} does not say what it returns"
+def untyped(function: Function) -> Iterator[str]:
+    """What a function does not say about its types."""
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    bare = [argument.arg for argument in arguments if argument.annotation is None]
+    yield from (f"the type of {name}" for name in bare if name not in ("self", "cls", "ctx"))
+    if function.returns is None:
+        yield "what it returns"
 
 
-@every_module
-def test_every_exception_is_caught_at_one_boundary_only(module: str) -> None:
+def test_every_function_has_types() -> None:
+    assert_none(
+        f"{place(module, function.lineno)} {function.name} does not say {what}"
+        for module, function in all_functions()
+        for what in untyped(function)
+    )
+
+
+def test_every_exception_is_caught_at_one_boundary_only() -> None:
     """Elsewhere a handler names what it expects, or cleans up and raises again."""
-    for node in ast.walk(modules()[module]):
-        if not isinstance(node, ast.ExceptHandler):
-            continue
-        is_broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
-        raises_again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
-        assert not is_broad or raises_again or module == "rewards.base", f"line {node.lineno} catches everything"
+    handlers = [
+        (module, node)
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+    ]
+    assert len(handlers) > 100
+    assert_none(
+        f"{place(module, handler.lineno)} catches everything"
+        for module, handler in handlers
+        if module != "rewards.base" and is_broad(handler)
+    )
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler takes every exception and keeps it."""
+    takes_all = handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
+    raises_again = isinstance(handler.body[-1], ast.Raise) and handler.body[-1].exc is None
+    return takes_all and not raises_again
 
 
 def test_objects_are_known_and_not_guessed_at() -> None:
-    calls = [node for tree in modules().values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    guesses = [call for call in calls if ast.unparse(call.func) in ("getattr", "hasattr")]
-    assert len(guesses) <= MAX_GUESSES
+    nodes = ((module, node) for module, tree in modules().items() for node in ast.walk(tree))
+    calls = [(module, node) for module, node in nodes if isinstance(node, ast.Call)]
+    guesses = [place(module, call.lineno) for module, call in calls if ast.unparse(call.func) in ("getattr", "hasattr")]
+    assert len(guesses) <= MAX_GUESSES, "\n".join(guesses)
 
 
 def test_no_file_is_named_after_nothing() -> None:
-    names = {path.stem for path in files()}
-    assert not names & {"utils", "util", "helpers", "misc", "common", "manager"}
+    says_nothing = {"utils", "util", "helpers", "misc", "common", "manager"}
+    assert_none(at(path) for path in files() if path.stem in says_nothing)

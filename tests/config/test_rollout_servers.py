@@ -27,20 +27,20 @@ def recipe(*overrides: str) -> Config:
     ("overrides", "says"),
     [
         (["rollouts.type=servers"], "none is named"),
-        (["rollouts.servers=[http://a:1]"], "Set rollouts.type to servers"),
-        (["rollouts.staleness=1"], "Set rollouts.type to servers"),
-        (["rollouts.type=servers", "rollouts.servers=[a:1]"], "such as http://"),
+        (["rollouts.servers=[http://a:1]"], "Set `rollouts.type=servers`"),
+        (["rollouts.staleness=1"], "Set `rollouts.type=servers rollouts.own_servers=1`"),
+        (["rollouts.type=servers", "rollouts.servers=[a:1]"], "as in .*=.http://"),
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.staleness=2"], "rollouts.staleness"),
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.staleness=1", "data.retire_above=0.9"], "grades"),
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.deadlines.gone_seconds=0"], "gone_seconds"),
         (["rollouts.transfer=nccl", "rollouts.type=engine"], "for vLLM servers"),
         ([*OWN, "rollouts.transfer=nccl"], "for vLLM servers"),
-        ([*VLLM, "rollouts.transfer=nccl", "rollouts.sleep=true"], "transfer to ipc"),
+        ([*VLLM, "rollouts.transfer=nccl", "rollouts.sleep=true"], "rollouts.transfer=ipc"),
         ([*VLLM, "rollouts.staleness=1", "rollouts.sleep=true"], "take turns"),
-        ([*VLLM, "rollouts.vllm_servers=2", "rollouts.transfer=ipc"], "vllm_servers to 1"),
-        ([*VLLM, "rollouts.tensor_parallel=2", "rollouts.sleep=true"], "tensor_parallel 1"),
+        ([*VLLM, "rollouts.vllm_servers=2", "rollouts.transfer=ipc"], "rollouts.vllm_servers=1"),
+        ([*VLLM, "rollouts.tensor_parallel=2", "rollouts.sleep=true"], "rollouts.tensor_parallel=1"),
         (["rollouts.type=servers", "rollouts.servers=[http://a:1]", "rollouts.sleep=true"], "of this machine"),
-        ([*VLLM, "rollouts.transfer=ipc", "policy.lora={}"], "transfer to fetch"),
+        ([*VLLM, "rollouts.transfer=ipc", "policy.lora={}"], "rollouts.transfer=fetch"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: list[str], says: str) -> None:
@@ -73,7 +73,9 @@ def test_vllm_is_asked_for_by_the_path_of_its_python(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("transfer", ["nccl", "ipc"])
 def test_weights_without_files_want_a_gpu_before_any_server_is_started(transfer: str) -> None:
     config = recipe(*VLLM, f"rollouts.transfer={transfer}", "policy.device=cpu", "rollouts.vllm_python=no/such/python")
-    with pytest.raises(ConfigError, match=f"rollouts.transfer is {transfer}, which needs a CUDA device.*to fetch"):
+    with pytest.raises(
+        ConfigError, match=f"rollouts.transfer is {transfer}, which needs a CUDA device.*transfer=fetch"
+    ):
         make_server_sampler(config)
 
 

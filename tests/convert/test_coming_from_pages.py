@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.config.load import known_keys, parse_config
+from oncurve.config.load import parse_config
+from oncurve.config.messages import known_keys
 from oncurve.config.schema import Config
 from oncurve.convert.command import convert_file
 from oncurve.wiring.algorithm import check_algorithm

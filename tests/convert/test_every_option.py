@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.config.load import known_keys
+from oncurve.config.messages import known_keys
 from oncurve.convert.document import options_markdown
 from oncurve.convert.draft import Draft, recipe_text
 from oncurve.convert.options import Found, Given, RewardSource, Rows, older, table, trl_version

@@ -16,8 +16,9 @@ from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.records import Completion, Group, Mean, Prompt
 from oncurve.train.adapter import LoraSettings, add_adapter
-from oncurve.train.distributed import Processes, Sharding
+from oncurve.train.distributed import Processes
 from oncurve.train.policy import OptimizerSettings, Policy
+from oncurve.train.sharding import Sharding
 from oncurve.train.zero import ZeroSettings
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5
@@ -137,7 +138,7 @@ def train(
         for microbatch in policy.microbatches(trained):
             rows, tokens = rows + len(microbatch), tokens + int(microbatch.mask.sum())
             logprobs, entropy = policy.logprobs(microbatch)
-            loss, measured = algorithm.loss(logprobs, entropy, microbatch)
+            loss, measured = algorithm.loss(logprobs, entropy, microbatch.to(logprobs.device))
             policy.backward(loss)
             add(statistics, measured)
         add(statistics, policy.update())

@@ -6,6 +6,7 @@ python tests/distributed/zero_script.py FOLDER
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 import tasks
 import torch
 import workers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from oncurve.errors import ConfigError
 from oncurve.train.distributed import Processes
-from oncurve.train.state import capture, restore
+from oncurve.train.snapshot import capture
+from oncurve.train.state import restore
+from oncurve.train.tensor_files import TensorFiles
 from oncurve.train.zero import ZeroSettings, read_settings
 
 FILE = {
@@ -46,7 +49,8 @@ SAVED = ("zero2-offload", "zero2-offload-lora", "zero3-offload", "zero3")
 
 
 def settings(folder: Path, **zero: Any) -> ZeroSettings:
-    path = folder / "ds.json"
+    """A file of the process's own, read back: two processes share the folder."""
+    path = folder / f"ds-{os.getpid()}.json"
     path.write_text(json.dumps(FILE | {"zero_optimization": FILE["zero_optimization"] | zero}))  # type: ignore[operator]
     return read_settings(str(path), offload=False)
 
@@ -66,8 +70,8 @@ def save_and_go_on(processes: Processes, root: Path, variants: dict[str, dict[st
     """Two steps of training, and the same with a checkpoint and a new policy in between."""
     found = {}
     for name, options in variants.items():
-        place = root / f"{name}-{processes.rank}"
-        place.mkdir(parents=True)
+        place = root / name
+        place.mkdir(parents=True, exist_ok=True)
         chosen = {"way": "deepspeed", "double": False, "lora": options["lora"]}
         zero = settings(place, **options["zero"])
         taken: list[Any] = []
@@ -79,7 +83,7 @@ def save_and_go_on(processes: Processes, root: Path, variants: dict[str, dict[st
         tasks.train(processes, **chosen, policy=policy, span=(0, 2), after=save)
         whole = tasks.train(processes, **chosen, policy=policy, span=(2, 5))
         policy = tasks.make_policy(processes, **chosen, settings=zero)
-        write_tensors_only(taken[0], place)
+        write_tensors_only(taken[0], place, processes)
         kind = "whole" if taken[0].is_whole else "trained"
         load(policy, place, kind)
         again = tasks.train(processes, **chosen, policy=policy, span=(2, 5))
@@ -92,19 +96,23 @@ def load(policy: Any, place: Path, kind: str) -> None:
     if kind == "trained":
         restore(policy, place, {"weights": "trained"})
         return
-    saved = load_file(place / "trained.safetensors")
+    saved, moments = (TensorFiles(place.glob(f"{stem}*.safetensors")) for stem in ("trained", "optimizer"))
     for name, tensor in policy.trained_model.state_dict(keep_vars=True).items():
-        policy.fill(tensor, saved[name])
-    policy.zero.load_moments(dict(policy.trained_model.named_parameters()), load_file(place / "optimizer.safetensors"))
+        policy.fill(tensor, saved.reader(name))
+    policy.zero.load_moments(dict(policy.trained_model.named_parameters()), moments)
     policy.publish()
     policy.num_updates = json.loads((place / "state.json").read_text())["num_updates"]
 
 
-def write_tensors_only(snapshot: Any, place: Path) -> None:
-    """A checkpoint without the tokenizer, which these tiny models do not have."""
-    save_file(dict(snapshot.weights), place / "trained.safetensors")
-    save_file(dict(snapshot.optimizer), place / "optimizer.safetensors")
-    (place / "state.json").write_text(json.dumps(dict(snapshot.state)))
+def write_tensors_only(snapshot: Any, place: Path, processes: Processes) -> None:
+    """A checkpoint without the tokenizer, which these tiny models do not have: the share of each process."""
+    own = f"-{processes.rank + 1:05d}-of-{processes.count:05d}" if snapshot.is_shared else ""
+    for stem, tensors in (("trained", snapshot.weights), ("optimizer", snapshot.optimizer)):
+        if tensors:
+            save_file(dict(tensors), place / f"{stem}{own}.safetensors")
+    if processes.is_main:
+        (place / "state.json").write_text(json.dumps(dict(snapshot.state)))
+    processes.gather(None)
 
 
 def senseless(processes: Processes) -> dict[str, Any]:

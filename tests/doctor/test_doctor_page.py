@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from oncurve.config.load import known_keys, load_config
+from oncurve.config.load import load_config
+from oncurve.config.messages import known_keys
 from oncurve.doctor import grading, groups, lengths, moves, speed
 from oncurve.doctor.diagnose import CHECKS, check_names
 from oncurve.doctor.document import doctor_markdown

@@ -8,15 +8,18 @@ import importlib.util
 import pkgutil
 import re
 from pathlib import Path
+from typing import Any
 
-import pytest
+from offenders import assert_none, at, line_of
 
 import oncurve
 from oncurve.config.load import load_config
+from oncurve.errors import ConfigError
 from oncurve.recipes.find import shipped_recipes
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = [module.name for module in pkgutil.walk_packages(oncurve.__path__, "oncurve.")]
+NAMES = (module.name for module in pkgutil.walk_packages(oncurve.__path__, "oncurve."))
+MODULES = [name for name in NAMES if "inside" not in name]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -29,19 +32,59 @@ def test_no_generated_page_is_out_of_date() -> None:
     assert generate.stale() == [], "run `make docs`"
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if "inside" not in name])
-def test_examples_in_docstrings_are_right(name: str) -> None:
-    module = importlib.import_module(name)
-    assert doctest.testmod(module).failed == 0
+class Listing(doctest.DocTestRunner):
+    """Runs examples and keeps what is wrong with them."""
+
+    def __init__(self) -> None:
+        super().__init__(verbose=False)
+        self.wrong: list[str] = []
+
+    def report_failure(self, out: Any, test: doctest.DocTest, example: doctest.Example, got: str) -> None:
+        self.wrong.append(f"{self.where(test, example)} expected {example.want!r}, got {got!r}")
+
+    def report_unexpected_exception(
+        self, out: Any, test: doctest.DocTest, example: doctest.Example, error: Any
+    ) -> None:
+        self.wrong.append(f"{self.where(test, example)} raised {error[1]!r}")
+
+    @staticmethod
+    def where(test: doctest.DocTest, example: doctest.Example) -> str:
+        return f"{at(Path(str(test.filename)), (test.lineno or 0) + example.lineno + 1)} {example.source.strip()!r}"
 
 
-@pytest.mark.parametrize("path", shipped_recipes().values(), ids=lambda path: path.parent.name)
-def test_every_recipe_loads_and_says_what_it_is_for(path: Path) -> None:
-    load_config(path)
-    assert path.read_text(encoding="utf-8").startswith("# ")
+def test_examples_in_docstrings_are_right() -> None:
+    runner = Listing()
+    for name in MODULES:
+        for examples in doctest.DocTestFinder().find(importlib.import_module(name), name):
+            runner.run(examples)
+    assert runner.tries > 50
+    assert_none(runner.wrong)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_inside_the_project_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_every_recipe_loads_and_says_what_it_is_for() -> None:
+    recipes = list(shipped_recipes().values())
+    assert len(recipes) > 20
+    wrong = [f"{at(path)} does not begin with what it is for" for path in recipes if not begins_with_a_line(path)]
+    for path in recipes:
+        try:
+            load_config(path)
+        except ConfigError as error:
+            wrong.append(f"{at(path)} does not load: {error}")
+    assert_none(wrong)
+
+
+def begins_with_a_line(path: Path) -> bool:
+    return path.read_text(encoding="utf-8").startswith("# ")
+
+
+def test_links_inside_the_project_lead_somewhere() -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    links = [
+        (page, line_of(text, link.start()), link[1])
+        for page, text in texts.items()
+        for link in re.finditer(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    ]
+    assert len(links) > 200
+    assert_none(
+        f"{at(page, line)} links to {target}" for page, line, target in links if not (page.parent / target).exists()
+    )

@@ -60,7 +60,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 def shared(name: str) -> Path:
     path = SHARED / name
     if not path.is_file():
-        pytest.skip(f"{name} is not in ../shared/data: public data sets do not come with this project")
+        pytest.skip("the public data sets are not at ../shared/data beside the project")
     return path
 
 

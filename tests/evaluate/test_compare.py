@@ -13,7 +13,7 @@ from rich.console import Console
 
 from oncurve.errors import DataError
 from oncurve.evaluate.compare import Comparison, compare
-from oncurve.evaluate.stats import mcnemar_exact
+from oncurve.stats import mcnemar_exact
 
 #        same    answer   format   lost     lost form  same wrong
 BEFORE = ["[1]", "[9]", "3", "[4]", "[5]", "[0]"]

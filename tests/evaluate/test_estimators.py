@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from oncurve.evaluate.estimators import completions_interval, majority_at_k, runs_interval
-from oncurve.evaluate.stats import bootstrap_interval, pass_at_k, wilson_interval
+from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
 
 Votes = list[tuple[str | None, bool]]
 

@@ -12,11 +12,11 @@ from evaluation_fakes import GREEDY, Anywhere, Boxed, Reciter, evaluation_of, pr
 
 from oncurve.errors import DataError
 from oncurve.evaluate.evaluate import evaluate, read_evaluation
-from oncurve.evaluate.stats import wilson_interval
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import RunFolder
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rollouts.base import SamplingParams
+from oncurve.stats import wilson_interval
 
 TEXTS = ["[1]", "[9]", "3", "boom", "nonsense"]
 

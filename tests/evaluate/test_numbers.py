@@ -10,7 +10,7 @@ from evaluation_fakes import evaluation_of
 
 from oncurve.evaluate.evaluate import Evaluation
 from oncurve.evaluate.numbers import report_numbers
-from oncurve.evaluate.stats import wilson_interval
+from oncurve.stats import wilson_interval
 
 
 def with_answers(evaluation: Evaluation) -> Evaluation:

@@ -16,7 +16,7 @@ GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"
 @pytest.fixture(scope="session")
 def gsm8k_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not GSM8K.is_file():
-        pytest.skip("GSM8K is not beside the project in ../shared/data")
+        pytest.skip("the public data sets are not at ../shared/data beside the project")
     with GSM8K.open(encoding="utf-8") as lines:
         questions = [json.loads(next(lines))["question"] for _ in range(300)]
     backend = Tokenizer(models.BPE())

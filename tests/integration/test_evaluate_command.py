@@ -243,14 +243,14 @@ def test_options_of_benchmarks_are_refused_for_a_recipe_rather_than_ignored() ->
 
 def test_a_run_without_a_final_model_is_a_message(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="no final model yet"):
+    with pytest.raises(CheckpointError, match="a run without a final model"):
         evaluate(tmp_path, "--benchmark", "word_problems")
 
 
 def test_public_problems_are_read_from_a_folder(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     shared = Path(__file__).parents[3] / "shared" / "data"
     if not (shared / "math500.jsonl").is_file():
-        pytest.skip("../shared/data has no math500.jsonl: public data sets do not come with this project")
+        pytest.skip("the public data sets are not at ../shared/data beside the project")
     shutil.copy(shared / "math500.jsonl", tmp_path / "math500.jsonl")
     options = ["--data", tmp_path, "--limit", 40, "--samples", 2, "--max-tokens", 8]
     evaluate(checkpoints["qwen2"], "--benchmark", "math500", *options, "--output", tmp_path / "out")

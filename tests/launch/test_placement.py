@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from oncurve.config.load import parse_config
 from oncurve.errors import ConfigError
 from oncurve.launch.placement import Machine, Wants, choose_placement
+from oncurve.plan.find_shape import find_shape
+from oncurve.rollouts.servers import local_vllm, vllm_version
 from oncurve.rollouts.servers.children import gpu_shares, own_gpu, visible_gpus
-from oncurve.wiring.servers import place, settle
+from oncurve.wiring.servers import place, reckon_beside, settle
 
 GIB = 2.0**30
 RECIPE = "{model: Qwen/Qwen2.5-7B, data: {type: gsm8k}}"
@@ -24,6 +27,11 @@ def gpus(count: int, gib: float = 80.0, *, has_vllm: bool = True) -> Machine:
         (Machine("cpu", (), True), "Qwen2.5-7B", [], ("engine", 0, 1)),
         (Machine("mps", (), True), "Qwen2.5-7B", [], ("engine", 0, 1)),
         (gpus(1), "Qwen2.5-7B", [], ("engine", 0, 1)),
+        (gpus(1), "Qwen2.5-1.5B", [], ("servers", 1, 1)),
+        (gpus(1, has_vllm=False), "Qwen2.5-1.5B", [], ("engine", 0, 1)),
+        (gpus(1, 24.0), "Qwen2.5-1.5B", [], ("engine", 0, 1)),
+        (gpus(1), "Qwen2.5-7B", ["policy.lora={}"], ("servers", 1, 1)),
+        (gpus(1), "Qwen2.5-7B", ["policy.lora={}", "policy.quantization=nf4"], ("engine", 0, 1)),
         (gpus(2), "Qwen2.5-7B", [], ("servers", 1, 1)),
         (gpus(4), "Qwen2.5-7B", [], ("servers", 3, 1)),
         (gpus(8), "Qwen2.5-7B", [], ("servers", 7, 1)),
@@ -49,14 +57,14 @@ def test_a_machine_and_a_recipe_have_one_layout(
 
 @pytest.mark.parametrize("asked", ["rollouts.sleep=true", "rollouts.transfer=ipc"])
 def test_a_server_beside_the_trainer_is_there_where_it_is_asked_for_and_can_be(asked: str) -> None:
-    config = parse_config(RECIPE, [asked])
+    config = parse_config(RECIPE, ["model=Qwen/Qwen2.5-1.5B", asked])
     for machine in (gpus(1), gpus(2)):
         found = place(config, machine)
         assert (found.sampler, found.servers, found.tensor_parallel) == ("servers", 1, 1)
         assert "on the GPU that trains" in found.sentence
     for machine, why in (
         (gpus(1, has_vllm=False), "vllm_python"),
-        (gpus(1, 24.0), "more than half"),
+        (gpus(1, 24.0), "of 24.0 GiB the policy keeps"),
         (Machine("cpu", (), True), "no CUDA GPU"),
     ):
         found = place(config, machine)
@@ -101,8 +109,60 @@ def test_only_a_recipe_that_leaves_it_open_is_settled() -> None:
     assert config.rollouts.type == "engine"
     assert said is not None
     config, said = settle(parse_config(RECIPE, ["policy.device=cpu", "rollouts.transfer=nccl"]))
-    assert (config.rollouts.type, config.rollouts.transfer) == ("engine", "fetch")
+    assert (config.rollouts.type, config.rollouts.transfer) == ("engine", "auto")
     assert said is not None
     assert "rollouts.transfer" in said, "what was asked for and is not done is said"
-    forced = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.vllm_servers=2"])
+    forced = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.vllm_servers=2", "rollouts.transfer=fetch"])
     assert settle(forced) == (forced, None)
+
+
+def test_one_gpu_is_shared_with_a_server_that_sleeps_only_if_the_policy_leaves_room() -> None:
+    config = parse_config(RECIPE, ["model=Qwen/Qwen2.5-1.5B"])
+    found = place(config, gpus(1))
+    assert found.sleeps
+    assert "sleep true" in found.sentence
+    unknown = parse_config(RECIPE, ["model=nobody/knows-this-model"])
+    assert place(unknown, gpus(1)).sampler == "engine", "one GPU needs no table of models to train on"
+
+
+@pytest.mark.parametrize(
+    ("model", "sleeps", "share"),
+    [("Qwen2.5-1.5B", True, 0.73), ("Qwen2.5-0.5B", True, 0.88), ("Qwen2.5-3B", True, 0.51)],
+)
+def test_a_server_beside_the_policy_gets_what_twelve_bytes_a_weight_and_four_gibibytes_leave(
+    model: str, sleeps: bool, share: float
+) -> None:
+    config = parse_config(RECIPE, [f"model=Qwen/{model}"])
+    shape = find_shape(f"Qwen/{model}")
+    found = reckon_beside(config, shape, total=80 * GIB, sleeps=sleeps)
+    assert found.policy == 12 * shape.num_parameters + 4 * GIB
+    assert found.share == share
+    awake = reckon_beside(config, shape, total=80 * GIB, sleeps=False)
+    assert awake.share < found.share, "what trains beside it needs room as well"
+    reference = parse_config(RECIPE, [f"model=Qwen/{model}", "algorithm.kl_coef=0.1"])
+    held = reckon_beside(reference, shape, total=80 * GIB, sleeps=True)
+    assert held.policy == found.policy + 4 * shape.num_parameters
+
+
+def test_weights_go_over_nccl_where_both_sides_have_the_same_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local_vllm, "find_python", lambda python: "python")
+    monkeypatch.setattr(vllm_version, "check_version", lambda python: "0.33.1")
+    servers = ["rollouts.type=servers", "rollouts.vllm_servers=1"]
+    for own, expected, why in (
+        ("0.33.0+cu130", "nccl", "from GPU to GPU"),
+        ("0.32.0", "fetch", "this process has vLLM 0.32.0, and the servers have 0.33.1"),
+        (None, "fetch", "this process has no vLLM"),
+    ):
+        monkeypatch.setattr(vllm_version, "own_version", lambda own=own: own)
+        config, said = settle(parse_config(RECIPE, servers))
+        assert config.rollouts.transfer == expected
+        assert said is not None
+        assert why in said
+        kept, silent = settle(parse_config(RECIPE, [*servers, "rollouts.transfer=fetch"]))
+        assert (kept.rollouts.transfer, silent) == ("fetch", None)
+        lean, said = settle(parse_config(RECIPE, [*servers, "policy.lora={}"]))
+        assert lean.rollouts.transfer == "fetch"
+        shared, said = settle(parse_config(RECIPE, [*servers, "rollouts.sleep=true"]))
+        assert (shared.rollouts.transfer, said) == ("fetch", None), "NCCL does not connect two processes on one GPU"

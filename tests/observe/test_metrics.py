@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from offenders import assert_none, at, line_of
 
+from oncurve.observe import metrics
 from oncurve.observe.metrics import GLOSSARY, Metric, explain, glossary_markdown, unknown_keys
 from oncurve.observe.sinks import ALIASES
 
@@ -15,13 +19,28 @@ def test_no_key_is_listed_twice() -> None:
     assert len(keys) == len(set(keys))
 
 
-@pytest.mark.parametrize("metric", GLOSSARY, ids=lambda metric: metric.key)
-def test_every_entry_is_complete_and_its_key_well_formed(metric: Metric) -> None:
-    assert re.fullmatch(r"[a-z]+/(held_out/)?([a-z_]+|<[a-z]+>)(_gpu<number>_[a-z]+)?(_gib)?", metric.key)
-    assert metric.unit
-    assert len(metric.meaning) > 10
-    assert metric.healthy
-    assert metric.key.endswith("_fraction") <= (metric.unit == "fraction")
+def flaws(metric: Metric) -> Iterator[str]:
+    """What an entry lacks, and what is wrong with its key."""
+    if not re.fullmatch(r"[a-z]+/(held_out/)?([a-z_]+|<[a-z]+>)(_gpu<number>_[a-z]+)?(_gib)?", metric.key):
+        yield "its key is not well formed"
+    if not metric.unit:
+        yield "no unit"
+    if len(metric.meaning) <= 10:
+        yield "no meaning"
+    if not metric.healthy:
+        yield "not said what is healthy"
+    if metric.key.endswith("_fraction") and metric.unit != "fraction":
+        yield f"a fraction in {metric.unit}"
+
+
+def test_every_entry_is_complete_and_its_key_well_formed() -> None:
+    source = Path(metrics.__file__)
+    text = source.read_text(encoding="utf-8")
+    assert_none(
+        f"{at(source, line_of(text, text.find(repr(metric.key)[1:-1])))} {metric.key}: {flaw}"
+        for metric in GLOSSARY
+        for flaw in flaws(metric)
+    )
 
 
 @pytest.mark.parametrize(

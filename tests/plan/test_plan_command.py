@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from oncurve.errors import ConfigError
+from oncurve.plan import constants
 from oncurve.plan.command import plan_recipe
 from oncurve.plan.cost import compare_trainers, fits, price
 from oncurve.plan.find_shape import find_shape
@@ -21,7 +22,8 @@ from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory
 from oncurve.plan.published import renewed
 from oncurve.plan.setup import Setup, Work
-from oncurve.plan.speed import flops_per_token, step_time, sync_bytes, sync_seconds
+from oncurve.plan.speed import flops_per_token, step_time
+from oncurve.plan.ways import sync_bytes, way_of_weights
 from oncurve.recipes.find import find_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +65,7 @@ def test_what_a_plan_advises_makes_it_fit() -> None:
 
 
 def test_every_advice_is_made_of_keys_that_recipes_have() -> None:
-    from oncurve.config.load import known_keys
+    from oncurve.config.messages import known_keys
 
     keys = set(known_keys())
     sections = {key.rpartition(".")[0] for key in keys}
@@ -91,11 +93,35 @@ def test_a_plan_for_the_cpu_counts_in_float32_and_asks_no_price() -> None:
 def test_weights_of_a_32b_model_are_65_gigabytes_and_no_300_megabytes() -> None:
     apart = Setup(placement="disaggregated", sampler_devices=1)
     size = sync_bytes(THIRTY_TWO, apart)
-    assert size == 2 * 32_763_876_352
-    seconds = sync_seconds(size, apart, DEVICES["H200"], network_gbit=100)
-    assert seconds == pytest.approx(5.24, abs=0.01)
+    assert size == pytest.approx(2 * 32_763_876_352, rel=1e-4)
+    assert size > 2 * 32_763_876_352, "vectors travel in full width"
+    parts = {part.name: part for part in way_of_weights(THIRTY_TWO, apart, DEVICES["H200"], network_gbit=100)}
+    assert parts["fetch over the network"].seconds == pytest.approx(5.24, abs=0.01)
     assert sync_bytes(THIRTY_TWO, replace(apart, method="lora")) < 0.01 * size
     assert sync_bytes(THIRTY_TWO, Setup()) == 0
+
+
+def test_the_way_of_weights_that_is_taken_is_priced_part_by_part() -> None:
+    ways = {
+        way: json.loads(
+            planned("math_r1_zero", [f"rollouts.transfer={way}"], gpu="H100", placement="split", as_json=True)
+        )["seconds"]
+        for way in ("fetch", "nccl")
+    }
+    names = {way: [part["name"] for part in seconds["way"]] for way, seconds in ways.items()}
+    assert names["fetch"] == ["copy to the machine's memory", "checksum", "write", "read and check", "load"]
+    assert names["nccl"] == ["broadcast", "load"]
+    for seconds in ways.values():
+        assert seconds["sync"] == pytest.approx(sum(part["seconds"] for part in seconds["way"]))
+        assert seconds["way"][0]["bytes"] == seconds["sync_bytes"]
+    assert ways["fetch"]["sync"] > 1, "three gigabytes of files are not written, summed and read in less"
+    assert ways["nccl"]["sync"] < ways["fetch"]["sync"] / 5
+    alone = json.loads(planned("math_r1_zero", ["rollouts.transfer=ipc"], gpu="H100", as_json=True))
+    assert [part["name"] for part in alone["seconds"]["way"]] == ["fill the buffer", "load"]
+    text = planned("math_r1_zero", [], gpu="H100", placement="split")
+    assert "rollouts.transfer fetch" in text
+    assert "read and check" in text
+    assert "estimated, not measured" in text
 
 
 def test_training_costs_six_operations_per_weight_and_two_more_with_checkpointing() -> None:
@@ -118,7 +144,7 @@ def test_more_devices_and_faster_memory_take_less_time() -> None:
 
 def test_a_measured_share_replaces_the_guess() -> None:
     guessed = DEVICES["H100"]
-    measured = guessed.model_copy(update={"train_utilization": 0.7})
+    measured = guessed.model_copy(update={"train_utilization": 2 * constants.TRAIN_UTILIZATION})
     times = [step_time(SEVEN, WORK, Setup(), device, network_gbit=100).train for device in (guessed, measured)]
     assert times[0] == pytest.approx(2 * times[1])
 

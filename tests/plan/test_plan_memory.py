@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from oncurve.batch import Batch, Size
 from oncurve.plan.activations import head_bytes, kept_bytes, largest_microbatch
 from oncurve.plan.find_shape import find_shape
-from oncurve.plan.memory import PHASES, Component, plan_memory
+from oncurve.plan.memory import PHASES, Component, plan_memory, rows_that_fit
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 
@@ -88,9 +88,13 @@ def test_offload_leaves_half_width_weights_and_gradients_and_fills_the_machine()
 
 
 def test_the_cache_holds_whole_groups_of_rows_of_full_length() -> None:
-    rows = 128
-    expected = 2 * 2 * SHAPE.layers * SHAPE.kv_size * rows * (256 + 512)
-    assert parts(Setup(), "sample")["KV cache"] == expected
+    on_cpu = Setup(is_gpu=False, compute="float32")
+    assert parts(on_cpu, "sample")["KV cache"] == 4 * 2 * SHAPE.layers * SHAPE.kv_size * 128 * (256 + 512)
+    prompts_once = 16 * 256 + 128 * 512
+    token = 2 * 2 * SHAPE.kv_size
+    assert parts(Setup(), "sample")["KV cache"] == token * (SHAPE.layers * prompts_once + 128 * 256), (
+        "a prompt is held once on a GPU, and one layer's completions twice while they grow"
+    )
     one_group = replace(WORK, max_rows=3)
     assert one_group.rows_at_once == 8
 
@@ -111,7 +115,7 @@ def test_devices_that_sample_from_weights_in_parts_have_a_whole_copy() -> None:
     assert parts(cut)["copy to sample from"] == 2 * linear + 4 * (N - linear)
     assert parts(replace(cut, compute="float32"))["copy to sample from"] == 4 * N
     apart = replace(cut, placement="split", sampler_devices=1)
-    assert parts(replace(apart, sends_over_nccl=True))["copy to sample from"] == parts(cut)["copy to sample from"]
+    assert parts(replace(apart, transfer="nccl"))["copy to sample from"] == parts(cut)["copy to sample from"]
     for other in (Setup(), replace(cut, shard="zero2"), apart, replace(apart, placement="disaggregated")):
         assert "copy to sample from" not in parts(other)
 
@@ -224,3 +228,24 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
         compute=compute, is_gpu=False, packed=packed, checkpointing=checkpointing, tokens_per_microbatch=10_000
     )
     assert kept_bytes(SMALL, setup, largest_microbatch(work, setup)) == pytest.approx(kept, rel=0.06)
+
+
+def test_what_is_in_tensors_is_told_apart_from_what_allocators_and_libraries_take() -> None:
+    for setup in (Setup(), Setup(is_gpu=False, compute="float32"), Setup(method="lora", checkpointing=True)):
+        need = plan_memory(SHAPE, WORK, setup).trainer
+        for phase in PHASES:
+            taken = {part.name: part.bytes for part in need.components if part.is_allowance and phase in part.phases}
+            assert set(taken) <= {"fragmentation", "device context", "libraries", "recorded steps"}
+            assert taken
+            assert need.live_bytes(phase) == pytest.approx(need.phase_bytes(phase) - sum(taken.values()))
+
+
+def test_as_many_rows_are_planned_as_the_engine_would_take() -> None:
+    many = replace(WORK, prompts=256, completion_tokens=4096)
+    for gib in (24.0, 40.0, 80.0):
+        rows = rows_that_fit(SHAPE, many, Setup(), memory_bytes=gib * 2**30)
+        planned = plan_memory(SHAPE, replace(many, max_rows=rows), Setup()).trainer.phase_bytes("sample")
+        assert planned <= gib * 2**30
+        assert rows < 256 * 8
+    assert rows > 300, "more than the usual number on a large GPU"
+    assert rows_that_fit(SHAPE, WORK, Setup(), memory_bytes=80.0 * 2**30) == 128, "never more than there are"

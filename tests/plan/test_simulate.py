@@ -126,7 +126,8 @@ def test_equal_lengths_on_one_server_take_what_the_plan_says() -> None:
     )
     planned = step_time(SHAPE, work, setup, DEVICE, network_gbit=100)
     speeds = planned_speeds(SHAPE, work, setup, DEVICE)
-    assert row.in_step.seconds == pytest.approx(planned.total + speeds.write_seconds + speeds.load_seconds)
+    assert speeds.write_seconds + speeds.load_seconds < planned.sync, "the network is simulated on its own"
+    assert row.in_step.seconds == pytest.approx(planned.total)
 
 
 def test_the_plan_shows_servers_in_rows_and_as_json() -> None:

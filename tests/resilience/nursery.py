@@ -6,10 +6,13 @@ killed, signalled and waited for like any other, and it runs the command as a us
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +56,7 @@ class Nursery:
         self.folder = folder
         self.count = 0
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment.setdefault("MPLBACKEND", "agg")
         self.process = subprocess.Popen(
             [sys.executable, str(_SELF)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -125,8 +129,6 @@ def _become(words: Sequence[str], log: str, message: Mapping[str, object]) -> No
 
 def _arm(module: str, name: str, call: int) -> None:
     """Have a function kill its process at one of its calls."""
-    import importlib
-
     owner = importlib.import_module(module)
     original, numbers = getattr(owner, name), iter(range(1, 10**9))
 
@@ -138,12 +140,31 @@ def _arm(module: str, name: str, call: int) -> None:
     setattr(owner, name, armed)
 
 
-def _serve(requests: IO[str]) -> None:
-    import oncurve.examine
-    import oncurve.resume
-    import oncurve.rewards.custom
-    import oncurve.rollouts.engine.engine  # noqa: F401
+NEEDED = (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.pyplot",
+    "oncurve.examine",
+    "oncurve.report.commands",
+    "oncurve.resume",
+    "oncurve.rewards.custom",
+    "oncurve.rollouts.engine.engine",
+    "oncurve.session",
+    "oncurve.training",
+    "torch.distributed.fsdp",
+    "transformers.generation.utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2.tokenization_qwen2",
+)
+"""What most commands import. None of it may start a thread, which a fork would lose."""
 
+
+def _serve(requests: IO[str]) -> None:
+    for name in NEEDED:
+        importlib.import_module(name)
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()  # so that the collector of a child writes to no page of its parent, which would copy it
     ended: dict[int, int] = {}
 
     def reap(pid: int, options: int) -> int | None:

@@ -11,10 +11,11 @@ import torch
 
 from oncurve.algorithm.presets import build
 from oncurve.errors import TrainingError
+from oncurve.memory import is_out_of_memory
 from oncurve.observe.record import read_metrics
 from oncurve.records import Completion, Mean, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.train.guards import Guards, KlAlarm, is_out_of_memory
+from oncurve.train.guards import Guards, KlAlarm
 
 if TYPE_CHECKING:
     from oncurve.train.policy import Policy

@@ -21,6 +21,7 @@ import pytest
 import torch
 from nursery import Child, Nursery
 from safetensors.torch import load_file
+from sampled import assert_same_completions, rollouts
 
 SIZES: dict[str, dict[str, Any]] = {
     "rollouts": {"max_completion_tokens": 48},
@@ -84,13 +85,9 @@ def on_servers(tmp_path: Path, **deadlines: float) -> dict[str, Any]:
     }
 
 
-def rollouts(run: Path) -> dict[str, Any]:
-    return {path.name: path.read_text() for path in sorted((run / "rollouts").glob("*.jsonl"))}
-
-
 def assert_as_undisturbed(run: Path, clean: Path) -> None:
     """The same completions at every step, and the same weights up to rounding: sums come in other orders."""
-    assert rollouts(run) == rollouts(clean)
+    assert_same_completions(run, clean)
     assert len(rollouts(run)) == SIZES["run"]["steps"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {row["completion/max_staleness_steps"] for row in rows if row["step"]} == {0.0}

@@ -15,6 +15,7 @@ import pytest
 import torch
 from nursery import Nursery
 from safetensors.torch import load_file
+from sampled import assert_same_completions, rollouts
 
 from oncurve.rollouts.servers.children import ChildServers
 
@@ -49,10 +50,6 @@ def until(is_so: Callable[[], Any], told: Callable[[], str] = str, seconds: floa
         time.sleep(0.01)
 
 
-def rollouts(run: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted((run / "rollouts").glob("*.jsonl"))}
-
-
 @linux
 def test_a_run_with_servers_of_its_own_is_the_run_without_any_and_leaves_nobody(
     nursery: Nursery, recipe: Callable[..., Path], checkpoints: dict[str, Path], tmp_path: Path
@@ -63,7 +60,7 @@ def test_a_run_with_servers_of_its_own_is_the_run_without_any_and_leaves_nobody(
     status, said = nursery.run("train", recipe(tmp_path / "served", **SERVED))
     assert status == 0, said
     alone, served = tmp_path / "alone" / "run", tmp_path / "served" / "run"
-    assert rollouts(alone) == rollouts(served)
+    assert_same_completions(served, alone)
     assert len(rollouts(served)) == 4
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (served, alone))
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in ours)

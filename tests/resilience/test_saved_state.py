@@ -23,7 +23,8 @@ from oncurve.errors import CheckpointError
 from oncurve.train.guards import Guards
 from oncurve.train.saving import Saver, best_interval
 from oncurve.train.sealed import verify
-from oncurve.train.state import capture, checksum, from_plain, optimizer_tensors, restore, to_plain, write
+from oncurve.train.snapshot import capture, optimizer_tensors
+from oncurve.train.state import checksum, from_plain, restore, to_plain, write
 
 if TYPE_CHECKING:
     from oncurve.records import Prompt
@@ -119,13 +120,6 @@ def test_a_checkpoint_of_another_model_does_not_fit(make_policy: MakePolicy, tmp
     assert folder is not None
     with pytest.raises(CheckpointError, match="does not fit the recipe's model"):
         restore(make_policy("qwen2"), folder, verify(folder))
-
-
-def test_only_rank_zero_writes(make_policy: MakePolicy, tmp_path: Path) -> None:
-    policy: Policy = make_policy()
-    snapshot = capture(policy, step=1, state={"num_updates": 0}, facts={})
-    assert write(snapshot, policy, tmp_path, rank=1) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -78,21 +78,48 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_message(
     assert good
 
 
-def test_a_folder_that_may_not_be_written_is_a_message(
-    nursery: Nursery, recipe: Callable[..., Path], tmp_path: Path
-) -> None:
+@pytest.fixture
+def open_to_all(recipe: Callable[..., Path], checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
+    """A recipe whose data, and model where it is ``readable``, another user may read."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
-    folder = tmp_path / "closed"
-    path = recipe(tmp_path, run={"folder": str(folder)})
-    folder.mkdir(mode=0o755)
-    data = Path(yaml.safe_load(path.read_text())["data"]["path"])
-    for parent in (tmp_path, *tmp_path.parents[:3], data.parent):
-        os.chmod(parent, 0o755)
-    status, said = nursery.run("train", path, user=65534, env={"HOME": "/tmp", "HF_HOME": "/tmp"})
+
+    def make(*, readable: bool) -> Path:
+        model = Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "tiny"))
+        for file in model.iterdir():
+            file.chmod(0o644)
+        path = recipe(tmp_path, run={"folder": str(tmp_path / "closed")})
+        tree = yaml.safe_load(path.read_text())
+        path.write_text(yaml.safe_dump(tree | {"model": str(model)}))
+        (tmp_path / "closed").mkdir(mode=0o755)
+        for folder in (tmp_path, *tmp_path.parents[:3], Path(tree["data"]["path"]).parent):
+            folder.chmod(0o755)
+        model.chmod(0o755 if readable else 0o700)
+        return path
+
+    return make
+
+
+NOBODY: dict[str, Any] = {"user": 65534, "env": {"HOME": "/tmp", "HF_HOME": "/tmp"}}
+
+
+def test_a_folder_that_may_not_be_written_is_a_message(
+    nursery: Nursery, open_to_all: Callable[..., Path], tmp_path: Path
+) -> None:
+    status, said = nursery.run("train", open_to_all(readable=True), **NOBODY)
     assert "Traceback" not in said, said[-1500:]
     assert status in (2, 6), said
-    assert list(folder.iterdir()) == []
+    assert str(tmp_path / "closed") in said.replace("\n", ""), "it is this folder that is told about"
+    assert list((tmp_path / "closed").iterdir()) == []
+
+
+def test_a_model_that_may_not_be_read_is_a_message(
+    nursery: Nursery, open_to_all: Callable[..., Path], tmp_path: Path
+) -> None:
+    status, said = nursery.run("train", open_to_all(readable=False), **NOBODY)
+    assert "Traceback" not in said, said[-1500:]
+    assert status in (2, 6), said
+    assert str(tmp_path / "tiny") in said.replace("\n", "")
 
 
 def test_a_recipe_that_changed_is_shown_and_refused(nursery: Nursery, stopped: Path) -> None:

@@ -363,7 +363,7 @@ def test_importing_it_brings_neither_torch_nor_transformers() -> None:
     assert ended.stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(not HUMANEVAL.exists(), reason="shared/data/humaneval.jsonl is not there")
+@pytest.mark.skipif(not HUMANEVAL.exists(), reason="the public data sets are not at ../shared/data beside the project")
 def test_every_reference_solution_of_humaneval_is_paid(pool: SandboxPool) -> None:
     rows = [json.loads(line) for line in HUMANEVAL.read_text(encoding="utf-8").splitlines()]
     reward = Programs(pool=pool, wall_seconds=20.0)

@@ -27,7 +27,7 @@ def checker() -> Iterator[AnswerChecker]:
 def rows_of(name: str) -> list[dict[str, str]]:
     path = FOLDER / name
     if not path.is_file():
-        pytest.skip(f"{path} is absent: the public data sets are not part of the repository")
+        pytest.skip("the public data sets are not at ../shared/data beside the project")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

@@ -19,6 +19,8 @@ from oncurve.rollouts.servers import contract
 
 PATIENCE = timedelta(seconds=60)
 STAMP = 7
+NCCL = [2, 27, 5]
+"""What this server says it has, unless it is told another."""
 
 
 def make_group(address: str, port: int, rank: int, size: int) -> dist.ProcessGroupGloo:
@@ -91,6 +93,8 @@ class Recorder:
 
     async def _init(self, request: web.Request) -> web.Response:
         told = (await request.json())["init_info"]
+        if told.get("way") == "same_nccl" and told["settings"]["version"] != self.behave.get("nccl", NCCL):
+            return web.json_response({"error": "this server has another NCCL"}, status=500)
         if told.get("way") == "nccl":
             place = told["settings"]
             facts = (place["master_address"], place["master_port"], place["rank_offset"], place["world_size"])

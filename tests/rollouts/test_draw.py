@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.draw import draw, restrict
+from oncurve.rollouts.engine.draw import draw, first_above_by_parts, part_width, restrict
 from oncurve.rollouts.engine.streams import stream_keys, uniforms
 
 DRAWS = 40_000
@@ -171,3 +171,21 @@ def test_restrictions_keep_the_tokens_that_they_should(params: SamplingParams, k
 def test_a_set_that_has_the_probability_exactly_is_large_enough(top_p: float, kept: list[int]) -> None:
     p = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
     assert torch.nonzero(restrict(p, SamplingParams(top_p=top_p))[0]).squeeze(1).tolist() == kept
+
+
+@pytest.mark.parametrize("words", [256, 4096, 151_936])
+def test_sums_of_parts_find_the_token_that_sums_of_the_whole_vocabulary_find(words: int) -> None:
+    random = torch.Generator().manual_seed(words)
+    rows = 2**21 // words
+    p = torch.softmax(torch.randn(rows, words, generator=random) * torch.linspace(0.5, 6, rows)[:, None], dim=-1)
+    uniform = torch.rand(rows, generator=random, dtype=torch.float64)
+    uniform[0], uniform[1] = 2.0**-53, 1 - 2.0**-53
+    cumulative = p.cumsum(dim=-1, dtype=torch.float64)
+    expected = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(1)
+    found = first_above_by_parts(p, uniform, part_width(words))
+    assert found.tolist() == expected.clamp(max=words - 1).tolist()
+    assert (p.gather(1, found[:, None]) > 0).all()
+
+
+def test_a_vocabulary_that_parts_do_not_fit_is_summed_whole() -> None:
+    assert [part_width(words) for words in (151_936, 128_256, 256_000, 32_000, 50_257)] == [128, 256, 1024, 256, 0]

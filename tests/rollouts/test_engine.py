@@ -225,10 +225,17 @@ class Watched(decoding.Decoder):
         return super().prefill(prompts, slots)
 
     def step(self, tokens, positions, places):
+        self._watch(tokens)
+        return super().step(tokens, positions, places)
+
+    def draw(self, tokens, positions, places, uniform, choose):
+        self._watch(tokens)
+        return super().draw(tokens, positions, places, uniform, choose)
+
+    def _watch(self, tokens):
         self.steps.append(len(tokens))
         cache = self.caches[0]
         self.held.append(cache.own_values[:, 0, :, 0].numel() + cache.prompt_keys[:, 0, 0].numel())
-        return super().step(tokens, positions, places)
 
 
 @pytest.fixture

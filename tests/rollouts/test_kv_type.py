@@ -117,4 +117,4 @@ def test_where_another_type_cannot_be_kept_it_is_said(make_policy: MakePolicy, m
         parse_config(recipe, source="recipe")
     engine = make_sampler(parse_config(recipe.replace("transformers", "engine"), source="recipe"))
     assert isinstance(engine, Engine)
-    assert engine.kv_type is BFLOAT16
+    assert engine.budget.kv_type is BFLOAT16

@@ -20,15 +20,20 @@ from served import FAST, LocalServer, ThroughServers
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.servers import contract
-from oncurve.rollouts.servers.manifest import checksum
+from oncurve.rollouts.servers.manifest import checksum, describe_files
 from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.rollouts.servers.store import WeightStore
+from oncurve.rollouts.servers.shards import write_weights
+from oncurve.rollouts.servers.store import Contents, WeightStore
+from oncurve.rollouts.servers.transfer.shipment import make_shipment
 from oncurve.rollouts.serving.app import check_host
 from oncurve.rollouts.serving.sampling import Paused, Sampling
 from oncurve.train.adapter import LoraSettings, add_adapter
 from oncurve.train.policy import Policy
+from oncurve.trunk.decoding import Decoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -207,8 +212,8 @@ def test_other_machines_are_let_in_only_with_a_token() -> None:
 
 def publish(policy: Policy, folder: Path, version: int = 1) -> dict[str, Any]:
     store = WeightStore(folder, run="test", keep=5)
-    weights = policy.ordinary_weights()
-    manifest = store.publish(version, lambda place: policy.model.save_pretrained(place, state_dict=weights))
+    shipment = make_shipment(policy, "test", version, matrix_type=None)
+    manifest = store.publish(version, lambda place: write_weights(shipment, place))
     return manifest.message(address=None, token=None)
 
 
@@ -317,11 +322,13 @@ def test_a_store_keeps_the_newest_and_removes_what_the_dead_left_behind(
     assert store.root.is_absolute(), "servers have other working folders"
     assert not dead.exists()
     assert foreign.exists()
-    labels = [
-        store.publish(version, lambda folder: (folder / "a.safetensors").write_bytes(HEADER)).label
-        for version in range(4)
-    ]
-    assert store.publish(3, lambda folder: (folder / "a.safetensors").write_bytes(HEADER)).label == labels[3]
+
+    def write(folder: Path) -> Contents:
+        (folder / "a.safetensors").write_bytes(HEADER)
+        return describe_files(folder)
+
+    labels = [store.publish(version, write).label for version in range(4)]
+    assert store.publish(3, write).label == labels[3]
     assert sorted(path.name for path in store.root.iterdir()) == sorted(labels[2:])
     store.close()
     assert not store.root.exists()
@@ -329,3 +336,60 @@ def test_a_store_keeps_the_newest_and_removes_what_the_dead_left_behind(
 
 HEADER = (2).to_bytes(8, "little") + b"{}"
 """A safetensors file without tensors."""
+
+
+@pytest.mark.parametrize("way", ["trunk", "module"])
+@pytest.mark.parametrize("calls", [(1,), (3, 6)])
+def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
+    calls: tuple[int, ...], way: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: Any = (Decoder, "step")
+    if way == "module":
+        monkeypatch.setattr(proof, "trunk_of", lambda model: None)
+        where = (ModuleSampling, "_forward")
+    requests = [asked(text, first_key=10 * place, count=4) for place, text in enumerate(("1 + 1 =", "a", "b c"))]
+    sampling = Sampling(policy, max_rows=8)
+    expected = [result(sampling, request) for request in requests]
+    sampling.close()
+    right, seen = getattr(*where), []
+
+    def fails(*given: Any, **options: Any) -> Any:
+        seen.append(1)
+        if len(seen) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+        return right(*given, **options)
+
+    monkeypatch.setattr(*where, fails)
+    tight = Sampling(policy, max_rows=8)
+    handed = [tight.submit(request) for request in requests]
+    found = [one.future.result(20) for one in handed]
+    tight.close()
+    assert tight.budget.limit == 8 // 2 ** len(calls)
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+
+
+@pytest.mark.parametrize("way", ["trunk", "module"])
+def test_a_request_that_does_not_fit_alone_is_refused_and_the_next_one_is_served(
+    way: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: Any = (Decoder, "prefill")
+    if way == "module":
+        monkeypatch.setattr(proof, "trunk_of", lambda model: None)
+        where = (ModuleSampling, "_forward")
+    right = getattr(*where)
+
+    def fails(self: Any, ids: Any, *given: Any) -> Any:
+        if max(len(row) for row in ids) > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+        return right(self, ids, *given)
+
+    sampling = Sampling(policy, max_rows=8)
+    expected = result(sampling, asked("1 + 1 ="))
+    monkeypatch.setattr(*where, fails)
+    with pytest.raises(SamplerError, match=r"^there is not enough memory to sample one completion of up to"):
+        result(sampling, asked("x" * 120))
+    found = result(sampling, asked("1 + 1 ="))
+    sampling.close()
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]

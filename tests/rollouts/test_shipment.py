@@ -55,7 +55,7 @@ def test_files_for_a_late_server_are_of_the_weights_before_they_were_trained_on(
     copies = Copies(WeightStore(tmp_path, run="run"), trains_meanwhile=trains_meanwhile)
     shipment = make_shipment(policy, "run", 0, matrix_type=None)
     before = {name: weight.clone() for name, weight in shipment}
-    copies.offer(policy, shipment)
+    copies.offer(shipment)
     move(policy)
     found = copies.files(shipment.label)
     if not trains_meanwhile:
@@ -84,7 +84,9 @@ def test_the_address_of_memory_travels_as_plain_values() -> None:
 
 def test_a_machine_without_a_gpu_is_told_what_to_set() -> None:
     for transfer in ("nccl", "ipc"):
-        with pytest.raises(ConfigError, match=f"transfer is {transfer}, which needs a CUDA device.*Set it to fetch"):
+        with pytest.raises(
+            ConfigError, match=f"transfer is {transfer}, which needs a CUDA device.*rollouts.transfer=fetch"
+        ):
             check_device(transfer, has_gpu=False)
     if __import__("importlib").util.find_spec("vllm") is None:
         with pytest.raises(ConfigError, match=r"pip install 'oncurve\[vllm\]'"):

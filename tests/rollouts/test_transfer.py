@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorder import broadcast, make_group
+from recorder import NCCL, broadcast, make_group
 from served import FAST, move
 
 from oncurve.records import Group, Prompt
@@ -40,7 +40,13 @@ MakeSampler = Callable[..., ServerSampler]
 
 
 class GlooEnd:
-    """The trainer's place in a group, over gloo."""
+    """The trainer's place in a group, over gloo; with the NCCL that it says it has."""
+
+    def __init__(self, nccl: list[int] | None = None) -> None:
+        self.nccl = nccl
+
+    def version(self) -> list[int] | None:
+        return self.nccl
 
     def join(self, address: str, port: int, size: int) -> None:
         self.group = make_group(address, port, 0, size)
@@ -111,8 +117,8 @@ def sampler_of(tmp_path: Path) -> Iterator[MakeSampler]:
         sampler.close()
 
 
-def over_nccl() -> Transfer:
-    push = GroupPush(GlooEnd, free_port=lambda: free_ports(1)[0], push_seconds=LIMITS.push_seconds)
+def over_nccl(nccl: list[int] | None = None) -> Transfer:
+    push = GroupPush(lambda: GlooEnd(nccl), free_port=lambda: free_ports(1)[0], push_seconds=LIMITS.push_seconds)
     return Transfer(push, torch.bfloat16)
 
 
@@ -229,6 +235,29 @@ def test_a_server_that_cannot_join_fetches_files_and_the_others_are_a_group_at_t
     [_, joins] = recorded(able)["calls"][0]
     assert joins["init_info"]["settings"]["world_size"] == 2
     assert versions(sampler.sample(prompts, 4)) == {2}
+
+
+def test_a_server_with_another_nccl_gets_files_and_nobody_waits_for_it(
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+) -> None:
+    servers = servers_of(2)
+    other, alike = servers.urls
+    said: list[str] = []
+    sampler = sampler_of(servers, transfer=over_nccl(NCCL))
+    sampler.say = said.append
+    sampler.load_weights(policy, version=0)
+    wait_for(lambda: all_ready(sampler))
+    tell(other, {"nccl": [2, 26, 2]})
+    for version in (1, 2, 3):
+        recorded(other), recorded(alike)
+        move(policy)
+        sampler.load_weights(policy, version=version)
+        wait_for(lambda: all_ready(sampler))
+        assert versions(sampler.sample(prompts, 4)) == {version}
+    assert [text for text in said if "gets weights as files" in text and "another NCCL" in text and other in text]
+    assert not [text for text in said if "poisoned" in text or "started again" in text]
+    assert recorded(alike)["sums"], "the other one is a group with the trainer"
+    assert sum("another NCCL" in text for text in said) == 1
 
 
 def tell_later(url: str, sampler: ServerSampler) -> None:

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    import torch
     from runs_reference import Reference
 
     from oncurve.batch import Batch
     from oncurve.records import Group
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("invariance", "distributed")]
-
-
-@pytest.fixture
-def gpu_autocast() -> Iterator[Callable[[torch.dtype], None]]:
-    """Switches on products of a type for GPUs, which torch.autocast refuses on a machine without one."""
-    import torch
-
-    before = torch.get_autocast_dtype("cuda")
-
-    def switch(dtype: torch.dtype) -> None:
-        torch.set_autocast_enabled("cuda", True)
-        torch.set_autocast_dtype("cuda", dtype)
-
-    yield switch
-    torch.set_autocast_enabled("cuda", False)
-    torch.set_autocast_dtype("cuda", before)
 
 
 @pytest.fixture

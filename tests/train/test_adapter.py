@@ -20,6 +20,7 @@ from oncurve.rollouts.engine.engine import Engine
 from oncurve.rollouts.hf import HfSampler
 from oncurve.train.adapter import Adapter, LoraSettings, Quantization, add_adapter, open_adapter
 from oncurve.train.checkpoint import load_model, merge_adapter, save_model
+from oncurve.train.final import write_model
 from oncurve.train.halved import halve_frozen_matrices
 from oncurve.train.policy import OptimizerSettings, Policy, make_adamw, train_only
 from oncurve.train.state import checksum
@@ -140,7 +141,8 @@ def saved(
     adapter = add_adapter(model, LoraSettings(rank=4, alpha=8.0), base=str(checkpoints["qwen2"]))
     policy = make_policy(model, adapter=adapter, optimizer=OptimizerSettings(learning_rate=0.05))
     update(policy, batch)
-    return save_model(policy.snapshot(), tokenizer, tmp_path / "adapter"), logits(model)
+    write_model(policy, tmp_path / "adapter")
+    return tmp_path / "adapter", logits(model)
 
 
 def test_a_saved_adapter_comes_back_with_the_same_logits(saved: tuple[Path, Tensor]) -> None:
@@ -279,7 +281,7 @@ def test_switching_the_adapter_off_does_not_unfreeze_a_part_of_it(tiny_model: Ma
 def test_what_needs_bitsandbytes_says_so(checkpoints: dict[str, Path]) -> None:
     weight = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(ConfigError, match=r"optimizer\.type is adamw_8bit.*pip install bitsandbytes"):
-        make_adamw([weight], OptimizerSettings(type="adamw_8bit"))
+        make_adamw([[weight]], OptimizerSettings(type="adamw_8bit"))
     with pytest.raises(ConfigError, match=r"policy\.quantization is nf4.*pip install bitsandbytes"):
         load_model(str(checkpoints["qwen2"]), quantization="nf4")
 

@@ -112,3 +112,25 @@ def test_the_proof_leaves_no_gradient_and_no_hook(
     assert forward.enable_packing(model, torch.bfloat16)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.get_input_embeddings()._forward_hooks
+
+
+def test_packing_that_computes_something_else_is_switched_off_with_both_numbers(
+    make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = forward.packed_hidden
+    monkeypatch.setattr(forward, "trunk_of", lambda model: None)
+    monkeypatch.setattr(forward, "packed_hidden", lambda *given: right(*given) * 1.02)
+    policy = make_policy("llama")
+    assert not policy.is_packed
+    [warning] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    said = warning.getMessage()
+    assert "rows are padded in training, not packed, so that each completion computes its prompt again" in said
+    assert "those of the plain way by" in said
+    assert "at most 0.001 is rounding" in said
+
+
+def test_packing_that_rounds_as_padded_rows_do_stays(make_policy: MakePolicy, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert make_policy("llama").is_packed
+    assert "packed rows give log-probabilities that differ by" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from oncurve.config.load import parse_config
-from oncurve.train.distributed import ALONE, Sharding
+from oncurve.train.distributed import ALONE
 from oncurve.train.halved import frozen_copy
+from oncurve.train.sharding import Sharding
 from oncurve.train.zero import ZeroSettings
 from oncurve.wiring.policy import where_whole
 

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from oncurve.evaluate.stats import (
+from oncurve.stats import (
     bootstrap_interval,
     mcnemar_exact,
     paired_difference_interval,

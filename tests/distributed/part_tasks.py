@@ -1,0 +1,184 @@
+"""What processes do in the tests of weights in parts: load a model, save and open checkpoints, watch their memory."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tasks
+import torch
+
+from oncurve.config.load import parse_config
+from oncurve.train.checkpoint import load_tokenizer
+from oncurve.train.distributed import Processes
+from oncurve.train.policy import Policy
+from oncurve.train.sealed import verify
+from oncurve.train.snapshot import capture, optimizer_tensors
+from oncurve.train.state import restore, write
+from oncurve.wiring.policy import make_policy
+
+RECIPE = """
+model: {model}
+data: {{type: word_problems}}
+rewards: [{{type: r1_zero}}]
+algorithm: {{type: grpo, kl_coef: 0.05, reference: average, reference_share: 0.5, group_size: 4}}
+policy: {{parallel: fsdp, compute_type: {compute_type}}}
+rollouts: {{type: servers, servers: ["http://127.0.0.1:1"]}}
+"""
+
+
+class Peak:
+    """How much memory of its own a process takes on top, in bytes."""
+
+    def __init__(self) -> None:
+        self.before = self.most = held()
+
+    @property
+    def growth(self) -> int:
+        return self.most - self.before
+
+
+def held() -> int:
+    """Bytes of this process that no file stands behind: heap, and what is mapped without a file."""
+    found = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return 1024 * sum(map(int, found))
+
+
+@contextmanager
+def watched() -> Iterator[Peak]:
+    """The peak while it lasts, looked at all the time."""
+    peak, done = Peak(), threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.0005):
+            peak.most = max(peak.most, held())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        looking.join()
+
+
+def tokenized(policy: Policy) -> Policy:
+    policy._tokenizer = load_tokenizer("embedded")[1]  # type: ignore[misc]  # the models of tasks have none
+    return policy
+
+
+def recipe_policy(processes: Processes, model: Path, *, compute_type: str = "float32") -> Policy:
+    """The policy of a recipe that trains a model in parts, with a reference."""
+    config = parse_config(RECIPE.format(model=model, compute_type=compute_type))
+    return make_policy(config, with_reference=True, processes=processes)
+
+
+def move(policy: Policy) -> None:
+    """One update with a gradient that no model would give."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in policy.trained_model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        tasks.local(parameter.grad).normal_(generator=generator)
+    policy.update()
+
+
+def save(policy: Policy, root: Path, *, step: int) -> Path:
+    """A checkpoint, by all processes; what it is called."""
+    taken = capture(policy, step=step, state={"num_updates": policy.num_updates}, facts={}, moves_reference=True)
+    write(taken, policy, root)
+    policy.processes.gather(None)
+    return root / f"step_{step:06d}"
+
+
+def memory(processes: Processes, *, model: Path, root: Path) -> dict[str, int]:
+    """Peaks of loading a model, of copying and writing a checkpoint, and of reading it; and what a part is."""
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # what is freed goes back at once, and does not count
+    with watched() as loading:
+        policy = recipe_policy(processes, model)
+    move(policy)
+    with watched() as copying:
+        taken = capture(policy, step=1, state={"num_updates": 1}, facts={}, moves_reference=True)
+    with watched() as writing:
+        write(taken, policy, root)
+    kept = sum(t.nbytes for kind in (taken.weights, taken.optimizer, taken.reference) for t in (kind or {}).values())
+    processes.gather(None)
+    weights = sum(tasks.local(p).nbytes for p in policy.trained_model.parameters())
+    del taken, policy
+    fresh = recipe_policy(processes, model)
+    folder = root / "step_000001"
+    manifest = verify(folder)
+    with watched() as reading:
+        restore(fresh, folder, manifest)
+    return {
+        "loading": loading.growth,
+        "copying": copying.growth,
+        "writing": writing.growth,
+        "reading": reading.growth,
+        "kept": kept,
+        "part": weights,
+        "largest": max(p.numel() * p.element_size() for p in fresh.trained_model.parameters()),
+    }
+
+
+def state_of(policy: Policy) -> dict[str, torch.Tensor]:
+    """All weights, moments and the weights of the reference, whole."""
+    found = {name: policy.whole(p).clone() for name, p in policy.trained_model.named_parameters()}
+    found |= {name: policy.whole(value).clone() for name, value in optimizer_tensors(policy).items()}
+    if policy.reference is not None:
+        found |= {f"ref:{name}": policy.whole(p).clone() for name, p in policy.reference.named_parameters()}
+    return found
+
+
+def save_trained(processes: Processes, *, root: Path, **options: Any) -> dict[str, Any]:
+    """Two updates, a checkpoint, and three more."""
+    policy = tokenized(tasks.make_policy(processes, **options))
+    tasks.train(processes, policy=policy, span=(0, 2), **options)
+    policy.move_reference(0.3)
+    save(policy, root, step=2)
+    saved = state_of(policy)
+    return {"saved": saved, "end": tasks.train(processes, policy=policy, span=(2, 5), **options)["weights"]}
+
+
+def go_on(processes: Processes, *, root: Path, **options: Any) -> dict[str, Any]:
+    """The same from that checkpoint."""
+    policy = tokenized(tasks.make_policy(processes, **options))
+    folder = root / "step_000002"
+    restore(policy, folder, verify(folder))
+    opened = state_of(policy)
+    return {"opened": opened, "end": tasks.train(processes, policy=policy, span=(2, 5), **options)["weights"]}
+
+
+def broken_write(processes: Processes, *, root: Path) -> str:
+    """What is said when the second process cannot write its share."""
+    from oncurve.errors import CheckpointError
+    from oncurve.train import state
+
+    policy = tokenized(tasks.make_policy(processes, "fsdp", double=False, lora=False))
+    save(policy, root, step=1)
+    if not processes.is_main:
+        state.save_file = full  # type: ignore[assignment]
+    try:
+        save(policy, root, step=2)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError("No space left on device")
+
+
+def logprobs(processes: Processes, *, model: Path, compute_type: str, tokens: int = 50) -> torch.Tensor:
+    """Log-probabilities of the batch of these tests under a policy as the recipe makes it."""
+    policy = recipe_policy(processes, model, compute_type=compute_type)
+    policy.tokens_per_microbatch = tokens
+    found = policy.annotate(tasks.batch_of(one_row=False), old=True, entropy=False, reference=True)
+    assert found.old_logprobs is not None
+    assert found.ref_logprobs is not None
+    assert torch.equal(found.old_logprobs, found.ref_logprobs)
+    return found.old_logprobs
