@@ -33,18 +33,18 @@ from machine import RESULTS, describe_machine
 from transformers.utils import logging as transformers_logging
 
 from oncurve.data.prompts import render_prompts
-from oncurve.data.word_problems import word_problems
+from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import VllmServers
 from oncurve.rollouts.servers.registry import register
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.train.checkpoint import EMBEDDED, load_model
-from oncurve.train.policy import OptimizerSettings, Policy
+from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.tasks.word_problems import word_problems
 
-COMMAND = [sys.executable, "-c", "from oncurve.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from oncurve.cli.app import main; main()"]
 transformers_logging.disable_progress_bar()
 PARAMS = SamplingParams(max_completion_tokens=200, min_completion_tokens=100, seed=1)
 """Long completions, so that a fault meets them."""
@@ -110,7 +110,7 @@ class VllmProcesses:
     def start(self, count: int = 1) -> str:
         """So many servers; those that come later leave their address where the pool looks."""
         crew = VllmServers(
-            str(EMBEDDED), count, python=self.python, dtype="float32", on_cpu=True, logs=self.folder, say=print
+            str(EMBEDDED), count, python=self.python, dtype="float32", on_cpu=True, logs=self.folder, notify=print
         )
         if self.crews:
             register(self.folder / "registry", crew.urls[0])
@@ -136,14 +136,14 @@ class VllmProcesses:
 class Stage:
     """A sampler on servers, and a thread that asks it for one step after another, each with other weights."""
 
-    def __init__(self, sampler: ServerSampler, prompts: list[Prompt], policy: Policy, *, check: bool) -> None:
+    def __init__(self, sampler: ServerSampler, prompts: list[Prompt], policy: TrainedPolicy, *, check: bool) -> None:
         self.sampler, self.prompts, self.policy, self.check = sampler, prompts, policy, check
         self.step = -1
         self.completions = self.tokens = self.wrong = self.drawn_otherwise = 0
         self.largest_difference = 0.0
         self.ended: dict[int, float] = {}
         self._stop = threading.Event()
-        self._engine = Engine(PARAMS)
+        self._engine = InProcessEngine(PARAMS)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -299,7 +299,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     model, tokenizer = load_model("embedded")
-    policy = Policy(model, tokenizer, optimizer=OptimizerSettings())
+    policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
     rows = [{"question": one.question, "answer": one.answer} for one in word_problems("test", asked.prompts, seed=5)]
     prompts, _ = render_prompts(rows, tokenizer, template="think_answer")  # type: ignore[arg-type]
     deadlines = Deadlines(silent_seconds=asked.silent, gone_seconds=300.0)
@@ -318,7 +318,7 @@ def main() -> None:
             registry=folder / "registry",
             weights_folder=folder,
             deadlines=deadlines,
-            say=lambda text: print(f"    {text}", flush=True),
+            notify=lambda text: print(f"    {text}", flush=True),
         )
         stage = Stage(sampler, prompts, policy, check=not asked.vllm)
         found_faults: list[Fault] = []

@@ -18,16 +18,16 @@ from typing import Any
 
 from rich.console import Console
 
+from oncurve.coldstart.supervised import coldstart
+from oncurve.commands.examine import evaluate_models
 from oncurve.config.load import load_config, read_text
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation
-from oncurve.examine import evaluate_models
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.plots import plot_curve
 from oncurve.observe.record import read_metrics
 from oncurve.recipes.find import find_recipe
-from oncurve.train.coldstart import coldstart
-from oncurve.training import run_recipe
+from oncurve.session.training import run_recipe
 
 RECIPE = "word_problems"
 

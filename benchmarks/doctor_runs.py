@@ -189,7 +189,7 @@ def ensure(run: Planned, folder: Path) -> None:
         ensure(next(other for other in PLAN if other.name == run.model_of), folder)
     model = [] if run.model_of is None else [f"model={folder / run.model_of / 'model'}"]
     place = [f"run.folder={folder}", f"run.name={run.name}"]
-    oncurve = [sys.executable, "-c", "from oncurve.cli import main; main()"]
+    oncurve = [sys.executable, "-c", "from oncurve.cli.app import main; main()"]
     command = [*oncurve, "train", "word_problems", *BUDGET, *model, *run.overrides, *place]
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
     started = time.perf_counter()

@@ -22,22 +22,22 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.launch.local import free_port
-from oncurve.train.sealed import checkpoints_in
+from oncurve.train.checkpoint_manifest import checkpoints_in
 
 MARK = "ONCURVE_FAULTS"
 """In the environment of everything that is started here, by which what is left over is found."""
 PLACES: dict[str, tuple[str, str]] = {
-    "sampling": ("oncurve.rollouts.engine.engine", "Engine.sample"),
+    "sampling": ("oncurve.rollouts.engine.engine", "InProcessEngine.sample"),
     "grading": ("oncurve.train.loop", "score"),
     "refilling": ("oncurve.train.loop", "refill"),
-    "forward": ("oncurve.train.policy", "Policy.logprobs"),
-    "backward": ("oncurve.train.policy", "Policy.backward"),
-    "optimizer": ("oncurve.train.policy", "Policy.update"),
+    "forward": ("oncurve.policy.policy", "TrainedPolicy.logprobs"),
+    "backward": ("oncurve.policy.policy", "TrainedPolicy.backward"),
+    "optimizer": ("oncurve.policy.policy", "TrainedPolicy.update"),
     "between optimizer and log": ("oncurve.train.run", "Run.end_step"),
     "logging": ("oncurve.observe.record", "RunFolder.write_metrics"),
-    "writing a checkpoint": ("oncurve.train.saving", "write"),
+    "writing a checkpoint": ("oncurve.train.checkpointer", "write"),
     "before the data of a checkpoint": ("oncurve.train.state", "_write_share"),
-    "before the manifest of a checkpoint": ("oncurve.train.state", "seal"),
+    "before the manifest of a checkpoint": ("oncurve.train.state", "write_checkpoint_manifest"),
     "before the rename of a checkpoint": ("oncurve.train.state", "publish"),
 }
 ONLY_MAIN = ("logging", "writing a checkpoint")
@@ -166,7 +166,7 @@ def _become(
 
 
 def run_main() -> int:
-    from oncurve.cli import main
+    from oncurve.cli.app import main
 
     try:
         main()

@@ -23,17 +23,17 @@ import yaml
 from oncurve.config.load import load_config
 from oncurve.data.datasets import load_rows
 from oncurve.data.prompts import render_prompts
-from oncurve.differences import config_differences
 from oncurve.errors import OncurveError
 from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.summary import summarize
-from oncurve.parts import recorded
+from oncurve.policy.deepspeed import read_settings, resolve
+from oncurve.policy.environment import read_place
+from oncurve.policy.optimizer import OptimizerSettings
 from oncurve.recipes.find import described_recipes, find_recipe
-from oncurve.resume import asked_config
-from oncurve.train.launched import read_place
-from oncurve.train.optimizer import OptimizerSettings
-from oncurve.train.sealed import newest_good, seal, set_aside, sweep
-from oncurve.train.zero import read_settings, resolve
+from oncurve.session.differences import config_differences
+from oncurve.session.parts import recorded
+from oncurve.session.resume import asked_config
+from oncurve.train.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
 
 WEIRD: tuple[Any, ...] = (
     None, "", " ", 0, -1, 1, 2**63, 1e308, 0.5, True, [], {}, [[]], {"": None}, "../../etc/passwd", "/", "a\0b",
@@ -190,7 +190,7 @@ def make_run(folder: Path) -> Path:
         place.mkdir(parents=True)
         (place / "state.json").write_text('{"num_updates": 4}\n')
         (place / "model.safetensors").write_bytes(bytes(range(200)))
-        seal(place, {"step": step, "config": recorded(config), "world_size": 1})
+        write_checkpoint_manifest(place, {"step": step, "config": recorded(config), "world_size": 1})
     return run
 
 
@@ -233,7 +233,7 @@ def go_on(run: Path) -> None:
         _, manifest = newest_good(root, strict=False, warn=lambda text: None)
         config = asked_config(run, manifest, [], warn=lambda text: None)
         config_differences(manifest["config"], config)
-        set_aside(root, after=int(manifest["step"]))
+        quarantine(root, after=int(manifest["step"]))
         RunFolder(run, resume_step=int(manifest["step"]), lock=lock).close()
 
 
@@ -291,7 +291,7 @@ def main() -> None:
     asked = parser.parse_args()
     from transformers import AutoTokenizer
 
-    from oncurve.train.checkpoint import EMBEDDED
+    from oncurve.policy.model_folder import EMBEDDED
 
     counts = run_cases(asked.count, AutoTokenizer.from_pretrained(EMBEDDED), first=asked.first)
     text = json.dumps({"cases": asked.count, "first": asked.first, "faults": 0, "counts": counts}, indent=2)

@@ -17,11 +17,11 @@ from gpu_first_probe import Answer, Setting, judged
 from oncurve import wiring
 from oncurve.config.load import parse_config
 from oncurve.data.collate import collate
+from oncurve.policy.distributed import ALONE
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import Engine
-from oncurve.train.distributed import ALONE
-from oncurve.train.policy import Policy
+from oncurve.rollouts.engine.engine import InProcessEngine
 
 TIE = 1e-3
 """Where greedy tokens of two devices part, their log-probabilities may differ by so much: a tie, up to rounding."""
@@ -54,7 +54,7 @@ class Gaps:
     tokens: int
 
 
-def make_policy(device: str, compute_type: str, model: str = "embedded", **policy: Any) -> Policy:
+def make_policy(device: str, compute_type: str, model: str = "embedded", **policy: Any) -> TrainedPolicy:
     """A policy to train and to sample from, as a recipe makes it."""
     import yaml
 
@@ -68,21 +68,23 @@ def make_policy(device: str, compute_type: str, model: str = "embedded", **polic
     return wiring.make_policy(config, processes=ALONE)
 
 
-def questions(policy: Policy, count: int) -> list[Prompt]:
+def questions(policy: TrainedPolicy, count: int) -> list[Prompt]:
     """Word problems as the recipe writes them, of several lengths."""
     texts = [f"User: Tom has {n} apples and buys {7 * n} more{' each day' * (n % 3)}. How many does Tom have?"
              f"\nAssistant: <think>" for n in range(3, 3 + count)]  # fmt: skip
     return [Prompt(text, tuple(policy.tokenizer(text)["input_ids"]), place, {}) for place, text in enumerate(texts)]
 
 
-def sample(policy: Policy, prompts: Sequence[Prompt], group: int, params: SamplingParams, **engine: Any) -> list[Group]:
+def sample(
+    policy: TrainedPolicy, prompts: Sequence[Prompt], group: int, params: SamplingParams, **engine: Any
+) -> list[Group]:
     """Completions of the engine."""
-    sampler = Engine(params, **engine)
+    sampler = InProcessEngine(params, **engine)
     sampler.load_weights(policy, version=0)
     return list(sampler.sample(prompts, group))
 
 
-def gaps(policy: Policy, groups: Sequence[Group]) -> Gaps:
+def gaps(policy: TrainedPolicy, groups: Sequence[Group]) -> Gaps:
     """What the trainer makes of sampled tokens."""
     batch = collate(groups, torch.ones(len(groups), len(groups[0].completions)))
     with torch.no_grad():

@@ -26,8 +26,9 @@ PACKAGES = (
     "liger-kernel", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis",
 )  # fmt: skip
 MODULES = (
-    "oncurve.cli", "oncurve.session", "oncurve.wiring.policy", "oncurve.rollouts.engine.engine", "oncurve.report.write",
-    "oncurve.rewards.mathematics", "oncurve.rewards.schema", "datasets", "peft", "math_verify",
+    "oncurve.cli.app", "oncurve.session.session", "oncurve.wiring.policy", "oncurve.rollouts.engine.engine",
+    "oncurve.report.write",
+    "oncurve.rewards.mathematics", "oncurve.rewards.json_schema", "datasets", "peft", "math_verify",
 )  # fmt: skip
 ARGUMENTS = {
     "_flash_attention_forward": ("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "scale"),
@@ -89,7 +90,7 @@ def output_of(*words: str) -> str | None:
 def marked_tests(setting: Setting) -> Answer:
     """The tests marked "gpu"; a tiny setting takes those of one file."""
     record = setting.folder / "tests.xml"
-    chosen = ["tests/train/test_recipes_on_a_gpu.py", "-k", "reference"] if setting.tiny else ["tests"]
+    chosen = ["tests/policy/test_recipes_on_a_gpu.py", "-k", "reference"] if setting.tiny else ["tests"]
     workers = [] if setting.tiny or importlib.util.find_spec("xdist") is None else ["-n", "4", "--dist", "worksteal"]
     code, printed, _ = call(
         ["python", "-m", "pytest", "-m", "gpu", "-o", "filterwarnings=default", "-p", "no:cacheprovider", "--timeout",

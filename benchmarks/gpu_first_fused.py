@@ -17,7 +17,7 @@ from gpu_first_sizes import decode_step
 from gpu_first_timing import checkpoint, seconds_each
 from torch import Tensor
 
-from oncurve.trunk.torch_ops import add_norm
+from oncurve.model.ops_torch import add_norm
 
 EPSILON, REPEATS = 1e-6, 56
 """Norms of a decode step of 28 layers."""

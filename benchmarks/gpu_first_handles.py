@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from oncurve.rollouts.servers.transfer.ends import IpcEnd
+from oncurve.rollouts.servers.transfer.endpoints import IpcEnd
 from oncurve.rollouts.servers.transfer.handles import from_plain
-from oncurve.rollouts.servers.transfer.shipment import Shipment
+from oncurve.rollouts.servers.transfer.weight_stream import Shipment
 
 
 def send() -> None:

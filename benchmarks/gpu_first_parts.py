@@ -15,12 +15,12 @@ from gpu_first_timing import checkpoint, is_gpu, wait
 from torch import distributed
 
 from oncurve.data.collate import collate
+from oncurve.policy.activation_checkpointing import recomputable_layers
+from oncurve.policy.distributed import ALONE, Sharding, join_alone, shard, whole
+from oncurve.policy.forward import completion_logprobs
+from oncurve.policy.model_folder import load_model
+from oncurve.policy.policy import Scorer, torch_type
 from oncurve.records import Completion, Group
-from oncurve.train.checkpoint import load_model
-from oncurve.train.distributed import ALONE, Sharding, join_alone, shard, whole
-from oncurve.train.forward import completion_logprobs
-from oncurve.train.policy import Scorer, torch_type
-from oncurve.train.recompute import recomputable_layers
 
 
 def compare(setting: Setting) -> Answer:

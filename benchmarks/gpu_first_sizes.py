@@ -20,15 +20,15 @@ from models import FIRST_WORD, SHAPES, Shape, build, make_prompts
 from oncurve.algorithm.presets import build as build_algorithm
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
+from oncurve.model.decoding import Decoder
+from oncurve.model.weights import backbone_of, head_matrix
 from oncurve.observe.profile import backward, decode, forward
+from oncurve.policy.liger import use_liger
+from oncurve.policy.model_folder import load_model
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.draw import draw
-from oncurve.train.checkpoint import load_model
-from oncurve.train.liger import use_liger
-from oncurve.train.policy import OptimizerSettings, Policy
-from oncurve.trunk.decoding import Decoder
-from oncurve.trunk.weights import head_matrix, trunk_of
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocabulary=1024)
 CONTEXT = 4096
@@ -80,7 +80,7 @@ def proofs(setting: Setting) -> Answer:
     batch = make_batch(setting, tokenizer, prompts=2, group=4, prompt=48, most=16 if setting.tiny else 160)
 
     def outcome(packing: bool, kind: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        policy = Policy(model, tokenizer, optimizer=OptimizerSettings(), packing=packing, compute_type=kind)
+        policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings(), packing=packing, compute_type=kind)
         logprobs, _ = policy.logprobs(batch)
         model.zero_grad(set_to_none=True)
         (logprobs * batch.advantages[:, None].to(logprobs)).sum().backward()
@@ -158,7 +158,7 @@ def operations(shape: Shape, batch: Batch) -> float:
     return once.operations + backward(size, once, predicted=predicted).operations
 
 
-def update(policy: Policy, batch: Batch) -> Callable[[], None]:
+def update(policy: TrainedPolicy, batch: Batch) -> Callable[[], None]:
     """An update as the loop takes it."""
     algorithm = build_algorithm("dapo", group_size=8, max_completion_tokens=512)
 
@@ -198,22 +198,22 @@ def decoding(setting: Setting) -> Answer:
 
 @contextmanager
 def decode_step(
-    policy: Policy, rows: int, context: int, *, records: bool, change: Callable[[Decoder], None] | None = None
+    policy: TrainedPolicy, rows: int, context: int, *, records: bool, change: Callable[[Decoder], None] | None = None
 ) -> Iterator[Callable[[], Any]]:
     """While it lasts, a function that computes one more token of many rows, and draws none.
 
     ``change`` may alter the decoder before its first step.
     """
-    trunk = trunk_of(policy.model)
-    if trunk is None:
+    backbone = backbone_of(policy.model)
+    if backbone is None:
         raise SystemExit("the engine does not know the layers of this model")
     count, prompt = -(-rows // 8), min(256, context // 2)
     past = context - prompt - 1
     with torch.inference_mode(), policy.compute():
-        kind = trunk.compute_type()
-        with torch.autocast(trunk.device.type, enabled=False):
+        kind = backbone.compute_type()
+        with torch.autocast(backbone.device.type, enabled=False):
             decoder = Decoder(
-                trunk, head_matrix(policy.model), kind, slots=rows, prompt_slots=count, prompt_tokens=prompt,
+                backbone, head_matrix(policy.model), kind, slots=rows, prompt_slots=count, prompt_tokens=prompt,
                 completion_tokens=past + 1, records=records,
             )  # fmt: skip
             decoder.prefill([[FIRST_WORD + number] * prompt for number in range(count)], range(count))

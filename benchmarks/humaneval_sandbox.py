@@ -24,7 +24,7 @@ from mutants import mutate
 
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.programs import Programs
-from oncurve.rewards.sandbox import SandboxPool, choose_isolation
+from oncurve.sandbox import SandboxPool, choose_isolation
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIN_KILLED_FRACTION = 0.95

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from oncurve.observe.profile import Size
+from oncurve.observe.profile import TokenWork
 from oncurve.records import Completion, Prompt, Reward
 
 MEAN_TOKENS = 40.0
@@ -46,7 +46,7 @@ class Shape:
         """Numbers that one token leaves in the cache."""
         return self.layers * 2 * self.kv_heads * (self.hidden // self.heads)
 
-    def size(self, number_bytes: int, *, lora_rank: int | None = None) -> Size:
+    def size(self, number_bytes: int, *, lora_rank: int | None = None) -> TokenWork:
         """What the least work of a token depends on, with all weights trained, or adapters on every matrix."""
         width, head = self.hidden // self.heads, self.hidden * self.vocabulary
         query, kv = self.heads * width, self.kv_heads * width
@@ -54,7 +54,7 @@ class Shape:
         ends = [(self.hidden, query), *[(self.hidden, kv)] * 2, (query, self.hidden), *[(self.hidden, self.mlp)] * 3]
         thin = self.layers * (lora_rank or 0) * sum(a + b for a, b in ends)
         biases_norms_embedding = self.layers * (query + 2 * kv + 2 * self.hidden) + self.hidden + head
-        return Size(
+        return TokenWork(
             matrix_weights=inner + thin,
             trained_matrix_weights=thin or inner,
             head_weights=head,

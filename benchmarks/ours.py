@@ -19,7 +19,7 @@ from oncurve.config.schema import Config
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.errors import ConfigError
 from oncurve.records import Group
-from oncurve.train.steps import score
+from oncurve.train.scoring import score
 
 GROUP_SIZE, PROMPTS, NEW_TOKENS = 8, 8, 128
 LEARNING_RATE = 1e-6

@@ -120,13 +120,13 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
 
     from oncurve.algorithm.presets import build as build_algorithm
     from oncurve.data.collate import collate, stack_rewards
-    from oncurve.heap import keep_freed_memory
+    from oncurve.model.allocator import keep_freed_memory
+    from oncurve.policy.lora import LoraSettings, add_adapter
+    from oncurve.policy.model_folder import load_model
+    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
     from oncurve.records import Prompt, Reward
     from oncurve.rollouts.base import SamplingParams
-    from oncurve.rollouts.engine.engine import Engine
-    from oncurve.train.adapter import LoraSettings, add_adapter
-    from oncurve.train.checkpoint import load_model
-    from oncurve.train.policy import OptimizerSettings, Policy
+    from oncurve.rollouts.engine.engine import InProcessEngine
 
     peak = Peak()
     peak.note("imports")
@@ -136,7 +136,7 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     adapter = add_adapter(model, LoraSettings(rank=rank), base=str(folder)) if rank else None
     copied = setting.reference and adapter is None  # with an adapter, the base under it is the reference
     reference = copy.deepcopy(model).requires_grad_(False) if copied else None
-    policy = Policy(
+    policy = TrainedPolicy(
         model,
         tokenizer,
         optimizer=OptimizerSettings(),
@@ -146,7 +146,7 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
         reference=reference,
         adapter=adapter,
     )
-    engine = Engine(SamplingParams(max_completion_tokens=setting.new_tokens))
+    engine = InProcessEngine(SamplingParams(max_completion_tokens=setting.new_tokens))
     coefficient = {"kl_coef": 0.04} if setting.reference else {}
     algorithm = build_algorithm(
         "grpo", group_size=setting.group_size, max_completion_tokens=setting.new_tokens, **coefficient
@@ -181,13 +181,13 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from oncurve.batch import Batch, Size
-    from oncurve.train.adapter import LoraSettings, add_adapter
-    from oncurve.train.checkpoint import load_model
-    from oncurve.train.policy import OptimizerSettings, Policy
+    from oncurve.policy.lora import LoraSettings, add_adapter
+    from oncurve.policy.model_folder import load_model
+    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 
     model, tokenizer = load_model(str(folder))
     rank = setting.lora_rank
-    policy = Policy(
+    policy = TrainedPolicy(
         model,
         tokenizer,
         optimizer=OptimizerSettings(),

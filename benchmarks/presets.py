@@ -26,8 +26,8 @@ from oncurve.config.load import load_config, read_text
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
 from oncurve.recipes.find import find_recipe
+from oncurve.session.training import run_recipe
 from oncurve.stats import wilson_interval
-from oncurve.training import run_recipe
 
 BUDGET = ["run.steps=12", "run.prompts_per_step=16", "evaluation.num_prompts=200", "evaluation.data.limit=200"]
 """The same for every row: 12 steps of 16 prompts and 8 completions each, measured on 200 problems."""

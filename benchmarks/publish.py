@@ -33,15 +33,15 @@ from machine import RESULTS, describe_machine
 from models import SHAPES, build
 
 import oncurve
+from oncurve.policy.model_folder import load_model
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers import sampler as sampling
+from oncurve.rollouts.servers import server_sampler as sampling
 from oncurve.rollouts.servers import store
 from oncurve.rollouts.servers.children import ChildServers, own_environment, serve_command
 from oncurve.rollouts.servers.client import ServerClient
 from oncurve.rollouts.servers.local_vllm import VllmServers
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.train.checkpoint import load_model
-from oncurve.train.policy import OptimizerSettings, Policy
+from oncurve.rollouts.servers.server_sampler import ServerSampler
 
 WARM_UP = 2
 """Versions that are not counted: the first waits for the server to start."""
@@ -92,7 +92,7 @@ class Clock:
         return SimpleNamespace(sha256=Sum)
 
 
-def watch_trainer(clock: Clock, policy: Policy) -> None:
+def watch_trainer(clock: Clock, policy: TrainedPolicy) -> None:
     """Time the parts of writing a version, in this checkout or in an older one."""
     store._flush = clock.timed("flush", store._flush)
     sampling.make_shipment = clock.timed("fingerprint", sampling.make_shipment)
@@ -138,7 +138,7 @@ def make_sampler(servers: ChildServers, folder: Path | None, spare: Path, dtype:
 
 
 @torch.no_grad()
-def move(policy: Policy) -> None:
+def move(policy: TrainedPolicy) -> None:
     """Other weights, as if it had trained."""
     for parameter in policy.model.parameters():
         parameter.mul_(1.001)
@@ -148,7 +148,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The medians over all versions, and every version."""
     model_folder = build(folder / "model", SHAPES[args.size], mean_tokens=None, max_length=512)
     model, tokenizer = load_model(str(model_folder))
-    policy = Policy(model, tokenizer, optimizer=OptimizerSettings())
+    policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
     clock, rows = Clock(), []
     watch_trainer(clock, policy)
     watch_server(clock)

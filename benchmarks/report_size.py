@@ -35,7 +35,7 @@ MAX_BYTES, MAX_SECONDS = 30_000_000, 3.0
 GROUP_SIZE = 8
 LOGPROBS_OF_PROMPTS = 8
 """The default of run.logprobs_of_prompts."""
-REPORT = "import sys; from oncurve.cli import main; sys.argv = ['oncurve', 'report', sys.argv[1]]; main()"
+REPORT = "import sys; from oncurve.cli.app import main; sys.argv = ['oncurve', 'report', sys.argv[1]]; main()"
 NAMES = ("Anna", "Ben", "Carla", "Deniz", "Emma", "Farid", "Greta", "Hugo", "Iris", "Jonas", "Kim", "Lena")
 THINGS = ("apples", "marbles", "pages", "coins", "stamps", "melons", "tickets", "shells", "cakes", "books")
 VERBS = ("buys", "finds", "sells", "loses", "gives away", "gets", "bakes", "collects", "drops", "wins")

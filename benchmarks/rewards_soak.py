@@ -26,7 +26,7 @@ from typing import Any
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.programs import Programs
-from oncurve.rewards.sandbox import Limits, SandboxPool, choose_isolation
+from oncurve.sandbox import Limits, SandboxPool, choose_isolation
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MAX_SLOWDOWN = 1.3

@@ -27,13 +27,13 @@ from machine import RESULTS, describe_machine
 from overlap import WARM_UP, train
 
 from oncurve.data.prompts import render_prompts
-from oncurve.data.word_problems import word_problems
-from oncurve.plan.simulate import Layout, Simulated, Speeds, simulate
+from oncurve.plan.simulate import FleetLayout, Simulated, Speeds, simulate
+from oncurve.policy.model_folder import load_model
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.train.checkpoint import load_model
-from oncurve.train.policy import OptimizerSettings, Policy
+from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.tasks.word_problems import word_problems
 
 PROMPTS, GROUP, TOKENS, ROWS = 32, 8, 64, (8, 64, 256)
 STILL = ["optimizer.learning_rate=1e-12", "optimizer.warmup_updates=0", "run.rollouts_every_steps=1"]
@@ -64,7 +64,7 @@ def median(work: Callable[[], object], times: int) -> float:
     return statistics.median(found)
 
 
-def open_probe(urls: list[str], folder: Path, policy: Policy) -> Probe:
+def open_probe(urls: list[str], folder: Path, policy: TrainedPolicy) -> Probe:
     rows = [{"question": one.question, "answer": one.answer} for one in word_problems("train", PROMPTS, seed=5)]
     prompts, _ = render_prompts(rows, policy.tokenizer, template="think_answer")  # type: ignore[arg-type]
     sampler = ServerSampler(SamplingParams(), urls=urls, weights_folder=folder)
@@ -78,7 +78,7 @@ def measure_parts(urls: list[str], folder: Path) -> dict[str, Any]:
     """Speeds of one server, of a push, and of two servers beside each other."""
     torch.set_num_threads(1)
     model, tokenizer = load_model("embedded")
-    policy = Policy(model, tokenizer, optimizer=OptimizerSettings())
+    policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
     one = open_probe(urls[:1], folder, policy)
     short, long = {rows: one.seconds(rows, 2) for rows in ROWS}, {rows: one.seconds(rows, TOKENS) for rows in ROWS}
     turns = {rows: (long[rows] - short[rows]) / (TOKENS - 2) for rows in ROWS}
@@ -122,7 +122,7 @@ def speeds_from(parts: dict[str, Any], *, step: float, sample: float) -> Speeds:
 
 
 def predict(servers: int, staleness: int, speeds: Speeds, lengths: list[int], beside: float) -> Simulated:
-    layout = Layout(
+    layout = FleetLayout(
         servers=servers,
         prompts=PROMPTS,
         group_size=GROUP,

@@ -11,8 +11,8 @@ from typing import Any
 
 from pages import filled
 
-from oncurve.plan.command import plan_recipe
-from oncurve.plan.servers import Fleet
+from oncurve.commands.plan import plan_recipe
+from oncurve.plan.fleet import FleetQuestion
 from oncurve.recipes.find import find_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +36,7 @@ def planned(more: tuple[str, ...], *, losses: float = 0.0, spread: float = 0.6) 
         gpus=8,
         network_gbit=400.0,
         mean_tokens=700.0,
-        fleet=Fleet(counts=COUNTS, losses_per_hour=losses, spread=spread),
+        fleet=FleetQuestion(counts=COUNTS, losses_per_hour=losses, spread=spread),
         as_json=True,
     )
     return json.loads(text)["servers"]

@@ -36,11 +36,11 @@ from oncurve.data.curriculum import Curriculum
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
+from oncurve.policy.model_folder import load_model
 from oncurve.recipes.find import find_recipe
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rollouts.base import PolicyView, end_token_ids
-from oncurve.train.checkpoint import load_model
 from oncurve.train.loop import train
 from oncurve.train.run import Run
 

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import oncurve
-from oncurve.trainer import train
+from oncurve.interface.trainer import train
 
 SECTIONS = {
     "Train": ("train", "Trainer", "Result", "Step", "Evaluation"),

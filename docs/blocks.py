@@ -230,7 +230,7 @@ def check_command(arguments: list[str], folder: Path) -> None:
     """Raise BlockError for arguments of ``oncurve`` that it would refuse before it does anything."""
     import typer.main
 
-    from oncurve.cli import app
+    from oncurve.cli.app import app
 
     if not arguments or arguments[0].startswith("-"):
         return

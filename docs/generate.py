@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from tables.algorithms import algorithms_markdown
+from tables.doctor import doctor_markdown
+from tables.published_costs import renewed
 
-from oncurve.algorithm.document import algorithms_markdown
-from oncurve.doctor.document import doctor_markdown
 from oncurve.observe.metrics import glossary_markdown
-from oncurve.plan.published import renewed
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"

@@ -20,12 +20,12 @@ NEEDED = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen2.tokenization_qwen2",
-    "oncurve.benchmark_run",
-    "oncurve.examine",
-    "oncurve.plan.command",
-    "oncurve.publish",
-    "oncurve.report.commands",
-    "oncurve.training",
+    "oncurve.commands.benchmark_run",
+    "oncurve.commands.examine",
+    "oncurve.commands.plan",
+    "oncurve.commands.publish",
+    "oncurve.commands.runs",
+    "oncurve.session.training",
 )
 
 

@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from oncurve.data.collate import collate
     from oncurve.errors import OncurveError
     from oncurve.evaluate.evaluate import Evaluation
+    from oncurve.interface.trainer import Trainer, train
+    from oncurve.interface.verbs import Engine, Policy, Scores, advantages, load_policy, score
     from oncurve.records import Completion, Group, Prompt, Reward
-    from oncurve.result import Result
+    from oncurve.session.result import Result
     from oncurve.train.run import Step
-    from oncurve.trainer import Trainer, train
-    from oncurve.verbs import Engine, Policy, Scores, advantages, load_policy, score
 
 _HOMES = {
     "Batch": "batch",
     "Completion": "records",
-    "Engine": "verbs",
+    "Engine": "interface.verbs",
     "Evaluation": "evaluate.evaluate",
     "Group": "records",
     "OncurveError": "errors",
-    "Policy": "verbs",
+    "Policy": "interface.verbs",
     "Prompt": "records",
-    "Result": "result",
+    "Result": "session.result",
     "Reward": "records",
-    "Scores": "verbs",
+    "Scores": "interface.verbs",
     "Step": "train.run",
-    "Trainer": "trainer",
-    "advantages": "verbs",
+    "Trainer": "interface.trainer",
+    "advantages": "interface.verbs",
     "collate": "data.collate",
-    "load_policy": "verbs",
-    "score": "verbs",
-    "train": "trainer",
+    "load_policy": "interface.verbs",
+    "score": "interface.verbs",
+    "train": "interface.trainer",
 }
 """The module of every public name. The package of the name "train" can be called like the function."""
 

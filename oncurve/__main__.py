@@ -1,6 +1,6 @@
-"""What does `python -m oncurve` do? The same as the command, for launchers that start a module."""
+"""`python -m oncurve`: the same as the command, for launchers that start a module."""
 
-from oncurve.cli import main
+from oncurve.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from oncurve.algorithm.algorithm import Algorithm
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.records import Completion, Group, Prompt, Reward
     from oncurve.rollouts.base import SamplingParams
-    from oncurve.train.policy import Policy
 
 SLOW = (
     "algorithm/test_learning.py",
@@ -50,10 +50,10 @@ SLOW = (
     "resilience/test_own_servers.py",
     "resilience/test_signals.py",
     "resilience/test_surroundings.py",
-    "rewards/sandbox/test_redteam.py",
+    "sandbox/test_redteam.py",
     "rollouts/test_transfer.py",
     "test_heap.py",
-    "train/test_adapter_runs.py",
+    "policy/test_lora_runs.py",
 )
 """Files and folders under tests/ that start processes, train until something is learned or run documents."""
 ARCHITECTURES = ("qwen2", "llama", "gpt2")
@@ -188,13 +188,13 @@ def checkpoints(
 @pytest.fixture(scope="session")
 def make_policy(
     tokenizer: PreTrainedTokenizerFast, tiny_model: Callable[..., PreTrainedModel]
-) -> Callable[..., Policy]:
+) -> Callable[..., TrainedPolicy]:
     """A policy around a fresh tiny model, or around the ``model`` given; other keywords go to the policy."""
-    from oncurve.train.policy import OptimizerSettings, Policy
+    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 
-    def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> Policy:
+    def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> TrainedPolicy:
         options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))
-        return Policy(tiny_model(model) if isinstance(model, str) else model, tokenizer, **options)
+        return TrainedPolicy(tiny_model(model) if isinstance(model, str) else model, tokenizer, **options)
 
     return make
 
@@ -273,12 +273,12 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
     from oncurve.data.curriculum import Curriculum
     from oncurve.observe.progress import Progress
     from oncurve.observe.record import RunFolder
-    from oncurve.rollouts.engine.engine import Engine
+    from oncurve.rollouts.engine.engine import InProcessEngine
     from oncurve.train.loop import train
     from oncurve.train.run import Run
 
     def start(
-        policy: Policy,
+        policy: TrainedPolicy,
         prompts: Sequence[Prompt],
         is_right: Callable[[Prompt, Completion], bool],
         algorithm: Algorithm,
@@ -289,13 +289,13 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
         updates_per_step: int = 1,
         folder: str = "run",
         rewarded: Callable[[RewardBy], Any] = lambda function: function,
-        watched: Callable[[Engine, Path], Any] = lambda engine, place: None,
+        watched: Callable[[InProcessEngine, Path], Any] = lambda engine, place: None,
         **options: Any,
     ) -> Run:
         rows = prompts_per_step * algorithm.group_size
         quiet = Console(file=io.StringIO())
         with RunFolder(tmp_path / folder) as place, Progress(steps, console=quiet) as progress:
-            engine = Engine(sampling)
+            engine = InProcessEngine(sampling)
             run = Run(
                 place,
                 progress,

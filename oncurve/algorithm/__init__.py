@@ -1,1 +1,1 @@
-"""Which formulas turn rewards and log-probabilities into a loss? Pure functions of tensors."""
+"""The formulas that turn rewards and log-probabilities into a loss: pure functions of tensors."""

@@ -1,4 +1,4 @@
-"""How does a completion compare with the others of its group?
+"""Advantages: how a completion compares with the others of its group.
 
 Every function takes the rewards of a step and gives one advantage per completion. Completions without a reward are left
 out of every mean and deviation and get zero, and so does a group without signal: fewer than two rewards, or rewards

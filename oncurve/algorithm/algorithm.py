@@ -1,4 +1,4 @@
-"""What is an algorithm? A row of functions, and the one place where they are composed into a loss."""
+"""The composition of an algorithm's functions into one loss."""
 
 from __future__ import annotations
 

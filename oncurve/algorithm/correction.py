@@ -1,4 +1,4 @@
-"""What if the sampler's probabilities are not the trainer's?
+"""Importance weights for a sampler whose probabilities differ from the trainer's.
 
 Two programs, or two number formats, never agree to the last digit, so the samples come from a policy slightly unlike
 the one in training. Every function here has the same signature and gives the weight of each token, a constant. A level

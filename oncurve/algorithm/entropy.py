@@ -1,4 +1,4 @@
-"""How is exploration kept up? A bonus for entropy, and training on the tokens where the policy is least sure."""
+"""Entropy bonus, and training on high-entropy tokens only."""
 
 from __future__ import annotations
 

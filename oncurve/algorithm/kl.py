@@ -1,4 +1,4 @@
-"""How far is the policy from the reference, estimated from the sampled tokens?
+"""Estimators of the KL divergence from the reference, from the sampled tokens.
 
 Every function here has the same signature. d = log p - log p_ref of a token that the policy sampled. An estimate can be
 right in value and wrong as a loss, because the gradient of a mean over samples misses that the samples move too:

@@ -1,4 +1,4 @@
-"""What are the log-probabilities and entropies of tokens, given the model's last hidden states?
+"""Log-probabilities and entropies of tokens from the model's last hidden states.
 
 Logits are made for a chunk of tokens at a time and made again in the backward pass, so that no tensor of all tokens by
 the whole vocabulary is ever alive.
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from oncurve.products import wide_product
+from oncurve.algorithm.precision import wide_product
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at one time."""

@@ -1,4 +1,4 @@
-"""What does one token of a completion contribute to the loss?
+"""Token losses: what one token of a completion contributes to the loss.
 
 Every function here has the same signature, so that a row of the table of algorithms can name any of them. They return
 one number per token, also on masked tokens; a normalizer turns them into a scalar. w_t = exp(log p_t - log p_old,t) is

@@ -1,4 +1,4 @@
-"""How do losses of tokens become one scalar? The denominator is always handed in, never taken from a microbatch.
+"""Normalizers from token losses to one scalar. The denominator is always an argument, never taken from a microbatch.
 
 Every function here has the same signature, so that a row of the table of algorithms can name any of them. l_it is the
 loss of token t of completion i, N the number of completions of the update, P that of its prompts.

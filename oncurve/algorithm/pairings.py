@@ -1,4 +1,4 @@
-"""Which choices do not go together? A table of rules over plain data; no torch in here, so that recipes load fast."""
+"""Rules for choices that do not go together, over plain data; no torch, so that recipes load fast."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from oncurve.algorithm.table import Row
+from oncurve.algorithm.table import Preset
 
 Severity = Literal["refuse", "warn"]
 SEQUENCE_LOSSES = ("sequence_clipped", "sequence_clipped_token", "sequence_gated")
@@ -14,7 +14,7 @@ CLIPPED_LOSSES = ("clipped", "sequence_clipped", "sequence_clipped_token")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PairingFinding:
     """Choices that do not fit, and what to do about it."""
 
     severity: Severity
@@ -29,7 +29,7 @@ class Finding:
 class Choices:
     """A row of the table, and what else of a recipe bears on it."""
 
-    row: Row
+    row: Preset
     group_size: int = 8
     updates_per_step: int = 1
     """Optimizer updates on one batch of rollouts."""
@@ -86,14 +86,14 @@ class Rule:
     do: str
 
 
-def check_pairing(choices: Choices) -> list[Finding]:
+def check_pairing(choices: Choices) -> list[PairingFinding]:
     """What is wrong with these choices, refusals first.
 
     >>> from oncurve.algorithm.table import resolve
     >>> [finding.severity for finding in check_pairing(Choices(row=resolve("cispo", ratio_max=0.2)))]
     ['refuse']
     """
-    found = [Finding(rule.severity, rule.what, rule.why, rule.do) for rule in RULES if rule.applies(choices)]
+    found = [PairingFinding(rule.severity, rule.what, rule.why, rule.do) for rule in RULES if rule.applies(choices)]
     return sorted(found, key=lambda finding: finding.severity != "refuse")
 
 

@@ -1,4 +1,4 @@
-"""How does a name become an algorithm? Each choice of its row is looked up among the functions beside this file."""
+"""Algorithms by name: each choice of a preset is looked up among the functions beside this file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from oncurve.algorithm import advantages, correction, kl, losses, normalize
 from oncurve.algorithm.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
 from oncurve.algorithm.entropy import EntropyBonus
-from oncurve.algorithm.table import PRESETS, Row, resolve
+from oncurve.algorithm.table import PRESETS, Preset, resolve
 from oncurve.batch import Rewards
 
 __all__ = ["PRESETS", "build"]
@@ -80,7 +80,7 @@ def build(
     )
 
 
-def find_advantage(row: Row, part_weights: Mapping[str, float] | None = None) -> Advantage:
+def find_advantage(row: Preset, part_weights: Mapping[str, float] | None = None) -> Advantage:
     """The advantage function of a row, its constants bound."""
     constants: dict[str, Any] = {"ddof": row.std_ddof, "epsilon": row.std_epsilon}
     functions: dict[str, Advantage] = {
@@ -98,7 +98,7 @@ def find_advantage(row: Row, part_weights: Mapping[str, float] | None = None) ->
     return _find(functions, row.advantage, "advantage")
 
 
-def find_loss(row: Row) -> TokenLoss:
+def find_loss(row: Preset) -> TokenLoss:
     """The token loss of a row, its constants bound."""
     bounds: dict[str, Any] = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
     cap: dict[str, Any] = {} if row.ratio_max is None else {"ratio_max": row.ratio_max}
@@ -115,7 +115,7 @@ def find_loss(row: Row) -> TokenLoss:
     return _find(functions, row.loss, "loss")
 
 
-def find_limit(row: Row) -> Callable[[Tensor, Tensor], Tensor] | None:
+def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Which tokens the loss of a row clips or caps; None for a loss without limit."""
     if row.loss in ("clipped", *SEQUENCE_LOSSES):
         return partial(losses.is_clipped, clip_low=row.clip_low, clip_high=row.clip_high, ratio_max=row.ratio_max)
@@ -124,7 +124,7 @@ def find_limit(row: Row) -> Callable[[Tensor, Tensor], Tensor] | None:
     return None
 
 
-def find_normalizer(row: Row, max_completion_tokens: int) -> Normalizer:
+def find_normalizer(row: Preset, max_completion_tokens: int) -> Normalizer:
     """The normalizer of a row, its constants bound."""
     functions: dict[str, Normalizer] = {
         "sequence_mean": normalize.sequence_mean,
@@ -136,7 +136,7 @@ def find_normalizer(row: Row, max_completion_tokens: int) -> Normalizer:
     return _find(functions, row.normalize, "normalizer")
 
 
-def find_correction(row: Row) -> Weights | None:
+def find_correction(row: Preset) -> Weights | None:
     """The correction of a row, its constants bound; None where the gap is only measured."""
     constants: dict[str, Any] = {"level": row.correction_level, "low": row.correction_low, "high": row.correction_high}
     functions: dict[str, Weights | None] = {

@@ -1,4 +1,4 @@
-"""How does the reference of a KL term follow the policy?"""
+"""Schedule by which the reference of a KL term follows the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do statistics that are no means add up over microbatches?"""
+"""Statistics that are not means, and how they add up over microbatches."""
 
 from __future__ import annotations
 

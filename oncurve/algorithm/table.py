@@ -1,4 +1,4 @@
-"""Which algorithms have a name? A table of plain data: one row each, naming functions of this folder. No torch here."""
+"""The table of named algorithms: one row of plain data each, naming functions of this folder. No torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COURSE_LOSSES: dict[str, tuple[LossName, AdvantageName | None]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Preset:
     """The choices that make a named algorithm; a recipe can replace every one of them."""
 
     paper: str
@@ -92,8 +92,8 @@ class Row:
     """Train only on this share of the tokens, those with the highest entropy."""
 
 
-PRESETS: dict[str, Row] = {
-    "grpo": Row(
+PRESETS: dict[str, Preset] = {
+    "grpo": Preset(
         paper="DeepSeekMath, arXiv:2402.03300, equation 3",
         changes="The mean of the group is the baseline, its deviation the scale; every completion weighs the same.",
         use_when="To compare with published GRPO. Otherwise dapo or dr_grpo, without its length and difficulty bias.",
@@ -103,7 +103,7 @@ PRESETS: dict[str, Row] = {
         loss="clipped",
         normalize="sequence_mean",
     ),
-    "dr_grpo": Row(
+    "dr_grpo": Preset(
         paper="Understanding R1-Zero-like training, arXiv:2503.20783",
         changes="No deviation and a constant denominator: neither easy prompts nor short completions weigh more.",
         use_when="A good default, most of all when lengths vary or rewards are nearly all equal.",
@@ -111,7 +111,7 @@ PRESETS: dict[str, Row] = {
         loss="clipped",
         normalize="constant",
     ),
-    "dapo": Row(
+    "dapo": Preset(
         paper="DAPO, arXiv:2503.14476",
         changes="More room upward when clipping keeps entropy up; every token of the update weighs the same.",
         use_when="Long completions, several updates per batch, entropy that falls too fast.",
@@ -122,7 +122,7 @@ PRESETS: dict[str, Row] = {
         normalize="token_mean",
         clip_high=0.28,
     ),
-    "rloo": Row(
+    "rloo": Preset(
         paper="Back to basics, arXiv:2402.14740; Kool et al. 2019",
         changes="The baseline of a completion is the mean of the others: unbiased for every group size.",
         use_when="One update per batch, where the plain policy gradient is exact; small groups.",
@@ -133,7 +133,7 @@ PRESETS: dict[str, Row] = {
         kl_in="reward",
         kl_estimator="k1",
     ),
-    "reinforce_pp": Row(
+    "reinforce_pp": Preset(
         paper="REINFORCE++, arXiv:2501.03262",
         changes="No group: rewards are centered and scaled over the whole batch, the KL is part of the reward.",
         use_when="One completion per prompt would do, or prompts of equal difficulty.",
@@ -145,7 +145,7 @@ PRESETS: dict[str, Row] = {
         kl_in="reward",
         kl_estimator="k1",
     ),
-    "reinforce_pp_baseline": Row(
+    "reinforce_pp_baseline": Preset(
         paper="REINFORCE++ with baseline, arXiv:2501.03262",
         changes="Centered in the group, scaled by the deviation of what is left over the whole batch.",
         use_when="As lite_ppo, with groups of unequal difficulty.",
@@ -156,7 +156,7 @@ PRESETS: dict[str, Row] = {
         kl_estimator="k2",
         kl_importance=False,
     ),
-    "gspo": Row(
+    "gspo": Preset(
         paper="Group sequence policy optimization, arXiv:2507.18071, equation 5",
         changes="One ratio per completion, the geometric mean of its tokens' ratios, clipped as a whole.",
         use_when="Mixture-of-experts models and several updates per batch.",
@@ -167,7 +167,7 @@ PRESETS: dict[str, Row] = {
         clip_low=3e-4,
         clip_high=4e-4,
     ),
-    "gspo_token": Row(
+    "gspo_token": Preset(
         paper="Group sequence policy optimization, arXiv:2507.18071, equation 13",
         changes="The value of the sequence ratio with the gradient of each token's own probability.",
         use_when="To give the tokens of a completion different advantages in a loss of your own; else it equals gspo.",
@@ -177,7 +177,7 @@ PRESETS: dict[str, Row] = {
         clip_low=3e-4,
         clip_high=4e-4,
     ),
-    "luspo": Row(
+    "luspo": Preset(
         paper="Length-unbiased sequence policy optimization, arXiv:2602.05261",
         changes="gspo with every completion weighed by its length, so that long ones are not held back.",
         use_when="gspo whose completions grow shorter.",
@@ -187,7 +187,7 @@ PRESETS: dict[str, Row] = {
         clip_low=3e-4,
         clip_high=4e-4,
     ),
-    "cispo": Row(
+    "cispo": Preset(
         paper="MiniMax-M1, arXiv:2506.13585",
         changes="The ratio is a capped weight without gradient: a token far off is held back, never dropped.",
         use_when="Several updates per batch or stale completions; the most robust choice of ScaleRL's comparison.",
@@ -197,7 +197,7 @@ PRESETS: dict[str, Row] = {
         normalize="token_mean",
         ratio_max=5.0,
     ),
-    "scale_rl": Row(
+    "scale_rl": Preset(
         paper="The art of scaling reinforcement learning compute, arXiv:2510.13786",
         changes="cispo, scaled by the deviation over the batch, every prompt weighing the same.",
         use_when="Large batches and long runs.",
@@ -208,7 +208,7 @@ PRESETS: dict[str, Row] = {
         normalize="prompt_mean",
         ratio_max=5.0,
     ),
-    "sapo": Row(
+    "sapo": Preset(
         paper="Soft adaptive policy optimization, arXiv:2511.20347",
         changes="A smooth gate in place of clipping, narrower for bad completions.",
         use_when="Clipping that removes many tokens; mixture-of-experts models.",
@@ -216,7 +216,7 @@ PRESETS: dict[str, Row] = {
         loss="soft_gated",
         normalize="sequence_mean",
     ),
-    "vespo": Row(
+    "vespo": Preset(
         paper="Variational sequence-level soft policy optimization, arXiv:2602.10693",
         changes="A smooth weight of the ratio of the whole completion, without gradient.",
         use_when="Completions that are several steps old.",
@@ -224,7 +224,7 @@ PRESETS: dict[str, Row] = {
         loss="sequence_gated",
         normalize="token_mean",
     ),
-    "lite_ppo": Row(
+    "lite_ppo": Preset(
         paper="Tricks or traps?, arXiv:2508.08221",
         changes="Mean of the group, deviation of the batch, every token weighing the same.",
         use_when="Groups whose deviation is near zero, which grpo blows up.",
@@ -232,7 +232,7 @@ PRESETS: dict[str, Row] = {
         loss="clipped",
         normalize="token_mean",
     ),
-    "maxrl": Row(
+    "maxrl": Preset(
         paper="Maximum likelihood reinforcement learning, arXiv:2602.02710",
         changes="Divided by the group's mean: the gradient of log pass rate, which favours hard prompts.",
         use_when="Rewards of 0 and 1 and many prompts that are rarely solved.",
@@ -241,7 +241,7 @@ PRESETS: dict[str, Row] = {
         loss="clipped",
         normalize="token_mean",
     ),
-    "opo": Row(
+    "opo": Preset(
         paper="On-policy RL with optimal reward baseline, arXiv:2505.23585",
         changes="The baseline weighs rewards by length, which minimizes the variance of the gradient.",
         use_when="One update per batch, lengths that vary a lot.",
@@ -250,7 +250,7 @@ PRESETS: dict[str, Row] = {
         loss="policy_gradient",
         normalize="token_mean",
     ),
-    "gdpo": Row(
+    "gdpo": Preset(
         paper="Group reward-decoupled normalization, arXiv:2601.05242",
         changes="Every part of the reward is normalized in its group before the parts are added.",
         use_when="Several rewards on different scales, none of which should drown the others.",
@@ -259,7 +259,7 @@ PRESETS: dict[str, Row] = {
         normalize="sequence_mean",
         std_epsilon=1e-4,
     ),
-    "rft": Row(
+    "rft": Preset(
         paper="Rejection sampling fine-tuning, arXiv:2308.01825",
         changes="No baseline: with rewards of 0 and 1 only right completions are learned, as in supervised training.",
         use_when="As a baseline for everything else.",
@@ -269,7 +269,7 @@ PRESETS: dict[str, Row] = {
         loss="policy_gradient",
         normalize="token_mean",
     ),
-    "high_entropy": Row(
+    "high_entropy": Preset(
         paper="Beyond the 80/20 rule, arXiv:2506.01939",
         changes="dapo on the fifth of the tokens where the policy was least sure; the denominator counts all of them.",
         use_when="Long completions of a model of 8B or more; the paper saw no gain below that.",
@@ -280,7 +280,7 @@ PRESETS: dict[str, Row] = {
         clip_high=0.28,
         high_entropy_share=0.2,
     ),
-    "cs336": Row(
+    "cs336": Preset(
         paper="CS336 (2025), assignment 5",
         changes="The course's GRPO: deviation with n - 1, plain policy gradient, mean of each completion.",
         use_when="Following the course or a guide built on it. loss takes its names no_baseline, "
@@ -289,7 +289,7 @@ PRESETS: dict[str, Row] = {
         loss="policy_gradient",
         normalize="sequence_mean",
     ),
-    "sequence_reinforce": Row(
+    "sequence_reinforce": Preset(
         paper="REINFORCE, Williams 1992, on whole completions",
         changes="The sum of a completion's log-probabilities times its advantage, mean over completions.",
         use_when="To reproduce a text that writes GRPO as -mean(A log p(y|x)).",
@@ -303,7 +303,7 @@ PRESETS: dict[str, Row] = {
         kl_importance=False,
         reference="old",
     ),
-    "trl_0_14": Row(
+    "trl_0_14": Preset(
         paper="DeepSeekMath, arXiv:2402.03300, as TRL 0.14 computed it",
         changes="GRPO with its KL as printed, k3 in the loss against the first weights, and TRL's epsilon.",
         use_when="To reproduce runs with beta 0.04 of that time.",
@@ -315,7 +315,7 @@ PRESETS: dict[str, Row] = {
         kl_coef=0.04,
         kl_importance=False,
     ),
-    "iterative_grpo": Row(
+    "iterative_grpo": Preset(
         paper="DeepSeekMath, arXiv:2402.03300, algorithm 1",
         changes="The outer loop of the paper: the reference becomes the policy after every 500 steps.",
         use_when="Long runs with a KL that should bound each stage, not the whole run.",
@@ -336,7 +336,7 @@ PRESETS: dict[str, Row] = {
 """Every named algorithm."""
 
 _DESCRIPTIONS = ("paper", "changes", "use_when", "differs")
-CHOICES: tuple[str, ...] = tuple(field.name for field in fields(Row) if field.name not in _DESCRIPTIONS)
+CHOICES: tuple[str, ...] = tuple(field.name for field in fields(Preset) if field.name not in _DESCRIPTIONS)
 """What a recipe can replace in a row."""
 VALUES: dict[str, tuple[str, ...]] = {
     "advantage": get_args(AdvantageName),
@@ -352,7 +352,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 """The choices that are names, and the names that there are."""
 
 
-def resolve(name: str, *, scale_by_std: bool | None = None, **choices: Any) -> Row:
+def resolve(name: str, *, scale_by_std: bool | None = None, **choices: Any) -> Preset:
     """The row of a name with some of its choices replaced; None leaves a choice as it is.
 
     ``scale_by_std`` turns group_std into group_mean and back. ``loss`` also takes the names of ``COURSE_LOSSES``.

@@ -1,1 +1,1 @@
-"""What may a recipe say?"""
+"""The recipe: its sections, its keys, and reading it from YAML."""

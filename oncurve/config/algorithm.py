@@ -1,4 +1,4 @@
-"""What may a recipe replace in a row of the table of algorithms?"""
+"""Keys that replace choices of a preset in the table of algorithms."""
 
 from __future__ import annotations
 

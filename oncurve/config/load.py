@@ -1,4 +1,4 @@
-"""How does a YAML file with overrides become a checked recipe?"""
+"""Loading a recipe: strict YAML with overrides, checked against its sections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from oncurve.config.beside import find_beside
+from oncurve.config.files import find_beside
 from oncurve.config.messages import explain, explain_yaml
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError

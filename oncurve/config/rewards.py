@@ -1,4 +1,4 @@
-"""Which rewards may a recipe name, and with which settings?"""
+"""Sections for rewards: one per type, with its settings."""
 
 from __future__ import annotations
 

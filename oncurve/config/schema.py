@@ -1,4 +1,4 @@
-"""What may a recipe say? Every key with its unit, meaning and vetted default.
+"""Every key of a recipe, with its unit, meaning and default.
 
 A recipe holds only what differs from these defaults. Nothing below ``wiring`` ever sees these classes.
 """

@@ -1,4 +1,4 @@
-"""What is common to all sections of a recipe?"""
+"""Base class of all sections of a recipe."""
 
 from __future__ import annotations
 

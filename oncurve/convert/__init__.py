@@ -1,1 +1,1 @@
-"""How does a script for another trainer become a recipe?"""
+"""Converter from scripts and options of TRL to recipes."""

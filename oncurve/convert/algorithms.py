@@ -1,12 +1,12 @@
-"""Which row of the table of algorithms, with which changes, is a loss of TRL?"""
+"""Losses of TRL as presets of the table of algorithms, with their changes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from oncurve.algorithm.table import PRESETS
-from oncurve.convert.arithmetic import Step
 from oncurve.convert.draft import Draft
+from oncurve.convert.trl_batch import StepShape
 from oncurve.errors import ConfigError
 
 TOKEN_LEVEL = {
@@ -35,7 +35,7 @@ STD_EPSILON = 1e-4
 NO_BOUND = 1e6
 
 
-def put_algorithm(draft: Draft, step: Step) -> None:
+def put_algorithm(draft: Draft, step: StepShape) -> None:
     """The section ``algorithm``: the row, and every choice in which TRL's settings differ from it."""
     kind, level = draft.ask("loss_type"), draft.ask("importance_sampling_level")
     if kind not in TOKEN_LEVEL or level not in ("token", "sequence"):
@@ -103,7 +103,7 @@ def _bounds(draft: Draft, kind: str) -> Choices:
     return choices
 
 
-def _kl(draft: Draft, step: Step) -> Choices:
+def _kl(draft: Draft, step: StepShape) -> Choices:
     if not draft.ask("beta"):
         return {}
     choices: Choices = {
@@ -181,7 +181,7 @@ def _correction(draft: Draft, kind: str) -> Choices:
     }
 
 
-def _note_averages(draft: Draft, kind: str, step: Step) -> None:
+def _note_averages(draft: Draft, kind: str, step: StepShape) -> None:
     """Where TRL's average is one of averages, which weighs completions unevenly."""
     if kind == "bnpo":
         draft.note(

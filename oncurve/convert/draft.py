@@ -1,4 +1,4 @@
-"""What does a recipe look like while it is put together: each key with its value and where it comes from?"""
+"""A recipe in the making: each key with its value and where it comes from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from oncurve.config.messages import known_keys
 from oncurve.config.schema import Config
-from oncurve.convert.options import Found, Note, table
+from oncurve.convert.options import Note, OptionOutcome, table
 
 SECTIONS = ("model", "data", "rewards", "algorithm", "rollouts", "policy", "optimizer", "evaluation", "run")
 
@@ -20,7 +20,7 @@ SECTIONS = ("model", "data", "rewards", "algorithm", "rollouts", "policy", "opti
 class Draft:
     """The keys of a recipe so far, with a comment each, and what could not be taken over."""
 
-    found: Found
+    found: OptionOutcome
     values: dict[str, Any] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)

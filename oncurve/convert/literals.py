@@ -1,4 +1,4 @@
-"""Which value does an expression of a script have, as far as that can be known without running it?"""
+"""Values of expressions in a script, as far as they are known without running it."""
 
 from __future__ import annotations
 

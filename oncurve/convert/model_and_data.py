@@ -1,4 +1,4 @@
-"""Which model, rows and rewards of a recipe are those of a script?"""
+"""The model, data and rewards of a recipe, from those of a script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from oncurve.convert.draft import Draft
-from oncurve.convert.options import Note, Rows
+from oncurve.convert.options import DatasetSource, Note
 from oncurve.convert.reward_functions import FILE
 
 LORA = {
@@ -105,7 +105,7 @@ def put_data(draft: Draft) -> None:
         _put_rows(draft, draft.found.evaluation, "evaluation.data")
 
 
-def _put_rows(draft: Draft, rows: Rows, key: str) -> None:
+def _put_rows(draft: Draft, rows: DatasetSource, key: str) -> None:
     path, kind = rows.path, "jsonl" if rows.is_json else "huggingface"
     line = f"line {rows.line}"
     if path is not None and path.endswith("gsm8k") and not rows.is_json and rows.subset in (None, "main"):
@@ -132,7 +132,7 @@ def _put_rows(draft: Draft, rows: Rows, key: str) -> None:
         draft.put(f"{key}.limit", rows.limit, comment=line)
 
 
-def _columns(draft: Draft, rows: Rows, kind: str) -> dict[str, str]:
+def _columns(draft: Draft, rows: DatasetSource, kind: str) -> dict[str, str]:
     """Our names to the script's: TRL's prompt is our question, and every row has an answer here."""
     columns = {ours: theirs for ours, theirs in rows.columns.items() if ours != theirs}
     if kind == "gsm8k":

@@ -1,4 +1,4 @@
-"""What becomes of an option of TRL's GRPOConfig? A table, read from ``trl.yaml`` beside this file."""
+"""TRL's GRPOConfig, option by option: a table read from ``trl.yaml`` beside this file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _raw() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class OptionValue:
     """A value that somebody wrote, and in which line."""
 
     value: Any
@@ -102,7 +102,7 @@ class Note:
 
 
 @dataclass
-class Rows:
+class DatasetSource:
     """Where rows come from, as a script says it."""
 
     path: str | None = None
@@ -129,17 +129,17 @@ class RewardSource:
 
 
 @dataclass
-class Found:
+class OptionOutcome:
     """What a script or a file of options says."""
 
     source: str
-    options: dict[str, Given] = field(default_factory=dict)
-    model: Given | None = None
-    train: Rows | None = None
-    evaluation: Rows | None = None
+    options: dict[str, OptionValue] = field(default_factory=dict)
+    model: OptionValue | None = None
+    train: DatasetSource | None = None
+    evaluation: DatasetSource | None = None
     rewards: list[RewardSource] = field(default_factory=list)
-    lora: dict[str, Given] | None = None
-    quantization: Given | None = None
+    lora: dict[str, OptionValue] | None = None
+    quantization: OptionValue | None = None
     """nf4 or int8."""
     notes: list[Note] = field(default_factory=list)
     extracted: str | None = None

@@ -1,4 +1,4 @@
-"""What does a YAML or JSON file of options ask for, such as one that is given to `trl grpo --config`?"""
+"""YAML and JSON files of options, such as those given to `trl grpo --config`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from oncurve.convert.options import Found, Given, Note, RewardSource, Rows, older, table
+from oncurve.convert.options import DatasetSource, Note, OptionOutcome, OptionValue, RewardSource, older, table
 from oncurve.convert.script import quantization
 from oncurve.errors import ConfigError
 
@@ -27,13 +27,13 @@ DATA = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_s
 OTHERS = ("use_peft", "reward_funcs", "reward_model_name_or_path", "ignore_bias_buffers", "datasets")
 
 
-def read_options(text: str, source: str) -> Found:
+def read_options(text: str, source: str) -> OptionOutcome:
     """Everything that a mapping of options says.
 
     Raises ConfigError for what is no mapping.
     """
     given = _with_lines(text, source)
-    found = Found(source)
+    found = OptionOutcome(source)
     known = {**MODEL, **LORA, **dict.fromkeys((*BITS, *DATA, *OTHERS))}
     ours = {name: value for name, value in given.items() if name in known and name not in table()}
     found.options = {name: value for name, value in given.items() if name not in ours}
@@ -50,7 +50,7 @@ def read_options(text: str, source: str) -> Found:
     return found
 
 
-def _with_lines(text: str, source: str) -> dict[str, Given]:
+def _with_lines(text: str, source: str) -> dict[str, OptionValue]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
@@ -59,7 +59,7 @@ def _with_lines(text: str, source: str) -> dict[str, Given]:
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
         raise ConfigError(f"{source}: it holds no mapping of options such as `learning_rate: 1e-6`")
     lines = {key.value: key.start_mark.line + 1 for key, _ in root.value}
-    return {str(name): Given(_number(value), lines.get(str(name), 1)) for name, value in values.items()}
+    return {str(name): OptionValue(_number(value), lines.get(str(name), 1)) for name, value in values.items()}
 
 
 def _number(value: Any) -> Any:
@@ -72,10 +72,10 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _read_model(given: dict[str, Given], found: Found) -> None:
+def _read_model(given: dict[str, OptionValue], found: OptionOutcome) -> None:
     found.model = given.get("model_name_or_path") or given.get("model")
     if (revision := given.get("model_revision")) is not None and revision.value != "main":
-        found.options["model_init_kwargs"] = Given({"revision": revision.value}, revision.line)
+        found.options["model_init_kwargs"] = OptionValue({"revision": revision.value}, revision.line)
     for name in ("dtype", "torch_dtype", "attn_implementation"):
         if name in given:
             why = "policy.compute_type and policy.device say it"
@@ -83,29 +83,29 @@ def _read_model(given: dict[str, Given], found: Found) -> None:
     lora = {LORA[name]: value for name, value in given.items() if name in LORA}
     uses = given.get("use_peft")
     if uses is not None and uses.value:
-        found.lora = {**{name: Given(value, uses.line) for name, value in COMMAND_LORA.items()}, **lora}
+        found.lora = {**{name: OptionValue(value, uses.line) for name, value in COMMAND_LORA.items()}, **lora}
     bits = {name: value for name, value in given.items() if name in BITS}
     if bits:
         values = {"bnb_4bit_quant_type": "nf4"} | {name: value.value for name, value in bits.items()}
         found.quantization = quantization(values, min(value.line for value in bits.values()), found)
 
 
-def _read_data(given: dict[str, Given], found: Found) -> None:
+def _read_data(given: dict[str, OptionValue], found: OptionOutcome) -> None:
     if "datasets" in given:
         why = "a mixture of data sets has no place here. Save its rows as JSON lines and name that file in data.path"
         found.notes.append(Note("unsupported", "datasets", why, given["datasets"].line))
     if (name := given.get("dataset_name")) is None:
         return
     subset = given.get("dataset_config")
-    train = given.get("dataset_train_split", Given("train", name.line))
-    found.train = Rows(name.value, subset.value if subset else None, str(train.value), line=name.line)
-    evaluates = found.options.get("eval_strategy", Given("no", 0)).value not in ("no", False)
+    train = given.get("dataset_train_split", OptionValue("train", name.line))
+    found.train = DatasetSource(name.value, subset.value if subset else None, str(train.value), line=name.line)
+    evaluates = found.options.get("eval_strategy", OptionValue("no", 0)).value not in ("no", False)
     if evaluates:
-        test = given.get("dataset_test_split", Given("test", name.line))
-        found.evaluation = Rows(name.value, subset.value if subset else None, str(test.value), line=test.line)
+        test = given.get("dataset_test_split", OptionValue("test", name.line))
+        found.evaluation = DatasetSource(name.value, subset.value if subset else None, str(test.value), line=test.line)
 
 
-def _read_rewards(given: dict[str, Given], found: Found) -> None:
+def _read_rewards(given: dict[str, OptionValue], found: OptionOutcome) -> None:
     if (model := given.get("reward_model_name_or_path")) is not None:
         why = "a reward model is none of the rewards; write a function that asks it, or a judge (docs/rewards.md)"
         found.notes.append(Note("unsupported", "reward_model_name_or_path", why, model.line))

@@ -1,4 +1,4 @@
-"""Which functions reward completions in a script, and from where can they be loaded without running it?"""
+"""Reward functions of a script, and where they can be loaded from without running it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from oncurve.convert.literals import NotLiteral, Script
-from oncurve.convert.options import Found, Note, RewardSource
+from oncurve.convert.options import Note, OptionOutcome, RewardSource
 
 OWN_ARGUMENTS = (
     "self", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments",
@@ -17,7 +17,7 @@ FILE = "{script}"
 """Stands for the file that functions are loaded from, until it is known where the recipe goes."""
 
 
-def read_rewards(script: Script, node: ast.expr, found: Found) -> None:
+def read_rewards(script: Script, node: ast.expr, found: OptionOutcome) -> None:
     """The rewards of GRPOTrainer, one after the other."""
     behind = script.bound(node.id, node.lineno) if isinstance(node, ast.Name) else None
     listed = behind if isinstance(behind, (ast.List, ast.Tuple)) else node
@@ -31,7 +31,7 @@ def read_rewards(script: Script, node: ast.expr, found: Found) -> None:
         found.extracted = extract(script, own)
 
 
-def _reward(script: Script, node: ast.expr, found: Found) -> RewardSource | None:
+def _reward(script: Script, node: ast.expr, found: OptionOutcome) -> RewardSource | None:
     line, text = node.lineno, ast.unparse(node)
     full = script.full_name(node)
     if isinstance(node, ast.Name) and node.id in script.functions and _is_at_top(script, node.id):
@@ -56,7 +56,7 @@ def _reward(script: Script, node: ast.expr, found: Found) -> RewardSource | None
     return None
 
 
-def _overlong(script: Script, call: ast.Call, found: Found) -> RewardSource | None:
+def _overlong(script: Script, call: ast.Call, found: OptionOutcome) -> RewardSource | None:
     given = dict(zip(("max_completion_len", "soft_punish_cache"), call.args, strict=False))
     given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
     try:

@@ -1,4 +1,4 @@
-"""What does a script with GRPOConfig and GRPOTrainer ask for? It is read as syntax and never run."""
+"""Scripts with GRPOConfig and GRPOTrainer, read as syntax and never run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from oncurve.convert.datasets import trace
 from oncurve.convert.literals import NotLiteral, Script
-from oncurve.convert.options import Found, Given, Note
+from oncurve.convert.options import Note, OptionOutcome, OptionValue
 from oncurve.convert.reward_functions import read_rewards
+from oncurve.convert.script_datasets import trace
 from oncurve.errors import ConfigError
 
 TRAINER_ARGUMENTS = (
@@ -30,7 +30,7 @@ HARMLESS = ("torch_dtype", "dtype", "attn_implementation", "device_map", "use_ca
 """Arguments of from_pretrained that are chosen elsewhere: policy.compute_type, policy.device."""
 
 
-def read_script(text: str, source: str) -> Found:
+def read_script(text: str, source: str) -> OptionOutcome:
     """Everything that the script gives to GRPOConfig, GRPOTrainer, LoraConfig and load_dataset.
 
     Raises ConfigError for what is no Python, and where it is not clear which configuration is meant.
@@ -39,7 +39,7 @@ def read_script(text: str, source: str) -> Found:
         script = Script(text, source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: cannot be read as Python: {error}. Give a script, or a YAML of options") from None
-    found = Found(source)
+    found = OptionOutcome(source)
     trainer = _only_one(script, "GRPOTrainer")
     given = {} if trainer is None else _arguments(trainer, TRAINER_ARGUMENTS, found)
     config = _config_call(script, given.get("args"))
@@ -70,7 +70,7 @@ def _config_call(script: Script, args: ast.expr | None) -> ast.Call | None:
     return _only_one(script, "GRPOConfig")
 
 
-def _arguments(call: ast.Call, order: tuple[str, ...], found: Found) -> dict[str, ast.expr]:
+def _arguments(call: ast.Call, order: tuple[str, ...], found: OptionOutcome) -> dict[str, ast.expr]:
     """The arguments of a call by name; what cannot be named is noted."""
     given: dict[str, ast.expr] = {}
     for name, value in zip(order, call.args, strict=False):
@@ -84,7 +84,7 @@ def _arguments(call: ast.Call, order: tuple[str, ...], found: Found) -> dict[str
     return given
 
 
-def _read_config(script: Script, call: ast.Call, found: Found) -> None:
+def _read_config(script: Script, call: ast.Call, found: OptionOutcome) -> None:
     """The options of GRPOConfig: its arguments, literal dictionaries behind ``**``, and attributes set afterwards."""
     pairs: list[tuple[str, ast.expr]] = []
     for keyword in call.keywords:
@@ -100,14 +100,14 @@ def _read_config(script: Script, call: ast.Call, found: Found) -> None:
             found.options[name] = read
 
 
-def _read_dictionary(script: Script, node: ast.expr, found: Found) -> None:
+def _read_dictionary(script: Script, node: ast.expr, found: OptionOutcome) -> None:
     try:
         values = script.value(node)
     except NotLiteral as error:
         found.notes.append(Note("unread", f"**{ast.unparse(node)}", str(error), node.lineno))
         return
     for name, value in values.items():
-        found.options[str(name)] = Given(value, node.lineno)
+        found.options[str(name)] = OptionValue(value, node.lineno)
 
 
 def _set_afterwards(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
@@ -121,15 +121,15 @@ def _set_afterwards(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.e
                 pass
 
 
-def _value(script: Script, node: ast.expr, what: str, found: Found) -> Given | None:
+def _value(script: Script, node: ast.expr, what: str, found: OptionOutcome) -> OptionValue | None:
     try:
-        return Given(script.value(node), node.lineno)
+        return OptionValue(script.value(node), node.lineno)
     except NotLiteral as error:
         found.notes.append(Note("unread", what, f"{error}. Write its value into the recipe", node.lineno))
         return None
 
 
-def _read_trainer(script: Script, given: dict[str, ast.expr], found: Found) -> None:
+def _read_trainer(script: Script, given: dict[str, ast.expr], found: OptionOutcome) -> None:
     """The other arguments of GRPOTrainer."""
     given = {name: value for name, value in given.items() if not _is_nothing(value)}
     for name, why in WITHOUT.items():
@@ -155,7 +155,7 @@ def _is_nothing(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _read_model(script: Script, node: ast.expr, found: Found) -> None:
+def _read_model(script: Script, node: ast.expr, found: OptionOutcome) -> None:
     """A name, or the name inside ``from_pretrained`` and ``get_peft_model``."""
     call = script.call_behind(node)
     if call is None:
@@ -176,7 +176,7 @@ def _read_model(script: Script, node: ast.expr, found: Found) -> None:
             if (read := _value(script, keyword.value, str(keyword.arg), found)) is not None:
                 earlier = found.options.get("model_init_kwargs")
                 before: dict[str, Any] = dict(earlier.value) if earlier else {}
-                found.options["model_init_kwargs"] = Given({**before, str(keyword.arg): read.value}, read.line)
+                found.options["model_init_kwargs"] = OptionValue({**before, str(keyword.arg): read.value}, read.line)
         elif keyword.arg == "quantization_config":
             _read_quantization(script, keyword.value, found)
         elif keyword.arg in HARMLESS:
@@ -189,7 +189,7 @@ def _read_model(script: Script, node: ast.expr, found: Found) -> None:
             )
 
 
-def _read_lora(script: Script, node: ast.expr, found: Found) -> None:
+def _read_lora(script: Script, node: ast.expr, found: OptionOutcome) -> None:
     call = script.call_behind(node)
     if call is None or script.last_name(call.func) != "LoraConfig":
         why = "it is no LoraConfig(...) in this script. Write policy.lora into the recipe"
@@ -201,7 +201,7 @@ def _read_lora(script: Script, node: ast.expr, found: Found) -> None:
             found.lora[name] = read
 
 
-def _read_quantization(script: Script, node: ast.expr, found: Found) -> None:
+def _read_quantization(script: Script, node: ast.expr, found: OptionOutcome) -> None:
     call = script.call_behind(node)
     if call is None or script.last_name(call.func) != "BitsAndBytesConfig":
         if not _is_nothing(node):
@@ -213,10 +213,10 @@ def _read_quantization(script: Script, node: ast.expr, found: Found) -> None:
     found.quantization = quantization(values, call.lineno, found)
 
 
-def quantization(values: dict[str, Any], line: int, found: Found) -> Given | None:
+def quantization(values: dict[str, Any], line: int, found: OptionOutcome) -> OptionValue | None:
     """nf4 or int8, as bitsandbytes' options ask for."""
     if values.get("load_in_4bit"):
         if (kind := values.get("bnb_4bit_quant_type", "fp4")) != "nf4":
             found.notes.append(Note("unsupported", f"4 bits of type {kind}", "nf4 is used instead", line))
-        return Given("nf4", line)
-    return Given("int8", line) if values.get("load_in_8bit") else None
+        return OptionValue("nf4", line)
+    return OptionValue("int8", line) if values.get("load_in_8bit") else None

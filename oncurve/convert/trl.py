@@ -1,4 +1,4 @@
-"""Which recipe trains as a GRPOConfig would? Every option is taken over, found idle, or reported."""
+"""Conversion of a GRPOConfig into a recipe: every option is taken over, found idle, or reported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 from oncurve.convert.algorithms import has_servers, put_algorithm
-from oncurve.convert.arithmetic import Step, TrlBatch, step_of
 from oncurve.convert.draft import Draft, own_default
 from oncurve.convert.model_and_data import put_data, put_model, put_rewards
-from oncurve.convert.options import Found, Given, Note, older, table
+from oncurve.convert.options import Note, OptionOutcome, OptionValue, older, table
+from oncurve.convert.trl_batch import StepShape, TrlBatch, step_of
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 OPTIMIZERS = {
@@ -21,7 +21,7 @@ OPTIMIZERS = {
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def convert(found: Found, *, processes: int = 1, rows: int | None = None, functions: str = "") -> Draft:
+def convert(found: OptionOutcome, *, processes: int = 1, rows: int | None = None, functions: str = "") -> Draft:
     """The recipe of what a script or a file of options says.
 
     ``processes`` is how many of them TRL would run, ``rows`` how many rows it would train on, if that is to be known;
@@ -122,7 +122,7 @@ def _generation_kwargs(draft: Draft) -> None:
                 draft.put("rollouts.min_completion_tokens", value, "generation_kwargs")
             case "temperature" | "top_p" | "top_k" | "min_p":  # in TRL they override the options of that name
                 line = draft.line("generation_kwargs") or 0
-                draft.found.options[name] = Given(value, line)
+                draft.found.options[name] = OptionValue(value, line)
                 draft.put(f"rollouts.{name}", value, "generation_kwargs")
             case _:
                 draft.note("unsupported", "generation_kwargs", f"completions are drawn without {name}")
@@ -146,7 +146,7 @@ def _policy(draft: Draft) -> None:
         draft.put("policy.parallel", "fsdp", "fsdp")
 
 
-def _length(draft: Draft, batch: TrlBatch, step: Step, rows: int | None) -> int | None:
+def _length(draft: Draft, batch: TrlBatch, step: StepShape, rows: int | None) -> int | None:
     """The number of steps, and the batch of each; None where only the number of rows would tell."""
     sources = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
     draft.put("run.prompts_per_step", step.prompts, *sources, "generation_batch_size", "num_generations")
@@ -181,7 +181,7 @@ def _length(draft: Draft, batch: TrlBatch, step: Step, rows: int | None) -> int 
     return steps
 
 
-def _optimizer(draft: Draft, step: Step, steps: int | None) -> None:
+def _optimizer(draft: Draft, step: StepShape, steps: int | None) -> None:
     schedule, optimizer = str(draft.ask("lr_scheduler_type")), str(draft.ask("optim"))
     if schedule not in SCHEDULES:
         draft.note("unsupported", "lr_scheduler_type", "there are linear, cosine and constant; cosine is used")
@@ -198,7 +198,7 @@ def _optimizer(draft: Draft, step: Step, steps: int | None) -> None:
         draft.put("optimizer.warmup_updates", updates, "warmup_steps")
 
 
-def _run(draft: Draft, step: Step, steps: int | None) -> None:
+def _run(draft: Draft, step: StepShape, steps: int | None) -> None:
     if draft.ask("output_dir"):
         draft.put("run.folder", draft.ask("output_dir"), "output_dir")
     name = draft.ask("run_name")
@@ -220,14 +220,14 @@ def _run(draft: Draft, step: Step, steps: int | None) -> None:
     draft.put("run.track", [tracker for tracker in wanted if tracker in TRACKERS], "report_to")
 
 
-def _in_steps(value: float, step: Step, steps: int | None) -> int | None:
+def _in_steps(value: float, step: StepShape, steps: int | None) -> int | None:
     """A number of updates, or a share of all of them, in steps; None where it is a share of what is not known."""
     if 0 < value < 1:
         return None if steps is None else max(math.ceil(value * steps), 1)
     return max(round(value / (step.updates * step.iterations)), 1)
 
 
-def _save(draft: Draft, step: Step, steps: int | None) -> None:
+def _save(draft: Draft, step: StepShape, steps: int | None) -> None:
     strategy = draft.ask("save_strategy")
     every = 0 if strategy == "no" else _in_steps(draft.ask("save_steps"), step, steps)
     if strategy not in ("no", "steps") or every is None:
@@ -241,7 +241,7 @@ def _save(draft: Draft, step: Step, steps: int | None) -> None:
         draft.put("run.keep_checkpoints", kept, "save_total_limit")
 
 
-def _evaluation(draft: Draft, step: Step, rows: int | None) -> None:
+def _evaluation(draft: Draft, step: StepShape, rows: int | None) -> None:
     strategy = draft.ask("eval_strategy")
     if strategy == "epoch":
         draft.note(

@@ -1,1 +1,1 @@
-"""Where do prompts come from, in which order, and how do groups become tensors?"""
+"""Data sets, prompts and their order, and the collation of groups into tensors."""

@@ -1,4 +1,4 @@
-"""What do the data prove before a run: do rewards accept the gold answers, do prompts fit and give nothing away?"""
+"""Checks of the data before a run: the reward accepts the gold answers, prompts fit and leak nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do groups of completions become the tensors of a batch?"""
+"""Collation of groups of completions into the tensors of a batch."""
 
 from __future__ import annotations
 

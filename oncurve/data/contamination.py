@@ -1,4 +1,4 @@
-"""Which benchmark problems has the model seen in training?"""
+"""Benchmark problems that occur in the training data."""
 
 from __future__ import annotations
 

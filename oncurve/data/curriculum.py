@@ -1,4 +1,4 @@
-"""Which prompts are worth a step, given how often the policy has solved them?"""
+"""Selection of prompts by how often the policy has solved them."""
 
 from __future__ import annotations
 

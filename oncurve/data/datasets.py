@@ -1,4 +1,4 @@
-"""Which rows does a run see: read, renamed, adapted, filtered, and some of them held out?"""
+"""Loading rows: read, renamed, adapted, filtered, and some of them held out."""
 
 from __future__ import annotations
 

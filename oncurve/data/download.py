@@ -1,4 +1,4 @@
-"""What comes from the hub to a folder here? A named data set as JSON lines, or the files of a model."""
+"""Downloads from the hub: a named data set as JSON lines, or the files of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a prompt give its own solution away?"""
+"""Prompts that give their own solution away."""
 
 from __future__ import annotations
 

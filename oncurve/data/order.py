@@ -1,4 +1,4 @@
-"""Which prompts does a step train on? A pure function of (seed, step), so that resuming replays nothing."""
+"""The prompts of a step: a pure function of (seed, step), so that resuming replays nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a row become the text and the tokens that the policy reads? Here, and nowhere else."""
+"""Prompt templates: from a row to the text and tokens that the policy reads."""
 
 from __future__ import annotations
 

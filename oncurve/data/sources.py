@@ -1,4 +1,4 @@
-"""How are raw rows read from files, folders, the hub and the generator, each with its place for messages?"""
+"""Readers of raw rows from files, folders, the hub and generators, each row with its place for messages."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def read_generated(type: str, split: str, count: int | None, *, seed: int, level
         raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
     known = cast(Literal["train", "validation", "test"], split)
     if type == "program_problems":
-        from oncurve.data.program_problems import program_problems
+        from oncurve.tasks.program_problems import program_problems  # lazy
 
         programs = program_problems(known, count, seed=seed)
         return [(f"program problem {number}", asdict(problem)) for number, problem in enumerate(programs, 1)]
-    from oncurve.data.word_problems import word_problems
+    from oncurve.tasks.word_problems import word_problems  # lazy
 
     problems = word_problems(known, count, seed=seed, levels=levels)
     return [(f"word problem {number}", asdict(problem)) for number, problem in enumerate(problems, 1)]

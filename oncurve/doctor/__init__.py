@@ -1,1 +1,1 @@
-"""What is wrong with a run, how does one see it, and what helps? Metrics in, findings out."""
+"""Diagnosis of a run: metrics in, findings with remedies out."""

@@ -1,4 +1,4 @@
-"""What does the doctor look at? The metrics of a run as curves, its resolved recipe, and what was held out."""
+"""The input of the checks: a run's metrics as curves, its resolved recipe, and its held-out results."""
 
 from __future__ import annotations
 

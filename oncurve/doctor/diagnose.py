@@ -1,11 +1,11 @@
-"""Which checks are there, and in which order are their findings told? Causes stand before consequences."""
+"""The list of checks, in the order in which findings are reported: causes before consequences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from oncurve.doctor import grading, groups, lengths, moves, speed
+from oncurve.doctor import grading, groups, lengths, policy_health, throughput
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import SEVERITIES, Finding
 
@@ -39,39 +39,39 @@ CHECKS: tuple[Check, ...] = (
     Check(grading.reward_constant),
     Check(grading.grader_inverted),
     Check(grading.reward_blind),
-    Check(moves.entropy_bonus),
-    Check(moves.stale_weights),
-    Check(moves.mismatch, ("stale_weights",)),
-    Check(moves.clipping),
-    Check(moves.learning_rate_high, (*_GRADER, "entropy_bonus", "stale_weights", "mismatch")),
-    Check(moves.not_finite, ("learning_rate_high",)),
+    Check(policy_health.entropy_bonus),
+    Check(policy_health.stale_weights),
+    Check(policy_health.mismatch, ("stale_weights",)),
+    Check(policy_health.clipping),
+    Check(policy_health.learning_rate_high, (*_GRADER, "entropy_bonus", "stale_weights", "mismatch")),
+    Check(policy_health.not_finite, ("learning_rate_high",)),
     Check(grading.no_format, ("learning_rate_high",)),
     Check(lengths.minimum_length),
     Check(lengths.truncation, ("minimum_length",)),
     Check(groups.sampling_narrow),
-    Check(moves.learning_rate_low),
+    Check(policy_health.learning_rate_low),
     Check(groups.too_easy, (*_GRADER, "sampling_narrow")),
     Check(groups.too_hard, (*_GRADER, *_SAMPLING, *_COLLAPSE)),
     Check(grading.reward_hacking, ("grader_inverted", "reward_blind", *_COLLAPSE)),
     Check(grading.overfitting, ("grader_inverted", "reward_blind", *_COLLAPSE)),
-    Check(moves.entropy_collapse, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard")),
+    Check(policy_health.entropy_collapse, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard")),
     Check(groups.dead_groups, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard", "entropy_collapse")),
-    Check(moves.kl_growth, (*_GRADER, *_COLLAPSE)),
-    Check(moves.kl_too_strong),
+    Check(policy_health.kl_growth, (*_GRADER, *_COLLAPSE)),
+    Check(policy_health.kl_too_strong),
     Check(grading.format_only, ("reward_blind", "reward_hacking")),
     Check(lengths.length_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
     Check(lengths.length_collapse, (*_GRADER, *_COLLAPSE, "reward_hacking")),
-    Check(moves.entropy_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
-    Check(moves.oscillation, (*_GRADER, *_COLLAPSE)),
-    Check(moves.gradient_spikes, (*_GRADER, *_COLLAPSE)),
-    Check(moves.not_learning, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD, "learning_rate_low", "kl_too_strong")),
+    Check(policy_health.entropy_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
+    Check(policy_health.oscillation, (*_GRADER, *_COLLAPSE)),
+    Check(policy_health.gradient_spikes, (*_GRADER, *_COLLAPSE)),
+    Check(policy_health.not_learning, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD, "learning_rate_low", "kl_too_strong")),
     Check(groups.skipped_updates, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD)),
     Check(grading.held_out_higher),
-    Check(speed.grading_bound),
-    Check(speed.slowing),
-    Check(speed.memory_growth),
-    Check(speed.rollout_bound),
-    Check(speed.trainer_bound),
+    Check(throughput.grading_bound),
+    Check(throughput.slowing),
+    Check(throughput.memory_growth),
+    Check(throughput.rollout_bound),
+    Check(throughput.trainer_bound),
     Check(grading.evaluation_small),
 )
 """Every check, in the order in which their findings are told if they are equally severe."""

@@ -1,4 +1,4 @@
-"""What does the doctor say? A finding: how bad, what, which numbers of which steps show it, and what to do."""
+"""A finding: its severity, what it is, the numbers and steps that show it, and what to do."""
 
 from __future__ import annotations
 

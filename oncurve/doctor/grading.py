@@ -1,4 +1,4 @@
-"""Does the reward pay for what is wanted, and does the grader work?"""
+"""Checks of the reward: hacking, failing graders, and rewards that disagree with held-out accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is there something to learn from in the groups? Rewards must differ between the completions of one prompt."""
+"""Checks for learning signal: rewards must differ between the completions of one prompt."""
 
 from __future__ import annotations
 

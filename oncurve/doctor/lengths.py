@@ -1,4 +1,4 @@
-"""Do completions have a sensible length, and do they end by themselves?"""
+"""Checks of completion lengths and of truncation."""
 
 from __future__ import annotations
 

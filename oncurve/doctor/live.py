@@ -1,4 +1,4 @@
-"""What should a person be told while the run goes on? The same checks after every step, each finding once."""
+"""Findings while a run goes on: the same checks after every step, each finding reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where does the doctor find what it looks at? A run's folder, complete or not, becomes a case."""
+"""Reading a run's folder, complete or not, into a case."""
 
 from __future__ import annotations
 

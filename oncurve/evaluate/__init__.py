@@ -1,1 +1,1 @@
-"""How good is a model, and how sure are we?"""
+"""Measuring a model: accuracy, intervals, benchmarks and comparisons."""

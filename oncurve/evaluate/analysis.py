@@ -1,4 +1,4 @@
-"""What do a model's completions look like, category by category? The page beside an evaluation's rows."""
+"""The page beside an evaluation's rows: a model's completions, category by category."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which benchmarks are known: where their problems are, how they are asked, graded and decoded?"""
+"""Known benchmarks: where their problems are, and how they are asked, graded and decoded."""
 
 from __future__ import annotations
 
@@ -239,17 +239,17 @@ def make_grader(grader: str, template: Template) -> Grader:
     Raises ConfigError for a grader that does not exist.
     """
     if grader == "mathematics":
-        from oncurve.rewards.mathematics import Mathematics
+        from oncurve.rewards.mathematics import Mathematics  # lazy
 
         place = answer_place(template)
         strict, loose = Mathematics(answer_from=place), Mathematics(answer_from="any")
         return Grader(strict, loose, partial(voted_answer, place=place), f"mathematics, answer in {place}")
     if grader == "programs":
-        from oncurve.rewards.programs import Programs
+        from oncurve.rewards.programs import Programs  # lazy
 
         return Grader(Programs(require_fence=False), None, None, "programs: all tests of the row, in a sandbox")
     if ":" in grader:
-        from oncurve.rewards.custom import from_function, load_function
+        from oncurve.rewards.custom import from_function, load_function  # lazy
 
         return Grader(RightOrWrong(from_function(load_function(grader))), None, None, f"custom: {grader}")
     raise ConfigError(f"grader {grader!r}: use mathematics, programs, or file.py:function")

@@ -1,4 +1,4 @@
-"""What does a model's README on the hub say: where it comes from, how good it is and how sure that is?"""
+"""Model card for the hub: where a model comes from, how good it is and how certain that is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from oncurve.data.prompts import find_template
 from oncurve.data.sources import HUB_NAMES
 from oncurve.errors import ConfigError, DataError
-from oncurve.evaluate.tables import describe, table_lines
+from oncurve.evaluate.result_tables import describe, table_lines
 from oncurve.observe.record import read_json, write_text
 from oncurve.observe.redact import redact_tree
 

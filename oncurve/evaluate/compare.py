@@ -1,4 +1,4 @@
-"""Did training help? Two evaluations of the same problems, side by side, with what got better and what got worse."""
+"""Paired comparison of two evaluations of the same problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oncurve.stats import bootstrap_interval, mcnemar_exact, paired_difference_i
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One line of the comparison: a share of the examples before and after, and the difference."""
 
     name: str
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ExampleChange:
     """An example that only one of the two models solved."""
 
     before: Example
@@ -66,7 +66,7 @@ class Comparison:
     seed: int
 
     @cached_property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ComparisonRow, ...]:
         """Correct, correct in any format, wrong in the right format, bad format, not gradable (if any), truncated."""
         rows = [self._row("correct", lambda example: example.is_correct)]
         if self.before.any_format is not None and self.after.any_format is not None:
@@ -79,13 +79,13 @@ class Comparison:
         return tuple(rows)
 
     @cached_property
-    def improved(self) -> tuple[Change, ...]:
+    def improved(self) -> tuple[ExampleChange, ...]:
         """Examples that only the second model solved, those with a new answer first."""
         changes = [_change(b, a) for b, a in self._pairs() if a.is_correct and not b.is_correct]
         return tuple(sorted(changes, key=lambda change: change.kind != "answer"))
 
     @cached_property
-    def worsened(self) -> tuple[Change, ...]:
+    def worsened(self) -> tuple[ExampleChange, ...]:
         """Examples that only the first model solved, those with a lost answer first."""
         changes = [_change(b, a) for b, a in self._pairs() if b.is_correct and not a.is_correct]
         return tuple(sorted(changes, key=lambda change: change.kind != "answer"))
@@ -204,7 +204,7 @@ class Comparison:
     def _pairs(self) -> Iterator[tuple[Example, Example]]:
         return zip(self.before.examples, self.after.examples, strict=True)
 
-    def _row(self, name: str, holds: Callable[[Example], bool]) -> Row:
+    def _row(self, name: str, holds: Callable[[Example], bool]) -> ComparisonRow:
         before, after = self.before.share(holds), self.after.share(holds)
         differences = [
             fmean(map(holds, second)) - fmean(map(holds, first))
@@ -218,7 +218,7 @@ class Comparison:
         else:
             low, high = bootstrap_interval(differences, seed=self.seed)
             p_value = sign_flip_p(differences, seed=self.seed)
-        return Row(name, before, after, after.fraction - before.fraction, low, high, p_value)
+        return ComparisonRow(name, before, after, after.fraction - before.fraction, low, high, p_value)
 
     def _header(self) -> tuple[str, ...]:
         return ("", *self.names, "points", "factor", "p")
@@ -285,11 +285,11 @@ def _as_written(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _change(before: Example, after: Example) -> Change:
+def _change(before: Example, after: Example) -> ExampleChange:
     found = (before.correct_any_format, after.correct_any_format)
     if None in found:
-        return Change(before, after, "unknown")
-    return Change(before, after, "format" if found[0] == found[1] else "answer")
+        return ExampleChange(before, after, "unknown")
+    return ExampleChange(before, after, "format" if found[0] == found[1] else "answer")
 
 
 def _side(example: Example) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _side(example: Example) -> dict[str, Any]:
     return {key: value for key, value in asdict(example).items() if key in kept}
 
 
-def _change_lines(change: Change, names: tuple[str, str], max_characters: int) -> list[str]:
+def _change_lines(change: ExampleChange, names: tuple[str, str], max_characters: int) -> list[str]:
     notes = {"format": " (the answer was right in both, only its form changed)", "answer": "", "unknown": ""}
     lines = [f"[{change.before.index}]{notes[change.kind]} {change.before.question.strip()}"]
     lines.append(f"  reference answer: {change.before.answer}")
@@ -309,8 +309,8 @@ def _change_lines(change: Change, names: tuple[str, str], max_characters: int) -
     return [*lines, ""]
 
 
-def _interval(of: Share | Row) -> str:
-    sign = "+" if isinstance(of, Row) else ""
+def _interval(of: Share | ComparisonRow) -> str:
+    sign = "+" if isinstance(of, ComparisonRow) else ""
     return f"[{100 * of.low:{sign}.1f}, {100 * of.high:{sign}.1f}]"
 
 

@@ -1,4 +1,4 @@
-"""What would a vote among k completions give, and how far would the numbers move with other completions or runs?"""
+"""Majority vote among k completions, and the spread of results over completions and over runs."""
 
 from __future__ import annotations
 

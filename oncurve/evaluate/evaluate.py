@@ -1,4 +1,4 @@
-"""How many held-out problems does a model solve? Sample, grade, count, and keep every example."""
+"""Evaluation on held-out problems: sample, grade, count, and keep every example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which numbers are reported of an evaluation, over what, and with which intervals?"""
+"""The reported numbers of an evaluation, with their denominators and intervals."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How does a run get its processes, on this machine and on a cluster?"""
+"""Starting the processes of a run, on this machine and on a cluster."""

@@ -1,4 +1,4 @@
-"""How are the processes of a run started on this machine, watched, ended together, and started again?"""
+"""Local launcher: starts the processes of a run, watches them, ends them together, and restarts them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_processes(
     processes: int,
     restarts: int = 0,
     stop_seconds: float = 60.0,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> int:
     """Run ``oncurve`` with some words in several processes, and with ``again`` after failures that may pass.
 
@@ -43,12 +43,14 @@ def run_processes(
     """
     words, code = first, CRASHED
     for left in range(restarts, -1, -1):
-        code, is_asked = Crew(words, processes, stop_seconds=stop_seconds, say=say).run()
+        code, is_asked = Crew(words, processes, stop_seconds=stop_seconds, notify=notify).run()
         if is_asked or code not in (LostProcess.exit_code, CRASHED):
             return code
         if not left:
             break
-        say(f"starting the processes again from the last checkpoint, for the {restarts - left + 1}. time of {restarts}")
+        notify(
+            f"starting the processes again from the last checkpoint, for the {restarts - left + 1}. time of {restarts}"
+        )
         words = again
     return code
 
@@ -56,8 +58,8 @@ def run_processes(
 class Crew:
     """The processes of one attempt."""
 
-    def __init__(self, words: Sequence[str], count: int, *, stop_seconds: float, say: Callable[[str], None]) -> None:
-        self.count, self.say, self.stop_seconds = count, say, stop_seconds
+    def __init__(self, words: Sequence[str], count: int, *, stop_seconds: float, notify: Callable[[str], None]) -> None:
+        self.count, self.notify, self.stop_seconds = count, notify, stop_seconds
         self._members: list[subprocess.Popen[bytes]] = []
         self._failed: list[tuple[int, int]] = []
         """Rank and code, in the order of their ends."""
@@ -111,7 +113,7 @@ class Crew:
         if code:
             self._failed.append((rank, code))
             if code < 0 and not self._is_asked and self.count > 1:
-                self.say(f"process {rank} of {self.count} was killed by {signal.Signals(-code).name}")
+                self.notify(f"process {rank} of {self.count} was killed by {signal.Signals(-code).name}")
             self._deadline = self._deadline or time.monotonic() + GRACE_SECONDS
         return True
 
@@ -125,7 +127,7 @@ class Crew:
     def _kill(self, ranks: set[int]) -> None:
         self._deadline = None
         for rank in ranks:
-            self.say(f"process {rank} of {self.count} does not end by itself and is killed")
+            self.notify(f"process {rank} of {self.count} does not end by itself and is killed")
             self._members[rank].kill()
 
     @contextmanager

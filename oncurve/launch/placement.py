@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oncurve.plan.beside import Beside
+from oncurve.plan.shared_gpu import Beside
 
 HALF_WIDTH_BYTES = 2
 WEIGHT_SHARE = 0.5

@@ -1,4 +1,4 @@
-"""What does `oncurve serve` have to be told, so that it samples as the run that it serves would?"""
+"""Options of `oncurve serve` that make a server sample as its run would."""
 
 from __future__ import annotations
 

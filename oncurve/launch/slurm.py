@@ -1,4 +1,4 @@
-"""What does SLURM have to run for a recipe? A batch script that starts, stops in time, and goes on by itself."""
+"""SLURM batch script for a recipe: it stops in time and resumes by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncurve.config.place import run_folder_path
+from oncurve.config.run_folder import run_folder_path
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, LostProcess
 from oncurve.launch.serving import serve_settings

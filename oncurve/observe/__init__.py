@@ -1,1 +1,1 @@
-"""What happened in a run? Metrics, run folder, pictures."""
+"""Metrics, the run folder, progress and plots."""

@@ -1,4 +1,4 @@
-"""How do the numbers of a batch follow from each other? From the resolved recipe, for the terminal and for reports."""
+"""Batch arithmetic of a recipe: how its numbers follow from each other, for the terminal and for reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is writing a run folder, and is that process still there?"""
+"""Lock of a run folder: who writes it, and whether that process is alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes of this user still hold memory of a GPU, and which of them is to be ended?"""
+"""Processes of this user that hold GPU memory, and ending one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On what, from which code and by which command did a run start?"""
+"""The start of a run on record: machine, code version and command."""
 
 from __future__ import annotations
 

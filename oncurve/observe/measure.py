@@ -1,4 +1,4 @@
-"""What do the rollouts of one step say, before any loss? Rewards, groups, advantages and lengths as plain numbers."""
+"""Metrics of one step's rollouts, before any loss: rewards, groups, advantages and lengths."""
 
 from __future__ import annotations
 

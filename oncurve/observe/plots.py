@@ -1,4 +1,4 @@
-"""What does a run look like? Figures from metrics.jsonl, as PNG."""
+"""Plots of metrics.jsonl, as PNG."""
 
 from __future__ import annotations
 

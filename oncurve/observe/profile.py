@@ -1,4 +1,4 @@
-"""How long does each phase of a step take, what is the least work in it, and what share of the machine is that?
+"""Profile of a step: time per phase, the least work in it, and the share of the machine's peak.
 
 Times are those of a run with ``run.profile``. Work is the least that the tokens need, so that a share says how far a
 phase is from what the machine was measured to do, whatever way it takes:
@@ -31,7 +31,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Size:
+class TokenWork:
     """What of a model decides how much work a token is."""
 
     matrix_weights: int
@@ -67,19 +67,19 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """What the machine was measured to do."""
 
     operations_per_second: float
     bytes_per_second: float
 
 
-def attention_operations(size: Size, contexts: float) -> float:
+def attention_operations(size: TokenWork, contexts: float) -> float:
     """Scores and their mixture: 4 layers Q per token and token that it sees; ``contexts`` adds up what tokens see."""
     return 4.0 * size.layers * size.query_size * contexts
 
 
-def prefill(size: Size, prompt_lengths: Sequence[int]) -> Spent:
+def prefill(size: TokenWork, prompt_lengths: Sequence[int]) -> Spent:
     """Each prompt once: 2 operations per weight and token, the head for its last token, the matrices read once."""
     tokens = sum(prompt_lengths)
     operations = 2.0 * (size.matrix_weights * tokens + size.head_weights * len(prompt_lengths))
@@ -88,7 +88,7 @@ def prefill(size: Size, prompt_lengths: Sequence[int]) -> Spent:
     return Spent(0.0, tokens, operations + attention_operations(size, contexts), float(written * size.number_bytes))
 
 
-def decode(size: Size, groups: Sequence[tuple[int, Sequence[int]]], *, steps: int) -> Spent:
+def decode(size: TokenWork, groups: Sequence[tuple[int, Sequence[int]]], *, steps: int) -> Spent:
     """Every completion token after the first, from (prompt length, completion lengths) of each group.
 
     Bytes: all matrices in each of the ``steps``, the cache of own tokens for each row, the prompt's once for its group.
@@ -105,12 +105,12 @@ def decode(size: Size, groups: Sequence[tuple[int, Sequence[int]]], *, steps: in
     return Spent(0.0, tokens, operations, (weights * steps + size.kv_numbers * cached) * size.number_bytes)
 
 
-def load(size: Size) -> Spent:
+def load(size: TokenWork) -> Spent:
     """Weights brought into the form that sampling reads: read in float32 and written in the compute type."""
     return Spent(bytes=float(size.matrix_weights * (4 + size.number_bytes)))
 
 
-def forward(size: Size, rows: Iterable[tuple[int, int, int]], *, predicted: int) -> Spent:
+def forward(size: TokenWork, rows: Iterable[tuple[int, int, int]], *, predicted: int) -> Spent:
     """A training pass over (group, prompt length, completion length) of each row, a group's prompt once.
 
     ``predicted`` tokens pass through the head. The last token of a completion is never read.
@@ -130,19 +130,19 @@ def forward(size: Size, rows: Iterable[tuple[int, int, int]], *, predicted: int)
     return Spent(0.0, tokens, operations + attention_operations(size, contexts), float(read))
 
 
-def backward(size: Size, pass_: Spent, *, predicted: int) -> Spent:
+def backward(size: TokenWork, pass_: Spent, *, predicted: int) -> Spent:
     """What follows a forward pass: gradients of all inputs, of the trained matrices, and twice its attention."""
     plain = 2.0 * (size.matrix_weights * pass_.tokens + size.head_weights * predicted)
     trained = 2.0 * (size.trained_matrix_weights * pass_.tokens + size.trained_head_weights * predicted)
     return replace(pass_, operations=plain + trained + 2.0 * (pass_.operations - plain))
 
 
-def optimizer(size: Size) -> Spent:
+def optimizer(size: TokenWork) -> Spent:
     """AdamW in float32: weight, gradient and two moments read, weight and moments written, the gradient's norm read."""
     return Spent(bytes=32.0 * size.trained_weights)
 
 
-def shares(spent: Spent, limits: Limits) -> tuple[float | None, float | None]:
+def shares(spent: Spent, limits: MachineLimits) -> tuple[float | None, float | None]:
     """Of what the machine can multiply and of what it can read; None where the phase has no such work."""
     if spent.seconds <= 0:
         return None, None
@@ -152,7 +152,7 @@ def shares(spent: Spent, limits: Limits) -> tuple[float | None, float | None]:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProfileRow:
     """A phase over the steps of a run."""
 
     name: str
@@ -164,7 +164,7 @@ class Row:
     read: float | None
 
 
-def write_limits(run: Path, limits: Limits, **facts: Any) -> None:
+def write_limits(run: Path, limits: MachineLimits, **facts: Any) -> None:
     """Begin the file, or go on with it after a restart."""
     _append(run, {"limits": {**asdict(limits), **facts}})
 
@@ -179,7 +179,7 @@ def _append(run: Path, row: Mapping[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def read_profile(run: Path) -> tuple[dict[str, Any], list[Row]]:
+def read_profile(run: Path) -> tuple[dict[str, Any], list[ProfileRow]]:
     """The limits as they were last measured, and the phases; both empty for a run without a profile.
 
     Medians leave out the first step of the run where there are three or more: it allocates and compiles. Of a step that
@@ -193,14 +193,16 @@ def read_profile(run: Path) -> tuple[dict[str, Any], list[Row]]:
     described: dict[str, Any] = next((row["limits"] for row in reversed(rows) if "limits" in row), {})
     steps = {row["step"]: row["phases"] for row in rows if "step" in row}
     kept = [steps[step] for step in sorted(steps)][1 if len(steps) > 2 else 0 :]
-    limits = Limits(described.get("operations_per_second", math.inf), described.get("bytes_per_second", math.inf))
-    found: list[Row] = []
+    limits = MachineLimits(
+        described.get("operations_per_second", math.inf), described.get("bytes_per_second", math.inf)
+    )
+    found: list[ProfileRow] = []
     for phase, parts in PARTS.items():
         for name in (phase, *parts):
             values = [step[name] for step in kept if name in step]
             if values:
                 spent = Spent(**{key: median(value[key] for value in values) for key in values[0]})
-                found.append(Row(name, name != phase, spent, *shares(spent, limits)))
+                found.append(ProfileRow(name, name != phase, spent, *shares(spent, limits)))
     return described, found
 
 

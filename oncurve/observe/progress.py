@@ -1,4 +1,4 @@
-"""How is the run doing right now? A live display in a terminal, plain lines everywhere else."""
+"""Progress of a run: a live display in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where does a run keep what happened? The run folder: written as the run goes, read back by every report."""
+"""The run folder: written as the run goes, read back by every report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must never be written down? Tokens and keys, whether a recipe, a command line or a message holds them."""
+"""Redaction of tokens and keys from recipes, command lines and messages."""
 
 from __future__ import annotations
 

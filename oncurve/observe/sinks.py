@@ -1,4 +1,4 @@
-"""Where else do a run's numbers go? TensorBoard, Weights & Biases, trackio: each gets the rows of metrics.jsonl."""
+"""TensorBoard, Weights & Biases and trackio: each gets the rows of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -188,10 +188,10 @@ class Tracker:
     """All sinks of a run. One that fails is left out from then on, and said so once: tracking never stops training."""
 
     def __init__(
-        self, sinks: Sequence[Sink] = (), *, aliases: Sequence[AliasSet] = (), say: Say = lambda text: None
+        self, sinks: Sequence[Sink] = (), *, aliases: Sequence[AliasSet] = (), notify: Say = lambda text: None
     ) -> None:
-        """``aliases`` adds the names of these sets; ``say`` shows a message to a person."""
-        self.sinks, self._aliases, self._say = list(sinks), tuple(aliases), say
+        """``aliases`` adds the names of these sets; ``notify`` shows a message to a person."""
+        self.sinks, self._aliases, self._say = list(sinks), tuple(aliases), notify
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row of metrics.jsonl to every sink; what is not finite is left out."""
@@ -219,7 +219,7 @@ def open_tracker(
     config: Mapping[str, Any],
     *,
     first_step: int = 0,
-    say: Say = lambda text: None,
+    notify: Say = lambda text: None,
     environment: Mapping[str, str] = os.environ,
 ) -> Tracker:
     """The sinks that the resolved recipe names in ``run.track``; without that key, those with a key in the environment.
@@ -230,9 +230,9 @@ def open_tracker(
     """
     section = config.get("run") or {}
     named = section.get("track")
-    names = list(named) if named is not None else _keyed(environment, say)
+    names = list(named) if named is not None else _keyed(environment, notify)
     sinks = [_SINKS[name](folder, config, first_step=first_step) for name in names]
-    return Tracker(sinks, aliases=section.get("track_aliases") or (), say=say)
+    return Tracker(sinks, aliases=section.get("track_aliases") or (), notify=notify)
 
 
 def aliased(metrics: Mapping[str, float], sets: Sequence[AliasSet]) -> dict[str, float]:
@@ -248,12 +248,12 @@ def aliased(metrics: Mapping[str, float], sets: Sequence[AliasSet]) -> dict[str,
     return named
 
 
-def _keyed(environment: Mapping[str, str], say: Say) -> list[str]:
+def _keyed(environment: Mapping[str, str], notify: Say) -> list[str]:
     """Sinks whose key is in the environment, if they are installed."""
     if not environment.get("WANDB_API_KEY"):
         return []
     if importlib.util.find_spec("wandb") is None:
-        say(f"WANDB_API_KEY is set and wandb is not installed: nothing is tracked there. {_INSTALL['wandb']}")
+        notify(f"WANDB_API_KEY is set and wandb is not installed: nothing is tracked there. {_INSTALL['wandb']}")
         return []
     return ["wandb"]
 

@@ -1,4 +1,4 @@
-"""What came out of a run, in a page of text? Made from metrics.jsonl alone, so that it can be read of any run."""
+"""Text summary of a run, from metrics.jsonl alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where do commands print, and what must other libraries not print there?"""
+"""The console of the commands, and silencing what other libraries print."""
 
 from __future__ import annotations
 

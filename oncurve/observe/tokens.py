@@ -1,4 +1,4 @@
-"""Which part of a completion's text is which token? What a report needs to colour tokens by their probability."""
+"""Tokens of a completion as pieces of its text, with their probabilities, for reports."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What will a run need, and what will it cost? Arithmetic without torch."""
+"""Planner: memory, time and cost of a run, without torch."""

@@ -1,13 +1,13 @@
-"""How much memory do a forward and a backward pass take beside the weights?"""
+"""Activation memory of a forward and backward pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oncurve.model.length_rounding import whole_tokens
 from oncurve.plan import constants
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
-from oncurve.trunk.rounding import whole_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ def largest_microbatch(work: Work, setup: Setup) -> Microbatch:
         packed:  rows = completions of whole prompts that fit, N = prompts S + rows (T - 1), rounded up a little
         padded:  rows = budget / (S + T),                      N = rows (S + T)
 
-    Source: ``Batch.plan_microbatches``, ``train/packed.py``. With several ranks each has its share of the prompts.
+    Source: ``Batch.plan_microbatches``, ``policy/packed_attention.py``. With several ranks each has its share of the
+    prompts.
     """
     prompt, completion = work.prompt_tokens, work.completion_tokens
     rows_per_update = max(1, work.completions_per_update // max(setup.ranks, 1))
@@ -72,7 +73,7 @@ def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
                                                  q: 2 packed, 1 padded
 
     The mask is turned into numbers of the compute type once per layer, and kept. With an adapter, each of its layers
-    keeps a product of rank numbers per token. Through our own layers, ``trunk/training.py``:
+    keeps a product of rank numbers per token. Through our own layers, ``model/forward_backward.py``:
 
         float32:     4 N (2 MLP + 2 Q + 2 KV + 2 H + heads)      of attention only the logarithms of its sums
         half width:  2 N (2 MLP + 2 Q + 2 KV + H) + 4 N (H + heads)      the residual before the MLP is made again
@@ -93,7 +94,7 @@ def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
 
 
 def _own_layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """What a layer of ``trunk/training.py`` keeps: ``Kept``."""
+    """What a layer of ``model/forward_backward.py`` keeps: ``Kept``."""
     attention = 2 * shape.query_size + 2 * shape.kv_size
     if setup.width == 4:
         values = constants.OWN_MLP * shape.mlp + attention + constants.OWN_WIDE_HIDDEN * shape.hidden

@@ -1,4 +1,4 @@
-"""Which numbers of the planner are counted, measured or guessed? All of them stand here, each with its kind and source.
+"""Constants of the planner: counted, measured or guessed, each with its source.
 
 Counted: read off what the code does. To count again after a change of the forward pass, run
 ``python benchmarks/plan_memory.py --live``, which holds the planner's numbers against every allocation of a pass.
@@ -44,7 +44,7 @@ HEAD_COPIES_NATIVE = 2
 """Counted. The same with compiled kernels, which work in place: logits, and the gradient of the chunk before."""
 
 OWN_WIDE_HIDDEN = 2
-"""Counted. Tensors [N, H] in float32 that a layer of ``oncurve.trunk`` keeps: the residual before attention and MLP."""
+"""Counted. Tensors [N, H] in float32 that a layer of ``oncurve.model`` keeps: the residual before attention and MLP."""
 OWN_MLP = 2
 """Counted. Tensors [N, MLP] that it keeps: gate and up."""
 SAMPLING_LOGIT_COPIES = 4
@@ -81,8 +81,8 @@ GPU_MARGIN = 0.03
 """Guessed. Share of a GPU's memory that a plan leaves free."""
 
 NCCL_BUFFER_BYTES = 2 * 2**28
-"""Counted. Packed weight transfer over NCCL: BUFFER_BYTES x NUM_BUFFERS of ``rollouts/servers/transfer/ends.py``, on
-each side; vLLM's own default would be four times as much."""
+"""Counted. Packed weight transfer over NCCL: BUFFER_BYTES x NUM_BUFFERS of ``rollouts/servers/transfer/endpoints.py``,
+on each side; vLLM's own default would be four times as much."""
 ENGINE_KV_SHARE = 0.9
 """Documented. Share of a GPU that a separate vLLM server takes, its gpu_memory_utilization; what the weights leave
 of it is KV cache."""
@@ -102,7 +102,7 @@ SAMPLE_COMPUTE_UTILIZATION = 0.3
 """Guessed. Share of a device's nominal matrix rate that decoding many rows reaches."""
 
 FILES_AT_A_TIME = 8
-"""Counted. Threads that write, sum and check files: ``rollouts/servers/manifest.py``, SIDE_BY_SIDE."""
+"""Counted. Threads that write, sum and check files: ``rollouts/servers/weight_manifest.py``, SIDE_BY_SIDE."""
 TO_HOST_RATE = 6e9
 """Estimated, not measured. Bytes per second from a GPU into ordinary, not locked, memory of the machine."""
 WRITE_RATE = 4e9

@@ -1,4 +1,4 @@
-"""What does a run cost, and what would PPO and DPO cost in its place?"""
+"""Cost of a run, compared with PPO and DPO."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oncurve.plan.hardware import Device
 from oncurve.plan.memory import Memory, plan_memory
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
-from oncurve.plan.speed import step_time
+from oncurve.plan.step_time import step_time
 
 Trainer = Literal["GRPO", "PPO", "DPO"]
 TRAINERS: tuple[Trainer, ...] = ("GRPO", "PPO", "DPO")

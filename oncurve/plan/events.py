@@ -1,4 +1,4 @@
-"""What happens next? A clock for simulations, with waits that last and work that slows down when it is shared."""
+"""Discrete-event simulation: a clock, waits, and work that slows down when it is shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does it cost when a machine is taken away in the middle of a run? Steps, tokens, seconds, dollars done twice."""
+"""Cost of losing a machine in the middle of a run: repeated steps, tokens, seconds and dollars."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from oncurve.plan.cost import Price, price
 from oncurve.plan.hardware import Device
 from oncurve.plan.setup import Setup, Work
-from oncurve.plan.speed import StepTime
+from oncurve.plan.step_time import StepTime
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureCost:
     """What one preemption of the trainer costs, at most; half of it on average."""
 
     steps: int
@@ -26,7 +26,7 @@ class Failure:
     """Sampled again when one of the devices that only sample is taken away instead: its share of a step."""
 
 
-def cost_of_failure(work: Work, time: StepTime, setup: Setup, device: Device) -> Failure:
+def cost_of_failure(work: Work, time: StepTime, setup: Setup, device: Device) -> FailureCost:
     """The most that a preemption costs when checkpoints are written every ``work.save_every_steps`` steps.
 
         tokens = steps x P x G x mean length      seconds = steps x seconds of a step
@@ -35,7 +35,7 @@ def cost_of_failure(work: Work, time: StepTime, setup: Setup, device: Device) ->
     """
     steps = min(work.save_every_steps or work.steps, work.steps)
     seconds = steps * time.total
-    return Failure(
+    return FailureCost(
         steps=steps,
         completions=steps * work.completions,
         tokens=steps * time.sampled_tokens,

@@ -1,4 +1,4 @@
-"""Where does the shape of a model come from? A folder, this package, a table, the hub's cache, or a small download."""
+"""Finding the shape of a model: in a folder, this package, a table, the hub's cache, or by a small download."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from oncurve.errors import CheckpointError
 from oncurve.plan.shape import ModelShape, shape_of_config
-from oncurve.plan.tables import read_table
+from oncurve.plan.yaml_tables import read_table
 
 HERE = Path(__file__).resolve().parent
 EMBEDDED = HERE.parent / "assets" / "base_model"

@@ -1,4 +1,4 @@
-"""Which devices hold a run, how many of them, and what can be changed where it does not fit?"""
+"""Devices that hold a run, how many of them, and what to change where it does not fit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fit_devices(shape: ModelShape, work: Work, setup: Setup, devices: Mapping[st
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MemorySaving:
     """Something to write on the command line, or to do, that needs less memory."""
 
     overrides: tuple[str, ...]
@@ -58,7 +58,7 @@ class Change:
 class Advice:
     """Changes that were tried together."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[MemorySaving, ...]
     peak_bytes: float
     """Of the fullest device."""
     fits: bool
@@ -84,27 +84,27 @@ def advise(shape: ModelShape, work: Work, setup: Setup, device: Device) -> list[
     return fitting or sorted(tried, key=lambda advice: advice.peak_bytes)
 
 
-def _try(shape: ModelShape, work: Work, setup: Setup, device: Device, changes: tuple[Change, ...]) -> Advice:
+def _try(shape: ModelShape, work: Work, setup: Setup, device: Device, changes: tuple[MemorySaving, ...]) -> Advice:
     for change in changes:
         work, setup = change.apply(work, setup)
     memory = plan_memory(shape, work, setup)
     return Advice(changes, max(need.peak_bytes for need in memory.needs), fits(memory, device))
 
 
-def _clash(changes: tuple[Change, ...]) -> bool:
+def _clash(changes: tuple[MemorySaving, ...]) -> bool:
     """Two of them set the same key."""
     keys = [override.split("=")[0] for change in changes for override in change.overrides]
     return len(keys) != len(set(keys))
 
 
-def _microbatch(divisor: int) -> Change:
+def _microbatch(divisor: int) -> MemorySaving:
     def smaller(work: Work, setup: Setup) -> Plan:
         return work, replace(setup, tokens_per_microbatch=max(1, setup.tokens_per_microbatch // divisor))
 
-    return Change((f"policy.tokens_per_microbatch=/{divisor}",), "little time", smaller, lambda work, setup: True)
+    return MemorySaving((f"policy.tokens_per_microbatch=/{divisor}",), "little time", smaller, lambda work, setup: True)
 
 
-def concrete(change: Change, work: Work, setup: Setup) -> tuple[str, ...]:
+def concrete(change: MemorySaving, work: Work, setup: Setup) -> tuple[str, ...]:
     """The overrides of a change with its numbers: ``=/2`` is half of what the recipe says."""
     values = {
         "policy.tokens_per_microbatch": setup.tokens_per_microbatch,
@@ -117,64 +117,64 @@ def concrete(change: Change, work: Work, setup: Setup) -> tuple[str, ...]:
     return tuple(done)
 
 
-CHANGES: tuple[Change, ...] = (
+CHANGES: tuple[MemorySaving, ...] = (
     _microbatch(2),
     _microbatch(4),
-    Change(
+    MemorySaving(
         ("rollouts.max_rows=/2",),
         "sampling takes longer",
         lambda work, setup: (replace(work, max_rows=max(1, work.max_rows // 2)), setup),
         lambda work, setup: setup.placement == "colocated" and work.rows_at_once > work.group_size,
     ),
-    Change(
+    MemorySaving(
         ("rollouts.cuda_graphs=false",),
         "sampling goes through the model's modules, which takes longer",
         lambda work, setup: (work, replace(setup, records_decoding=False)),
         lambda work, setup: setup.placement == "colocated" and setup.records_copies,
     ),
-    Change(
+    MemorySaving(
         ("policy.packing=true",),
         "nothing; it is also faster",
         lambda work, setup: (work, replace(setup, packed=True)),
         lambda work, setup: not setup.packed,
     ),
-    Change(
+    MemorySaving(
         ("policy.gradient_checkpointing=true",),
         "a third more training time",
         lambda work, setup: (work, replace(setup, checkpointing=True)),
         lambda work, setup: not setup.checkpointing,
     ),
-    Change(
+    MemorySaving(
         ("optimizer.type=adamw_8bit",),
         "moments in 8 bits, through bitsandbytes",
         lambda work, setup: (work, replace(setup, eight_bit_moments=True)),
         lambda work, setup: not setup.eight_bit_moments and setup.is_gpu and not setup.offloads_optimizer,
     ),
-    Change(
+    MemorySaving(
         ("policy.offload_activations=true",),
         "traffic to the CPU's memory in every pass",
         lambda work, setup: (work, replace(setup, offloads_activations=True)),
         lambda work, setup: setup.is_gpu and not setup.offloads_activations,
     ),
-    Change(
+    MemorySaving(
         ("algorithm.kl_coef=0",),
         "another algorithm: no KL to a reference",
         lambda work, setup: (work, replace(setup, has_reference=False)),
         lambda work, setup: setup.has_reference and setup.method == "full",
     ),
-    Change(
+    MemorySaving(
         ("policy.lora={rank: 16}",),
         "an adapter is trained in place of the model; use about ten times the learning rate",
         lambda work, setup: (work, replace(setup, method="lora", rank=16)),
         lambda work, setup: setup.method == "full",
     ),
-    Change(
+    MemorySaving(
         ("policy.quantization=nf4",),
         "frozen weights in 4 bits, which sampling sees too",
         lambda work, setup: (work, replace(setup, quantization="nf4")),
         lambda work, setup: setup.method == "lora" and setup.quantization is None and setup.is_gpu,
     ),
-    Change(
+    MemorySaving(
         ("policy.lora={rank: 16}", "policy.quantization=nf4"),
         "QLoRA: an adapter over frozen weights in 4 bits, which sampling sees too",
         lambda work, setup: (work, replace(setup, method="lora", rank=16, quantization="nf4")),

@@ -1,4 +1,4 @@
-"""What does a recipe mean for the planner? The only file of this folder that knows the keys of a recipe."""
+"""The planner's input from a recipe. The only file of this folder that knows a recipe's keys."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from oncurve.algorithm.table import PRESETS
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
+from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan import constants
 from oncurve.plan.setup import Placement, Setup, Shard, Work
 from oncurve.plan.shape import ModelShape
-from oncurve.trunk.room import USUAL_ROWS
 
 PROMPT_TOKENS = {"word_problems": 64, "program_problems": 192, "gsm8k": 256, "math": 384}
 """Guessed. Tokens of a long prompt with its template, by the type of the data; 512 for any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PlanRequest:
     """What the command line says about a plan beyond the recipe."""
 
     gpus: int = 1
@@ -33,7 +33,7 @@ class Wishes:
     is_gpu: bool = True
 
 
-def make_work(config: Config, wishes: Wishes) -> Work:
+def make_work(config: Config, wishes: PlanRequest) -> Work:
     """The work of a step of a recipe; lengths that nobody knows before the data is read are guesses."""
     limit = config.rollouts.max_completion_tokens
     mean = wishes.mean_tokens or constants.MEAN_LENGTH_SHARE * limit
@@ -57,7 +57,7 @@ def make_work(config: Config, wishes: Wishes) -> Work:
     )
 
 
-def make_setup(config: Config, wishes: Wishes) -> Setup:
+def make_setup(config: Config, wishes: PlanRequest) -> Setup:
     """How a recipe trains, on the devices that the command line asks for."""
     policy = config.policy
     compute = policy.compute_type

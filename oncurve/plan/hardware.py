@@ -1,4 +1,4 @@
-"""Which devices are there, how fast are they, and what do they cost?"""
+"""Devices with their memory, speed and price."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from oncurve.errors import ConfigError
-from oncurve.plan.tables import read_table
+from oncurve.plan.yaml_tables import read_table
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"
 GB = 1e9

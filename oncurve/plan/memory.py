@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from oncurve.model import decode_memory
 from oncurve.plan import constants
 from oncurve.plan.activations import (
     Microbatch,
@@ -19,7 +20,6 @@ from oncurve.plan.activations import (
 )
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
-from oncurve.trunk import room
 
 Phase = Literal["sample", "train", "sync"]
 PHASES: tuple[Phase, ...] = ("sample", "train", "sync")
@@ -27,7 +27,7 @@ GIB = 2**30
 ROOM = ("KV cache", "sampling buffers")
 """What the engine's rule for memory counts."""
 OWN_FAMILIES = ("llama", "qwen2", "qwen3")
-"""Families of which a decode step is computed by our own layers; see ``trunk/weights.py``."""
+"""Families of which a decode step is computed by our own layers; see ``model/weights.py``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def plan_memory(shape: ModelShape, work: Work, setup: Setup) -> Memory:
 def sync_buffer_bytes(shape: ModelShape, setup: Setup) -> float:
     """What a trainer's device holds while weights leave it, beside them.
 
-    nccl   two buffers of 256 MiB: ``rollouts/servers/transfer/ends.py``
+    nccl   two buffers of 256 MiB: ``rollouts/servers/transfer/endpoints.py``
     fetch  half-width copies of the matrices that are on their way: the head, and an MLP's for each other thread;
            none where weights are cut, whose whole copy is in the machine's memory, and none of an adapter
     """
@@ -254,7 +254,7 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     """What the engine in this process needs: it samples from the policy's own weights.
 
     KV cache, logits of the next token, what reading prompts takes:
-        on a GPU the rule by which the engine chooses its rows, ``trunk/room.py``
+        on a GPU the rule by which the engine chooses its rows, ``model/decode_memory.py``
         on a CPU rows x (S + T) x 2 layers KV c; 4 x 4 x rows x V; one layer's widest tensors, and one layer's keys and
         values repeated for all heads                    rows: whole groups, at most rollouts.max_rows
     our own layers: their matrices once more in the order of the kernels, c each; and rounded, or with the adapter
@@ -275,7 +275,7 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
         has_head = setup.halves_frozen and not shape.is_tied
         again = shape.layers * attention + (0 if has_head else shape.head_parameters)
         yield Component("matrices for sampling", 2.0 * again, ("sample",), is_buffer=True)
-        yield Component("recorded steps", room.RECORDING_BYTES, ("sample",), is_allowance=True)
+        yield Component("recorded steps", decode_memory.RECORDING_BYTES, ("sample",), is_allowance=True)
 
 
 def cpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
@@ -293,12 +293,12 @@ def gpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]
     """The same on a GPU, by the engine's own rule."""
     widths, call, by_module = room_of(shape, work, setup)
     rows = -(-work.rows_at_once // setup.ranks)
-    everything = (room.module_bytes if by_module else room.decoding_bytes)(widths, call, rows)
+    everything = (decode_memory.module_bytes if by_module else decode_memory.decoding_bytes)(widths, call, rows)
     prompts, length = call.prompts(rows), work.prompt_tokens + work.completion_tokens
     if by_module:
         cache = rows * length * widths.position_bytes * (widths.layers + 1)
     else:
-        cache = room.cache_bytes(
+        cache = decode_memory.cache_bytes(
             widths,
             rows=rows,
             prompts=prompts,
@@ -308,9 +308,9 @@ def gpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]
     return float(cache), float(everything - cache)
 
 
-def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[room.Widths, room.Call, bool]:
+def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[decode_memory.Widths, decode_memory.DecodeCall, bool]:
     """What the engine's rule for memory asks for, and whether it samples through the model's own module."""
-    widths = room.Widths(
+    widths = decode_memory.Widths(
         layers=shape.layers,
         hidden=shape.hidden,
         mlp=shape.mlp,
@@ -321,7 +321,7 @@ def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[room.Widths, r
         compute_bytes=setup.width,
         heads_per_kv=shape.heads // shape.kv_heads,
     )
-    call = room.Call(
+    call = decode_memory.DecodeCall(
         num_prompts=-(-work.prompts // setup.ranks),
         group_size=work.group_size,
         prompt_tokens=work.prompt_tokens,
@@ -336,7 +336,7 @@ def rows_that_fit(shape: ModelShape, work: Work, setup: Setup, *, memory_bytes: 
     held = sum(part.bytes for part in parts if "sample" in part.phases and part.name not in ROOM)
     free = memory_bytes * (1 - constants.GPU_MARGIN) - constants.GPU_CONTEXT_BYTES - held
     widths, call, by_module = room_of(shape, work, setup)
-    return setup.ranks * room.most_rows(widths, call, max(free, 0.0), by_module=by_module)
+    return setup.ranks * decode_memory.most_rows(widths, call, max(free, 0.0), by_module=by_module)
 
 
 def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:

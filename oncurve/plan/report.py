@@ -9,14 +9,14 @@ from typing import Any
 from oncurve.errors import counted
 from oncurve.plan.constants import GPU_MARGIN
 from oncurve.plan.cost import Price, TrainerCost, compare_trainers, fits, price
-from oncurve.plan.failure import Failure, cost_of_failure
+from oncurve.plan.failure import FailureCost, cost_of_failure
 from oncurve.plan.fit import Advice, Fit, advise, concrete, fit_devices
 from oncurve.plan.from_recipe import longest_row
 from oncurve.plan.hardware import GIB, Device
 from oncurve.plan.memory import PHASES, Memory, Need, plan_memory, trained_parameters
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
-from oncurve.plan.speed import StepTime, step_time
+from oncurve.plan.step_time import StepTime, step_time
 
 MAX_ADVICE = 6
 
@@ -42,7 +42,7 @@ class Plan:
         return self.time.total * self.work.steps / 3600
 
     @property
-    def failure(self) -> Failure:
+    def failure(self) -> FailureCost:
         """What a machine that is taken away costs."""
         return cost_of_failure(self.work, self.time, self.setup, self.device)
 

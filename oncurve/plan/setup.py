@@ -1,4 +1,4 @@
-"""What does the planner need to know of a run? The work of a step, and how the model is trained and where."""
+"""The setup of a run as the planner sees it: the work of a step, and how and where the model is trained."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Setup:
 
     @property
     def has_own_layers(self) -> bool:
-        """Packed rows go through the layers of ``oncurve.trunk``: on a CPU, whole weights; see ``train/forward.py``.
+        """Packed rows go through the layers of ``oncurve.model``: on a CPU, whole weights; see ``policy/forward.py``.
 
         An adapter with dropout goes through the model's own, which is not told apart here.
         """
@@ -110,7 +110,7 @@ class Setup:
 
     @property
     def halves_frozen(self) -> bool:
-        """Frozen matrices of linear layers are in bfloat16; see ``train/halved.py``."""
+        """Frozen matrices of linear layers are in bfloat16; see ``policy/half_precision.py``."""
         is_plain = self.quantization is None and self.shard == "none" and not self.offloads_optimizer
         return self.is_gpu and self.method == "lora" and self.compute == "bfloat16" and is_plain
 

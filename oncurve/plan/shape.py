@@ -1,4 +1,4 @@
-"""How large is a model, judged by its config.json alone?"""
+"""The size of a model, from its config.json alone."""
 
 from __future__ import annotations
 

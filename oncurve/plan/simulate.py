@@ -1,4 +1,4 @@
-"""How long do a trainer and its rollout servers wait for each other? A run's own rules, played through by events.
+"""Simulation of a trainer and its rollout servers, event by event, under a run's own rules.
 
 Kept of the product: a prompt's whole group goes to the ready server with the fewest tokens outstanding, up to a limit
 of rows; a server decodes all of its rows together and answers a group when its last row ends; weights are written by
@@ -79,7 +79,7 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class FleetLayout:
     """Who takes part, and what they have to do."""
 
     servers: int
@@ -136,7 +136,7 @@ class Simulated:
         return 1.0 - self.server_busy_fraction
 
 
-def simulate(layout: Layout, speeds: Speeds, network: Network | None = None) -> Simulated:
+def simulate(layout: FleetLayout, speeds: Speeds, network: Network | None = None) -> Simulated:
     """Play a run through. The same arguments give the same result, and completions of the same lengths whatever the
     number of servers.
 
@@ -260,7 +260,7 @@ class _Server:
 class _Run:
     """One run in the making."""
 
-    def __init__(self, layout: Layout, speeds: Speeds, network: Network) -> None:
+    def __init__(self, layout: FleetLayout, speeds: Speeds, network: Network) -> None:
         self.layout, self.speeds, self.network = layout, speeds, network
         self.found = Simulated()
         self.clock = Clock(self._share)

@@ -1,1 +1,1 @@
-"""Which experiments come with the package?"""
+"""The recipes that come with the package."""

@@ -1,4 +1,4 @@
-"""Where is the recipe that a command line names, and how does it become somebody's own?"""
+"""Finding the recipe that a command line names, and copying it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How is a run judged by looking? One page per run, the same from a file and live, and runs side by side."""
+"""Report, comparison and dashboard: one page per run, the same from a file and live."""

@@ -1,4 +1,4 @@
-"""Who may look at a dashboard? On this machine whoever is on it, from elsewhere who has the token."""
+"""Access to a dashboard: open to this machine, by token from elsewhere."""
 
 from __future__ import annotations
 

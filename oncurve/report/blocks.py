@@ -1,4 +1,4 @@
-"""How do the rollouts of a run travel in a page? One compressed block per step, unpacked when somebody looks at it."""
+"""Rollouts of a run as compressed blocks, one per step, unpacked in the page when they are looked at."""
 
 from __future__ import annotations
 

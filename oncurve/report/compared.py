@@ -1,4 +1,4 @@
-"""How is a comparison of runs shown? As tables in the terminal, as one HTML page."""
+"""A comparison of runs as terminal tables and as one HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do runs differ? Side by side with intervals, and what their recipes say otherwise."""
+"""Comparison of runs: their numbers with intervals, and the differences between their recipes."""
 
 from __future__ import annotations
 

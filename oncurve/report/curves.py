@@ -1,4 +1,4 @@
-"""Which curves does a page draw, in which order, under which names?"""
+"""The curves of a page, with their order and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do the held-out examples of a run look as groups? The completions of one problem by all its measurements."""
+"""Held-out examples of a run as groups: the completions of one problem in all its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is new in a run's folder? Read as it grows, from this machine or through a shared folder, and never written."""
+"""Following a run's folder as it grows, on this machine or a shared disk, without writing to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a page say about a run besides its curves and completions? Everything in its folder, as plain data."""
+"""Everything in a page besides curves and completions, as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oncurve.observe.lock import writer_lives
 from oncurve.observe.profile import read_profile
 from oncurve.observe.record import METRICS, read_json
 from oncurve.report.blocks import finite
-from oncurve.report.spending import elapsed_seconds, phases, spending, total
+from oncurve.report.usage import elapsed_seconds, phases, spending, total
 
 _LOG_LINES = 40
 

@@ -1,4 +1,4 @@
-"""How does a page become one file? Template, style, scripts and data, all inline, and a policy that runs nothing else.
+"""Assembly of one HTML file: template, style, scripts and data inline, under a strict content policy.
 
 Prompts and completions are written by strangers and by a model: they reach the page only inside base64 or escaped JSON,
 the scripts put them into the document as text and never as markup, and the policy in the page's head allows no script

@@ -1,4 +1,4 @@
-"""What does a dashboard know? What its run folders say, worked out no more often than a watcher needs."""
+"""State of a dashboard: its run folders, read no more often than a viewer needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a report, and how does it get into one file?"""
+"""Contents of a report, and writing it as one file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is a completion worth? Text in, Reward out; never imports torch."""
+"""Rewards: text in, Reward out; never imports torch."""

@@ -1,4 +1,4 @@
-"""Where in a completion is the final answer?"""
+"""Extraction of the final answer from a completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a reward function, how are several of them added up, and where do their failures stop?"""
+"""Reward functions, their weighted sum, and the boundary where their failures stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a chat model behind an OpenAI-compatible address asked, over a network that fails, and within a budget?"""
+"""Client of a chat model behind an OpenAI-compatible address, with retries and a budget."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Temporary(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class TokenPrice:
     """What a million tokens cost; both zero for a model of one's own."""
 
     prompt_usd: float = 0.0
@@ -107,7 +107,7 @@ class ChatEndpoint:
         retries: int = 4,
         retry_seconds: float = 1.0,
         max_reply_tokens: int = 512,
-        price: Price | None = None,
+        price: TokenPrice | None = None,
         budget: Budget | None = None,
     ) -> None:
         self.url = _checked_url(base_url)
@@ -116,7 +116,7 @@ class ChatEndpoint:
         self.retries = retries
         self.retry_seconds = retry_seconds
         self.max_reply_tokens = max_reply_tokens
-        self.price = price or Price()
+        self.price = price or TokenPrice()
         self.budget = budget or Budget()
         self._key = _key_from(api_key_env)
         self._random = random.Random()  # pauses only: no result depends on it

@@ -1,4 +1,4 @@
-"""How does a reward function that somebody wrote for another trainer run here unchanged?"""
+"""Reward functions of one's own, including those written for other trainers."""
 
 from __future__ import annotations
 

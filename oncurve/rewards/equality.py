@@ -1,4 +1,4 @@
-"""Are two final answers the same? Exact rules first; what they cannot decide goes to an oracle."""
+"""Equality of two final answers: exact rules first; what they cannot decide goes to an oracle."""
 
 from __future__ import annotations
 

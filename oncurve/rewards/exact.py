@@ -1,4 +1,4 @@
-"""Which exact number does an answer state, and in which unit?"""
+"""Exact numbers and units in answers."""
 
 from __future__ import annotations
 

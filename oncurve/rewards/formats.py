@@ -1,4 +1,4 @@
-"""Has a completion the form that the prompt asked for? Order, uniqueness and nesting count, repetition pays nothing."""
+"""Format rewards. Order, uniqueness and nesting count; repetition pays nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is the same answer always written the same way, before anything is compared?"""
+"""Normalization of answers in LaTeX, before anything is compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the final answer of a completion the reference answer? Exact rules here, symbolic ones in a killable process."""
+"""Reward for mathematical answers: exact rules here, symbolic ones in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import AnswerPlace, find_answer
 from oncurve.rewards.base import Failure, attempt
 from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
-from oncurve.rewards.pool import Outcome, WorkerPool
+from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
 """Of an answer; "over_limit" means that comparing it took too long or too much memory, which counts as wrong.

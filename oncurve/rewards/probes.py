@@ -1,4 +1,4 @@
-"""What does a reward pay for completions that no honest policy would write?"""
+"""Probes of a reward: what it pays for completions that no honest policy would write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a program worth? It is run against the tests of its row, where it can harm nobody and fake nothing."""
+"""Reward for programs, which run against the tests of their row in a sandbox."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any, Literal
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.fences import program_in
-from oncurve.rewards.program_cases import run_cases
-from oncurve.rewards.program_judge import run_test_program
-from oncurve.rewards.program_results import TestResult, Verdict, same_for_all
-from oncurve.rewards.program_tests import Case, Cases, Tests, UnusableTests, read_tests, sources_of
-from oncurve.rewards.sandbox import Limits, SandboxDied, SandboxPool
-from oncurve.rewards.sandbox.pool import Workplace
-from oncurve.rewards.sandbox.startup import TierName
+from oncurve.rewards.code_blocks import program_in
+from oncurve.sandbox import Limits, SandboxDied, SandboxPool
+from oncurve.sandbox.pool import Workplace
+from oncurve.sandbox.program_cases import run_cases
+from oncurve.sandbox.program_judge import run_test_program
+from oncurve.sandbox.program_results import ProgramVerdict, TestResult, same_for_all
+from oncurve.sandbox.program_tests import ProgramCase, ProgramCases, Tests, UnusableTests, read_tests, sources_of
+from oncurve.sandbox.startup import TierName
 
 Scale = Literal["binary", "pass_rate"]
 """1 if all tests pass and else 0, or the share of the tests that pass."""
 
-_CONTROL = Cases("two", (Case((), {}, "", 2),))
+_CONTROL = ProgramCases("two", (ProgramCase((), {}, "", 2),))
 
 
 def judge_program(
     workplace: Workplace, sources: Sequence[str], tests: Tests, *, limits: Limits, float_tolerance: float = 1e-6
-) -> Verdict:
+) -> ProgramVerdict:
     """The verdict on one program, with a second and more patient try if the machine was too busy for the first.
 
     Raises SandboxDied.
     """
-    verdict = Verdict()
+    verdict = ProgramVerdict()
     for attempt in (limits, limits.patient()):
-        if isinstance(tests, Cases):
+        if isinstance(tests, ProgramCases):
             verdict = run_cases(workplace.program, sources, tests, limits=attempt, float_tolerance=float_tolerance)
         else:
             verdict = run_test_program(workplace, sources, tests, limits=attempt)
@@ -99,8 +99,8 @@ class Programs:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         tests: dict[int, Tests | UnusableTests] = {}
-        running: dict[tuple[int, str], Future[Verdict]] = {}
-        graded: list[Future[Verdict] | Reward] = []
+        running: dict[tuple[int, str], Future[ProgramVerdict]] = {}
+        graded: list[Future[ProgramVerdict] | Reward] = []
         for prompt, completion in zip(prompts, completions, strict=True):
             program = program_in(completion.text, require_fence=self._require_fence)
             if program is None:
@@ -129,7 +129,7 @@ class Programs:
         except UnusableTests as error:
             return error
 
-    def _start(self, program: str, tests: Tests, row: Mapping[str, Any]) -> Future[Verdict]:
+    def _start(self, program: str, tests: Tests, row: Mapping[str, Any]) -> Future[ProgramVerdict]:
         sources = sources_of(self._template.replace("{program}", program), row)
         options = {"limits": self._limits, "float_tolerance": self._float_tolerance}
         return self._pool.submit(partial(judge_program, sources=sources, tests=tests, **options))
@@ -139,7 +139,7 @@ class Programs:
         parts = {"correct": 0.0, "passed_fraction": 0.0, "format": 0.0}
         return Reward(value=0.0, parts=parts, detail="no program in the completion")
 
-    def _reward(self, future: Future[Verdict]) -> Reward:
+    def _reward(self, future: Future[ProgramVerdict]) -> Reward:
         try:
             verdict = future.result()
         except SandboxDied as error:

@@ -1,4 +1,4 @@
-"""Does a completion think, then answer in tags, and is the answer right?"""
+"""The R1-Zero reward: thinking, then an answer in tags that is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are several graders used so that none of them can be learned by heart, and one never trained on?"""
+"""Rotation of several graders, one of them held out from training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do length and repetition pay, beside the answer? Lengths are in tokens of the completion."""
+"""Rewards for length and against repetition. Lengths are in tokens of the completion."""
 
 from __future__ import annotations
 

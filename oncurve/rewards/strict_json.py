@@ -1,4 +1,4 @@
-"""Which JSON does a completion hold, read so strictly that readers cannot disagree, and how much of it is right?"""
+"""Strict reader of the JSON in a completion, and how much of it is right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NoReturn
 
 from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, answer_tag
-from oncurve.rewards.fences import fenced_blocks
+from oncurve.rewards.code_blocks import fenced_blocks
 
 Around = Literal["nothing", "fence", "text"]
 """What may stand around the JSON: only space; exactly one fence; or text around exactly one fence."""

@@ -1,4 +1,4 @@
-"""Are two mathematical expressions equal? The one door to math-verify; runs only inside a grading process."""
+"""Symbolic equality: the only door to math-verify; runs only inside a grading process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the tool calls of a completion such as their signatures allow, and are they the right ones? None is executed."""
+"""Reward for tool calls: valid under their signatures, and the right ones. None is executed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Literal
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import MAX_TEXT_CHARACTERS
-from oncurve.rewards.schema import JsonScale, failure_of, gold_failure, graded
+from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, graded
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json
-from oncurve.rewards.validation import Check, Level, SchemaChecker, Verdict
+from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
 
 CallFormat = Literal["openai", "hermes"]
 """``[{"type": "function", "function": {"name": ..., "arguments": ...}}]`` or ``<tool_call>{...}</tool_call>``."""
@@ -237,7 +237,7 @@ class ToolCalls:
         except (ValueError, RecursionError) as error:
             return _Task(None, signatures, gold, problem=str(error)[:200])
 
-    def _reward(self, task: _Task, verdicts: Mapping[Check, Verdict]) -> Reward:
+    def _reward(self, task: _Task, verdicts: Mapping[SchemaCheck, SchemaVerdict]) -> Reward:
         if task.is_row_at_fault:
             return Reward(value=None, error="unparsable_reference", detail=task.problem)
         for call in task.gold or ():
@@ -245,11 +245,11 @@ class ToolCalls:
             if failure is not None:
                 return failure
         if task.calls is None:
-            return self._paid(None, Verdict("invalid", task.problem), 0.0)
+            return self._paid(None, SchemaVerdict("invalid", task.problem), 0.0)
         if not task.calls and (task.gold or (task.gold is None and self.min_calls > 0)):
-            return self._paid(None, Verdict("invalid", "no tool call"), 0.0)
+            return self._paid(None, SchemaVerdict("invalid", "no tool call"), 0.0)
         worst = min(
-            [_verdict(call, task, verdicts) for call in task.calls] or [Verdict("valid")],
+            [_verdict(call, task, verdicts) for call in task.calls] or [SchemaVerdict("valid")],
             key=lambda verdict: _SEVERITY.index(verdict.level),
         )
         if worst.is_failure:
@@ -259,10 +259,10 @@ class ToolCalls:
             return self._paid(task.calls, worst, fraction)
         max_calls = MAX_CALLS if self.max_calls is None else self.max_calls
         if not self.min_calls <= len(task.calls) <= max_calls:
-            return self._paid(task.calls, Verdict("invalid", f"{len(task.calls)} tool calls"), 0.0)
+            return self._paid(task.calls, SchemaVerdict("invalid", f"{len(task.calls)} tool calls"), 0.0)
         return self._paid(task.calls, worst, float(worst.level == "valid"))
 
-    def _paid(self, calls: Sequence[Call] | None, verdict: Verdict, fraction: float) -> Reward:
+    def _paid(self, calls: Sequence[Call] | None, verdict: SchemaVerdict, fraction: float) -> Reward:
         is_valid = verdict.level == "valid"
         is_correct = is_valid and fraction == 1.0
         parts = {
@@ -275,16 +275,16 @@ class ToolCalls:
         return Reward(value=value, parts=parts, detail=verdict.detail)
 
 
-def _checks(task: _Task) -> list[Check]:
+def _checks(task: _Task) -> list[SchemaCheck]:
     calls = [*(task.calls or ()), *(task.gold or ())]
     return [_check(call, task) for call in calls if call.name in task.signatures]
 
 
-def _check(call: Call, task: _Task) -> Check:
-    return Check(json.dumps(call.arguments), schema=task.signatures[call.name])
+def _check(call: Call, task: _Task) -> SchemaCheck:
+    return SchemaCheck(json.dumps(call.arguments), schema=task.signatures[call.name])
 
 
-def _verdict(call: Call, task: _Task, verdicts: Mapping[Check, Verdict]) -> Verdict:
+def _verdict(call: Call, task: _Task, verdicts: Mapping[SchemaCheck, SchemaVerdict]) -> SchemaVerdict:
     if call.name not in task.signatures:
-        return Verdict("invalid", f"there is no tool {call.name[:60]!a}")
+        return SchemaVerdict("invalid", f"there is no tool {call.name[:60]!a}")
     return verdicts[_check(call, task)]

@@ -1,4 +1,4 @@
-"""Is a JSON value valid under a JSON Schema or a pydantic model? Asked in processes that can be killed.
+"""Validation under a JSON Schema or a pydantic model, in processes that can be killed.
 
 A schema can hold a regular expression that takes years on a text made for it, and a model can run any validator.
 """
@@ -23,7 +23,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from oncurve.rewards.base import Failure, attempt
-from oncurve.rewards.pool import Outcome, WorkerPool
+from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 Level = Literal["valid", "keys", "invalid", "over_limit", "unusable", "timeout", "crashed"]
 """Of a value: "keys" is an object with the right keys and wrong contents; "over_limit" took too long or too much
@@ -40,7 +40,7 @@ class UnusableSchemaError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SchemaCheck:
     """One value to be validated; exactly one of ``schema`` and ``model`` is given."""
 
     value: str
@@ -52,7 +52,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SchemaVerdict:
     """What validation says of one value."""
 
     level: Level
@@ -80,7 +80,7 @@ class SchemaChecker:
             batch_seconds=batch_seconds,
         )
 
-    def check(self, checks: Sequence[Check]) -> list[Verdict]:
+    def check(self, checks: Sequence[SchemaCheck]) -> list[SchemaVerdict]:
         """One verdict per check, in order."""
         distinct = list(dict.fromkeys(checks))
         outcomes = self._pool.map(
@@ -94,16 +94,16 @@ class SchemaChecker:
         self._pool.close()
 
 
-def _verdict_of(outcome: Outcome) -> Verdict:
+def _verdict_of(outcome: Outcome) -> SchemaVerdict:
     match outcome.error:
         case None:
-            return Verdict(outcome.result["level"], outcome.result["detail"])
+            return SchemaVerdict(outcome.result["level"], outcome.result["detail"])
         case "timeout" | "memory":
-            return Verdict("over_limit", outcome.detail)
+            return SchemaVerdict("over_limit", outcome.detail)
         case "not_run":
-            return Verdict("timeout", outcome.detail)
+            return SchemaVerdict("timeout", outcome.detail)
         case _:
-            return Verdict("crashed", outcome.detail)
+            return SchemaVerdict("crashed", outcome.detail)
 
 
 def judge(payload: dict[str, Any]) -> dict[str, str]:

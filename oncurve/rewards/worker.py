@@ -1,6 +1,6 @@
 """What runs inside a grading process: one handler, one item at a time, under a memory limit.
 
-Started by `oncurve.rewards.pool`; imports neither torch nor the caller's main module.
+Started by `oncurve.rewards.worker_pool`; imports neither torch nor the caller's main module.
 """
 
 from __future__ import annotations

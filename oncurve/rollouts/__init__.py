@@ -1,1 +1,1 @@
-"""Who samples completions from the policy?"""
+"""Samplers of completions from the policy."""

@@ -1,4 +1,4 @@
-"""What must a sampler be able to do?"""
+"""The interface of a sampler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from oncurve.rollouts.servers.thin import ThinWeights
+    from oncurve.rollouts.servers.lora_weights import LoraWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class PolicyView(Protocol):
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
         ...
 
-    def thin_weights(self) -> ThinWeights | None:
+    def thin_weights(self) -> LoraWeights | None:
         """The adapter alone, where nothing else is trained."""
         ...
 

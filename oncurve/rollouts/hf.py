@@ -1,4 +1,4 @@
-"""How does ``transformers`` sample? The slow reference that every other sampler is compared with."""
+"""Sampling with ``transformers``: the slow reference that every other sampler is compared with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
 from oncurve.errors import SamplerError
-from oncurve.memory import Shortage, release
+from oncurve.model.out_of_memory import Shortage, release
 from oncurve.records import FinishReason, Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group, padding_id
 from oncurve.rollouts.engine.cache import left_pad

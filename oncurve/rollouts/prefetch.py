@@ -1,4 +1,4 @@
-"""How do rollouts and training overlap? The next step is sampled from this step's weights while this step trains.
+"""Overlap of rollouts and training: the next step is sampled from this step's weights while this step trains.
 
 The loop does not know: it asks for the completions of a step, and they are there already, one step old. Servers change
 their weights only between two steps' rollouts, so that every completion is of one version, which is a function of its

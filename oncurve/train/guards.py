@@ -1,4 +1,4 @@
-"""What is looked after while a run trains, and what is said or done when it goes wrong?"""
+"""Guards of a run: limits on KL and on updates that are not finite, and retries when memory runs out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
-from oncurve.memory import is_out_of_memory, release
+from oncurve.model.out_of_memory import is_out_of_memory, release
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.shortage import check_alone, check_smaller
 from oncurve.records import Mean
-from oncurve.train.policy import Policy
-from oncurve.train.shortage import check_alone, check_smaller
 
 NONFINITE = "policy/nonfinite_updates"
 KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10
@@ -39,7 +39,7 @@ class Guards:
     """Updates in a row without a finite loss and gradient that end the run; 0 never ends it."""
     returns_on_kl: bool = False
     """End the run on a KL alarm, for it to go on from an earlier checkpoint."""
-    say: Callable[[str], None] | None = None
+    notify: Callable[[str], None] | None = None
     num_nonfinite: int = 0
     """Updates in a row without a finite loss and gradient."""
     kl: list[float] = field(default_factory=list)
@@ -136,15 +136,15 @@ class Guards:
             )
 
     def _tell(self, text: str) -> None:
-        if self.say is not None:
-            self.say(f"ALARM {text}")
+        if self.notify is not None:
+            self.notify(f"ALARM {text}")
 
 
 @dataclass
-class Attempt:
+class OomRetry:
     """One try at the gradient of an update, as a context: it forgives running out of memory, and nothing else."""
 
-    policy: Policy
+    policy: TrainedPolicy
     longest: int
     """Tokens of the longest row: a smaller budget would change nothing."""
     sums: dict[str, Mean]
@@ -161,7 +161,7 @@ class Attempt:
             return False
         if error is not None:
             check_alone(self.policy)
-        if not any(self.policy.processes.gather(error is not None)):  # all go back together
+        if not any(self.policy.processes.all_gather(error is not None)):  # all go back together
             return False
         self.policy.optimizer.zero_grad(set_to_none=True)
         check_smaller(self.policy, self.longest)
@@ -169,7 +169,9 @@ class Attempt:
         return True
 
 
-def attempts(policy: Policy, update: Batch, sums: dict[str, Mean], say: Callable[[str], None]) -> Iterator[Attempt]:
+def attempts(
+    policy: TrainedPolicy, update: Batch, sums: dict[str, Mean], notify: Callable[[str], None]
+) -> Iterator[OomRetry]:
     """Tries at the gradient of an update, each with half the token budget of the one before, until memory suffices.
 
     A try that failed leaves nothing behind: the gradient is made anew from all rows, and ``sums`` is put back. The
@@ -177,7 +179,7 @@ def attempts(policy: Policy, update: Batch, sums: dict[str, Mean], say: Callable
     """
     longest = int(update.row_lengths.max()) if len(update) else 0
     while True:
-        attempt = Attempt(policy, longest, dict(sums))
+        attempt = OomRetry(policy, longest, dict(sums))
         yield attempt
         if not attempt.has_failed:
             return
@@ -185,7 +187,7 @@ def attempts(policy: Policy, update: Batch, sums: dict[str, Mean], say: Callable
         sums.update(attempt.sums)
         policy.tokens_per_microbatch = max(policy.tokens_per_microbatch // 2, 1)
         release()
-        say(
+        notify(
             f"OUT OF MEMORY in a microbatch: from now on at most {policy.tokens_per_microbatch} tokens in one. "
             f"The gradient is the same; set policy.tokens_per_microbatch to it in the recipe"
         )

@@ -1,4 +1,4 @@
-"""How does a run react when it is told to go: by Ctrl-C, a scheduler, or the notice of a spot machine?"""
+"""Reaction to Ctrl-C, to a scheduler's signal, and to the notice of a spot machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from oncurve.train.distributed import ALONE, Processes
+from oncurve.policy.distributed import ALONE, Processes
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")
 _MEANS = {"SIGUSR1": "SIGTERM"}
@@ -37,7 +37,7 @@ class Interruption:
         self,
         *,
         grace_seconds: float = 25.0,
-        say: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] | None = None,
         is_alone: bool = True,
         owns_process: bool = True,
     ) -> None:
@@ -48,7 +48,7 @@ class Interruption:
         """
         self._owns_process = owns_process
         self.grace_seconds = grace_seconds
-        self.say = say
+        self.notify = notify
         self._is_alone, self._processes = is_alone, ALONE
         self._number: int | None = None
         self._num_received = 0
@@ -93,7 +93,7 @@ class Interruption:
                 self._timer.cancel()
 
     @contextmanager
-    def abandonable(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """While it lasts, a signal raises Interrupted wherever it meets the program, if that is alone."""
         self.check()
         with self.own_share() if self._is_alone else _nothing():
@@ -121,7 +121,7 @@ class Interruption:
 
     def check(self) -> None:
         """Raises Interrupted if a signal has come to any of the processes, which must all call it."""
-        if number := max(self._processes.gather(self.number)):
+        if number := max(self._processes.all_gather(self.number)):
             self.ask(number)
             raise Interrupted
 
@@ -139,9 +139,9 @@ class Interruption:
             self._leave("left at once")
         self._number = self._number or signal.Signals[_MEANS.get(name, name)]
         self._start_timer()
-        if self.say is not None:
+        if self.notify is not None:
             limit = f", {self.grace_seconds:g} s at most" if self._owns_process else ""
-            self.say(f"{name}: leaving this step and saving{limit}; again leaves at once")
+            self.notify(f"{name}: leaving this step and saving{limit}; again leaves at once")
         self._nudged(number, frame)
 
     def _nudged(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What does GRPO do, in the order of the paper? The whole of training is on this page."""
+"""The training loop: GRPO in the order of the paper, on one page."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.batch import Batch
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.data.curriculum import Curriculum
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Mean
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
-from oncurve.train.policy import Policy
 from oncurve.train.run import Run
-from oncurve.train.steps import grading, refill, score
+from oncurve.train.scoring import grading, refill, score
 
 
 def train(
-    policy: Policy, sampler: Sampler, data: Curriculum, reward_function: RewardFunction, algorithm: Algorithm, run: Run
+    policy: TrainedPolicy,
+    sampler: Sampler,
+    data: Curriculum,
+    reward_function: RewardFunction,
+    algorithm: Algorithm,
+    run: Run,
 ) -> Iterator[int]:
     """Run every step that is left: sample groups, grade them, move the policy toward the better completions.
 
@@ -68,7 +73,7 @@ def train(
         yield step
 
 
-def add_gradient(policy: Policy, algorithm: Algorithm, microbatch: Batch) -> dict[str, Mean]:
+def add_gradient(policy: TrainedPolicy, algorithm: Algorithm, microbatch: Batch) -> dict[str, Mean]:
     """Add the gradient of a microbatch to that of its update; (sum, count) pairs, exact over microbatches.
 
     A function of its own: if memory runs out in it, nothing that it made is left when smaller parts are tried.

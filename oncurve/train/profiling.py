@@ -1,7 +1,7 @@
-"""How are the phases of a step timed from outside, so that a run without a profile does nothing for it?
+"""Timing of a step's phases from outside, at no cost to runs without a profile.
 
 What is to be timed is wrapped when the profile is asked for: methods of the policy and of the sampler, and, through
-``Engine.around``, the reading of prompts and the decoding of tokens.
+``InProcessEngine.around``, the reading of prompts and the decoding of tokens.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transformers.pytorch_utils import Conv1D
 
 from oncurve.batch import Batch
 from oncurve.observe import profile
-from oncurve.observe.profile import Limits, Size, Spent
+from oncurve.observe.profile import MachineLimits, Spent, TokenWork
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import Sampler
-from oncurve.rollouts.engine.engine import Engine
-from oncurve.train.division import DividedSampler
-from oncurve.train.limits import measure_limits
-from oncurve.train.policy import Policy
+from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.train.data_parallel import ShardedSampler
+from oncurve.train.roofline import measure_limits
 
 
 class Profiler:
@@ -37,11 +37,11 @@ class Profiler:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: TrainedPolicy,
         sampler: Sampler,
         folder: Path,
         *,
-        limits: Limits | None,
+        limits: MachineLimits | None,
         trace_step: int | None = None,
     ) -> None:
         """``limits`` are those of the machine; None: no profile, only the trace. ``trace_step`` counts from 1."""
@@ -109,7 +109,7 @@ class Profiler:
         if self.policy.trained_model.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _watch_policy(self, policy: Policy) -> None:
+    def _watch_policy(self, policy: TrainedPolicy) -> None:
         logprobs, backward, annotate = (
             self.around("forward", policy.logprobs),
             self.around("backward", policy.backward),
@@ -171,13 +171,13 @@ class Profiler:
 
 
 def make_profiler(
-    policy: Policy,
+    policy: TrainedPolicy,
     sampler: Sampler,
     folder: Path,
     *,
     is_profiled: bool,
     trace_step: int | None,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> Profiler | None:
     """What a recipe asks for; None if that is nothing. The limits of the machine are measured here and said."""
     if not is_profiled and trace_step is None:
@@ -185,20 +185,20 @@ def make_profiler(
     limits = None
     if is_profiled:
         limits = measure_limits(getattr(torch, policy.compute_type), policy.trained_model.device)
-        say(
+        notify(
             f"profile: this machine multiplies {policy.compute_type} matrices at "
             f"{limits.operations_per_second / 1e9:,.0f} GFLOP/s and reads {limits.bytes_per_second / 2**30:,.1f} GiB/s"
         )
     return Profiler(policy, sampler, folder, limits=limits, trace_step=trace_step)
 
 
-def engine_in(sampler: Sampler) -> Engine | None:
+def engine_in(sampler: Sampler) -> InProcessEngine | None:
     """The engine that samples in this process; None where something else does."""
-    inner: Any = sampler.sampler if isinstance(sampler, DividedSampler) else sampler
-    return inner if isinstance(inner, Engine) else None
+    inner: Any = sampler.sampler if isinstance(sampler, ShardedSampler) else sampler
+    return inner if isinstance(inner, InProcessEngine) else None
 
 
-def size_of(policy: Policy) -> Size:
+def size_of(policy: TrainedPolicy) -> TokenWork:
     """What the work of a policy's tokens depends on."""
     model = policy.trained_model
     config, head = model.config.get_text_config(), model.get_output_embeddings()
@@ -208,7 +208,7 @@ def size_of(policy: Policy) -> Size:
     known = config.to_dict()  # what only some architectures have
     width = known.get("head_dim") or config.hidden_size // heads
     kv_heads = known.get("num_key_value_heads") or heads
-    return Size(
+    return TokenWork(
         matrix_weights=sum(_weights(part) for part in linear),
         trained_matrix_weights=sum(_weights(part) for part in linear if part.weight.requires_grad),
         head_weights=head_weights,

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from oncurve.batch import Batch
 from oncurve.errors import CheckpointError, TrainingError
-from oncurve.memory import said_as
+from oncurve.model.out_of_memory import said_as
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.observe.tokens import TokenRecord
+from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean, Reward
 from oncurve.rewards.base import check_errors
-from oncurve.train.distributed import ALONE, Processes
-from oncurve.train.gpu_memory import gpu_memory, peak_gib, start_peak, together
-from oncurve.train.guards import Attempt, Guards, attempts
+from oncurve.train.checkpointer import Checkpointer
+from oncurve.train.guards import Guards, OomRetry, attempts
 from oncurve.train.interruption import Interrupted, Interruption
-from oncurve.train.policy import Policy
 from oncurve.train.profiling import Profiler
-from oncurve.train.saving import Saver
 
 
 class Due(Protocol):
@@ -85,7 +85,7 @@ class Run:
         rollouts_every_steps: int = 10,
         tokens: TokenRecord | None = None,
         every: Sequence[tuple[int, Due]] = (),
-        saver: Saver | None = None,
+        saver: Checkpointer | None = None,
         guards: Guards | None = None,
         interruption: Interruption | None = None,
         seed: int = 0,
@@ -104,8 +104,8 @@ class Run:
         self.rollouts_every_steps, self.tokens = rollouts_every_steps, tokens
         self.every, self.saver, self.seed = every, saver, seed
         self.processes, self.watcher, self.profiler = processes, watcher, profiler
-        self.guards = guards or Guards(say=progress.note)
-        self.interruption = interruption or Interruption(say=progress.note)
+        self.guards = guards or Guards(notify=progress.note)
+        self.interruption = interruption or Interruption(notify=progress.note)
         self.steps_done = 0
         self.last: Step | None = None
         """The newest step that is whole."""
@@ -151,7 +151,7 @@ class Run:
             self.interruption.check()
             yield
         else:
-            with self.interruption.abandonable():
+            with self.interruption.interruptible():
                 yield
         key = f"time/{phase}_seconds"
         self._metrics[key] = self._metrics.get(key, 0.0) + time.perf_counter() - started
@@ -173,7 +173,7 @@ class Run:
         for _ in range(self.passes_per_step):
             yield from batch.split(self.completions_per_update)
 
-    def attempts(self, policy: Policy, update: Batch) -> Iterator[Attempt]:
+    def attempts(self, policy: TrainedPolicy, update: Batch) -> Iterator[OomRetry]:
         """Tries at the gradient of an update, with ever smaller microbatches where memory runs out."""
         if not self._has_moved:
             self.interruption.check()
@@ -184,7 +184,7 @@ class Run:
         if self.processes.count > 1:
             self._sums = self.processes.add_means(self._sums)
         if self._gpu_memory:
-            self._metrics |= together(self.processes.gather(self._gpu_memory))
+            self._metrics |= together(self.processes.all_gather(self._gpu_memory))
 
     def mean(self, key: str) -> float:
         """The mean of a statistic over the step so far; NaN if there is none."""
@@ -239,7 +239,7 @@ class Run:
             if interval and done % interval == 0:
                 self.folder.write_status(done - 1, "evaluate")
                 try:
-                    with self.interruption.abandonable():
+                    with self.interruption.interruptible():
                         metrics |= due(done)
                 except Interrupted:
                     self._mark(done, pending=trained)

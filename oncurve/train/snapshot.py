@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oncurve.train.checkpoint import is_converted
-from oncurve.train.policy import Policy
-from oncurve.train.sharding import is_cut
-from oncurve.train.zero import MOMENTS
+from oncurve.policy.deepspeed import MOMENTS
+from oncurve.policy.model_folder import is_converted
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.sharding import is_cut
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def is_trained_whole(model: nn.Module) -> bool:
 
 
 def capture(
-    policy: Policy,
+    policy: TrainedPolicy,
     *,
     step: int,
     state: Mapping[str, Any],
@@ -101,25 +101,25 @@ class Piece:
     """On a CPU it is put together in memory of its own."""
 
 
-def _piece(policy: Policy, tensor: Tensor) -> Piece:
-    size = policy.shape(tensor).numel() * tensor.element_size()
-    return Piece(size, partial(policy.whole, tensor, _room), id(tensor), is_cut(tensor))
+def _piece(policy: TrainedPolicy, tensor: Tensor) -> Piece:
+    size = policy.full_shape(tensor).numel() * tensor.element_size()
+    return Piece(size, partial(policy.full_tensor, tensor, _room), id(tensor), is_cut(tensor))
 
 
-def _weights(policy: Policy, is_whole: bool) -> dict[str, Piece]:
+def _weights(policy: TrainedPolicy, is_whole: bool) -> dict[str, Piece]:
     model = policy.trained_model
     tensors = model.state_dict(keep_vars=True) if is_whole else trained_parameters(model)
     return {name: _piece(policy, tensor) for name, tensor in tensors.items()}
 
 
-def _reference(policy: Policy) -> dict[str, Piece]:
+def _reference(policy: TrainedPolicy) -> dict[str, Piece]:
     if policy.reference is None:
         return {}
     weights = dict(policy.reference.named_parameters())
     return {name: _piece(policy, weights[name]) for name in trained_parameters(policy.trained_model)}
 
 
-def _optimizer(policy: Policy) -> dict[str, Piece]:
+def _optimizer(policy: TrainedPolicy) -> dict[str, Piece]:
     if policy.zero is None:
         return {name: _piece(policy, tensor) for name, tensor in optimizer_tensors(policy).items()}
     zero, pieces = policy.zero, dict[str, Piece]()
@@ -127,13 +127,13 @@ def _optimizer(policy: Policy) -> dict[str, Piece]:
         return pieces
     for name, parameter in trained_parameters(policy.trained_model).items():
         for moment in MOMENTS:
-            key, size = f"{name}:{moment}", zero.shape(parameter).numel() * 4
+            key, size = f"{name}:{moment}", zero.full_shape(parameter).numel() * 4
             pieces[key] = Piece(size, partial(zero.moment, parameter, moment), key)
         pieces[f"{name}:step"] = Piece(4, partial(torch.tensor, float(count)), f"{name}:step")
     return pieces
 
 
-def optimizer_tensors(policy: Policy) -> dict[str, Tensor]:
+def optimizer_tensors(policy: TrainedPolicy) -> dict[str, Tensor]:
     """The moments and counters of torch's optimizer as ``<parameter>:<moment>``."""
     names = {id(parameter): name for name, parameter in policy.trained_model.named_parameters()}
     return {
@@ -144,7 +144,7 @@ def optimizer_tensors(policy: Policy) -> dict[str, Tensor]:
     }
 
 
-def _divide(policy: Policy, kinds: Sequence[Mapping[str, Piece]]) -> dict[object, int]:
+def _divide(policy: TrainedPolicy, kinds: Sequence[Mapping[str, Piece]]) -> dict[object, int]:
     """Which process keeps which tensor: large ones first, each by the process that has least so far.
 
     Process 0 keeps an adapter, and weights that transformers names and cuts otherwise in files than in modules.

@@ -22,15 +22,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from oncurve.algorithm.precision import HALF
 from oncurve.errors import CheckpointError
-from oncurve.products import HALF
-from oncurve.train.checkpoint import is_converted, load_model, write_around
-from oncurve.train.distributed import ALONE, Processes
-from oncurve.train.policy import Policy
-from oncurve.train.sealed import publish, seal, sum_up
-from oncurve.train.sharding import fill, is_cut
+from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.model_folder import is_converted, load_model, write_around
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.sharding import fill, is_cut
+from oncurve.policy.tensor_files import TensorFiles
+from oncurve.train.checkpoint_manifest import publish, sum_up, write_checkpoint_manifest
 from oncurve.train.snapshot import Snapshot, is_trained_whole, trained_parameters
-from oncurve.train.tensor_files import TensorFiles
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
 """What a full disk, a lost process or a library raises where a checkpoint is written."""
 
 
-def write(snapshot: Snapshot, policy: Policy, root: Path) -> Path | None:
+def write(snapshot: Snapshot, policy: TrainedPolicy, root: Path) -> Path | None:
     """Write a checkpoint under a temporary name, flush it, seal it with a manifest, and give it its name.
 
     All processes call it, each in one thread of its own. Each writes its share; process 0 seals when all have written
@@ -62,7 +62,9 @@ def write(snapshot: Snapshot, policy: Policy, root: Path) -> Path | None:
         kind = "base" if snapshot.weights is None else "whole" if snapshot.is_whole else "trained"
         written = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         facts = {**snapshot.facts, "step": snapshot.step, "weights": kind, "written": written}
-        seal(partial_folder, facts, {name: found for share in sums for name, found in share.items()})
+        write_checkpoint_manifest(
+            partial_folder, facts, {name: found for share in sums for name, found in share.items()}
+        )
         publish(partial_folder, folder)
     except FAILURES as error:
         if processes.is_main:
@@ -90,7 +92,7 @@ def _by_all(processes: Processes, call: Callable[[], T]) -> list[T]:
     return [given for given, _ in found]  # type: ignore[misc]
 
 
-def _begin(snapshot: Snapshot, policy: Policy, folder: Path) -> Path:
+def _begin(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> Path:
     """Process 0 makes the folder, under a name with its own number, and writes all but the shares into it."""
     if policy.processes.is_main:
         shutil.rmtree(folder, ignore_errors=True)
@@ -99,7 +101,7 @@ def _begin(snapshot: Snapshot, policy: Policy, folder: Path) -> Path:
     return folder
 
 
-def _write_share(snapshot: Snapshot, policy: Policy, folder: Path) -> dict[str, dict[str, Any]]:
+def _write_share(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> dict[str, dict[str, Any]]:
     """Write the tensors that this process has, and give the sizes and sums of their files."""
     written: dict[str, dict[str, Any]] = {}
     weights = None if snapshot.is_whole and snapshot.owners is None else snapshot.weights  # see _write_rest
@@ -128,7 +130,7 @@ def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if seen.setdefault(id(tensor), name) == name}
 
 
-def _write_rest(snapshot: Snapshot, policy: Policy, folder: Path) -> None:
+def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None:
     """What process 0 writes beside the shares: the small things, and what makes the folder an ordinary model."""
     text = json.dumps(to_plain(snapshot.state), sort_keys=True, indent=1, allow_nan=False)
     (folder / STATE).write_text(text + "\n", encoding="utf-8")
@@ -148,7 +150,7 @@ def _write_rest(snapshot: Snapshot, policy: Policy, folder: Path) -> None:
         policy.tokenizer.save_pretrained(folder)
 
 
-def restore(policy: Policy, folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def restore(policy: TrainedPolicy, folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Put the tensors of a verified checkpoint into a policy made from the same recipe; gives back the small things.
 
     Whatever number of processes wrote it, each process reads its own parts only.
@@ -186,7 +188,7 @@ def _files(folder: Path, stem: str) -> TensorFiles:
     return TensorFiles([*folder.glob(f"{stem}.safetensors"), *sorted(folder.glob(f"{stem}-*-of-*.safetensors"))])
 
 
-def _fill_whole(policy: Policy, folder: Path) -> None:
+def _fill_whole(policy: TrainedPolicy, folder: Path) -> None:
     targets = policy.trained_model.state_dict(keep_vars=True)
     if is_converted(policy.model):  # only transformers knows how
         saved, _ = load_model(str(folder))
@@ -196,7 +198,7 @@ def _fill_whole(policy: Policy, folder: Path) -> None:
         _fill(policy, targets, _files(folder, WEIGHTS))
 
 
-def _fill(policy: Policy, targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+def _fill(policy: TrainedPolicy, targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Each target from the tensor of one of its names; of files only the rows that this process has."""
     names: dict[int, list[str]] = {}
     for name, target in targets.items():
@@ -208,12 +210,12 @@ def _fill(policy: Policy, targets: Mapping[str, Tensor], tensors: Mapping[str, T
         name = next(name for name in same if name in tensors)
         target, is_file = targets[name], isinstance(tensors, TensorFiles)
         there = tensors.shape(name) if is_file else tensors[name].shape
-        if policy.shape(target) != there:
-            raise ValueError(f"{name} has shape {tuple(policy.shape(target))} here and {tuple(there)} there")
-        policy.fill(target, tensors.reader(name) if is_file else tensors[name].__getitem__)
+        if policy.full_shape(target) != there:
+            raise ValueError(f"{name} has shape {tuple(policy.full_shape(target))} here and {tuple(there)} there")
+        policy.load_shard(target, tensors.reader(name) if is_file else tensors[name].__getitem__)
 
 
-def _load_optimizer(policy: Policy, tensors: TensorFiles) -> None:
+def _load_optimizer(policy: TrainedPolicy, tensors: TensorFiles) -> None:
     if policy.zero is not None:
         policy.zero.load_moments(trained_parameters(policy.trained_model), tensors)
         return
@@ -244,18 +246,21 @@ def _own_part(parameter: Tensor, tensors: TensorFiles, key: str) -> Tensor:
 
 
 def checksum(
-    tensors: Iterable[tuple[str, Tensor]], *, widened: bool = False, whole: Callable[[Tensor], Tensor] | None = None
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    in_full_precision: bool = False,
+    whole: Callable[[Tensor], Tensor] | None = None,
 ) -> str | None:
     """SHA-256 over names, types, shapes and bytes, in the order of the names; None over nothing.
 
-    With ``widened``, numbers in half width count as the same ones in float32. ``whole`` puts together a tensor of which
-    this process has a part, one at a time.
+    With ``in_full_precision``, numbers in half width count as the same ones in float32. ``whole`` puts together a
+    tensor of which this process has a part, one at a time.
     """
     digest, is_empty = hashlib.sha256(), True
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         is_empty = False
         tensor = (tensor if whole is None else whole(tensor)).detach().to("cpu")
-        tensor = tensor.float() if widened and tensor.dtype in HALF else tensor
+        tensor = tensor.float() if in_full_precision and tensor.dtype in HALF else tensor
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.contiguous().reshape(-1)
         if flat.numel():

@@ -1,4 +1,4 @@
-"""How does a recipe become objects? Only this package reads the config and knows the parts."""
+"""From a recipe to objects: only this package reads the config and knows the parts."""
 
 from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, make_algorithm
 from oncurve.wiring.data import (
@@ -11,15 +11,7 @@ from oncurve.wiring.data import (
     prompt_limit,
     split_rows,
 )
-from oncurve.wiring.policy import (
-    evaluation_sampling,
-    make_device,
-    make_optimizer,
-    make_policy,
-    make_processes,
-    make_sampler,
-    make_sampling,
-)
+from oncurve.wiring.policy import make_device, make_optimizer, make_policy, make_processes
 from oncurve.wiring.rewards import (
     make_form_reward,
     make_loose_reward,
@@ -29,6 +21,8 @@ from oncurve.wiring.rewards import (
     reward_options,
     with_early_grading,
 )
+from oncurve.wiring.rollouts import make_sampler
+from oncurve.wiring.sampling_params import evaluation_sampling, make_sampling
 from oncurve.wiring.servers import make_server_sampler, settle
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Which algorithm does a recipe choose, and does it go together with the rest of the recipe?"""
+"""The algorithm of a recipe, and whether it goes together with the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oncurve.wiring.rewards import part_weights
 
 if TYPE_CHECKING:
     from oncurve.algorithm.algorithm import Algorithm
-    from oncurve.algorithm.pairings import Finding
+    from oncurve.algorithm.pairings import PairingFinding
 
 
 def algorithm_choices(config: Config) -> dict[str, Any]:
@@ -27,13 +27,13 @@ def algorithm_name(config: Config) -> str:
     return "grpo" if config.algorithm.type == "custom" else config.algorithm.type
 
 
-def check_algorithm(config: Config) -> list[Finding]:
+def check_algorithm(config: Config) -> list[PairingFinding]:
     """Choices that do not go together, for the user to read. Loads nothing heavy.
 
     Raises ConfigError for those that a run must not have.
     """
-    from oncurve.algorithm.pairings import Choices, check_pairing
-    from oncurve.algorithm.table import resolve
+    from oncurve.algorithm.pairings import Choices, check_pairing  # lazy
+    from oncurve.algorithm.table import resolve  # lazy
 
     try:
         row = resolve(algorithm_name(config), **algorithm_choices(config))
@@ -75,8 +75,8 @@ def can_be_negative(reward: Reward) -> bool:
 
 def make_algorithm(config: Config) -> Algorithm:
     """The row of the table of algorithms, with the recipe's choices and functions."""
-    from oncurve.algorithm.presets import build
-    from oncurve.rewards.custom import load_function
+    from oncurve.algorithm.presets import build  # lazy
+    from oncurve.rewards.custom import load_function  # lazy
 
     own: dict[str, Any] = algorithm_choices(config)
     if config.algorithm.function is not None:

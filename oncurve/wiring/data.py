@@ -1,4 +1,4 @@
-"""Which rows does a recipe train and measure on, and as which prompts?"""
+"""The training and evaluation prompts of a recipe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from oncurve.config.schema import Config, DataSection, GivenData, WordProblemsData
+from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, DataError
-from oncurve.given import NOTHING, Given
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ def make_rows(data: DataSection, *, seed: int, given: Rows | None = None) -> Row
 
     Raises ConfigError where such rows are needed and missing.
     """
-    from oncurve.data.datasets import adapt_given_rows, load_rows
+    from oncurve.data.datasets import adapt_given_rows, load_rows  # lazy
 
     if isinstance(data, GivenData):
         if given is None:
@@ -60,7 +60,7 @@ def make_rows(data: DataSection, *, seed: int, given: Rows | None = None) -> Row
 
 def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
-    from oncurve.data.datasets import hold_out
+    from oncurve.data.datasets import hold_out  # lazy
 
     seed = config.run.seed
     rows = make_rows(config.data, seed=0, given=given.rows)
@@ -105,7 +105,7 @@ def make_prompts(
 
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
-    from oncurve.data.prompts import render_prompts
+    from oncurve.data.prompts import render_prompts  # lazy
 
     rows, few_shot, during, test = split_rows(config, given)
     limit = prompt_limit(config, context_tokens=context_tokens)

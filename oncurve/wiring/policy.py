@@ -1,4 +1,4 @@
-"""Which policy is trained, and what samples from it?"""
+"""The policy of a recipe, and its sampler."""
 
 from __future__ import annotations
 
@@ -13,71 +13,15 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from oncurve.rollouts.base import Sampler, SamplingParams
-    from oncurve.train.adapter import Adapter
-    from oncurve.train.distributed import Processes
-    from oncurve.train.policy import OptimizerSettings, Policy, WholeCopy
-    from oncurve.train.sharding import Sharding
-    from oncurve.train.unread import Unread
-    from oncurve.train.zero import ZeroSettings
+    from oncurve.policy.deepspeed import ZeroSettings
+    from oncurve.policy.distributed import Processes
+    from oncurve.policy.lora import Adapter
+    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy, WholeCopy
+    from oncurve.policy.sharding import Sharding
+    from oncurve.policy.unread_model import Unread
 
 
 log = logging.getLogger(__name__)
-
-
-def make_sampling(config: Config) -> SamplingParams:
-    """How completions are drawn in training."""
-    from dataclasses import fields
-
-    from oncurve.rollouts.base import SamplingParams
-
-    names = {field.name for field in fields(SamplingParams)} - {"seed"}
-    return SamplingParams(seed=config.run.seed, **config.rollouts.model_dump(include=names))
-
-
-def evaluation_sampling(config: Config) -> SamplingParams:
-    """How completions are drawn when the model is measured: random numbers apart from those of training."""
-    from dataclasses import replace
-
-    return replace(
-        make_sampling(config),
-        temperature=config.evaluation.temperature,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        seed=config.run.seed + 1_000_003,
-    )
-
-
-def make_sampler(config: Config) -> Sampler:
-    """What samples completions."""
-    params = make_sampling(config)
-    match config.rollouts.type:
-        case "engine" | "auto":  # what is only measured samples in this process
-            import torch
-
-            from oncurve.rollouts.engine.engine import Engine
-
-            chosen = config.rollouts
-            max_rows = None if chosen.max_rows == "auto" else chosen.max_rows
-            kv_type = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[chosen.kv_dtype]
-            return Engine(
-                params,
-                max_rows=max_rows,
-                kv_tokens=chosen.kv_tokens,
-                kv_type=kv_type,
-                cuda_graphs=chosen.cuda_graphs,
-            )
-        case "transformers":
-            from oncurve.rollouts.hf import HfSampler
-            from oncurve.trunk.room import USUAL_ROWS
-
-            at_once = config.rollouts.max_rows
-            return HfSampler(params, max_rows=USUAL_ROWS if at_once == "auto" else at_once)
-        case "servers":
-            from oncurve.wiring.servers import make_server_sampler
-
-            return make_server_sampler(config)
 
 
 def make_device(name: str) -> torch.device:
@@ -95,7 +39,7 @@ def make_device(name: str) -> torch.device:
     return device
 
 
-def make_policy(config: Config, *, with_reference: bool = False, processes: Processes | None = None) -> Policy:
+def make_policy(config: Config, *, with_reference: bool = False, processes: Processes | None = None) -> TrainedPolicy:
     """The model of the recipe, ready to be trained, with a reference if the algorithm needs one.
 
     The reference is a copy of the model; or, with a fresh adapter, the base under it, which takes no memory.
@@ -104,13 +48,13 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     import torch
     from torch import nn
 
-    from oncurve.heap import keep_freed_memory
-    from oncurve.train.distributed import ALONE
-    from oncurve.train.halved import halve_frozen_matrices
-    from oncurve.train.liger import use_liger
-    from oncurve.train.policy import Policy, train_only
-    from oncurve.train.sharding import Sharding
-    from oncurve.train.unread import copy_unread
+    from oncurve.model.allocator import keep_freed_memory  # lazy
+    from oncurve.policy.distributed import ALONE  # lazy
+    from oncurve.policy.half_precision import halve_frozen_matrices  # lazy
+    from oncurve.policy.liger import use_liger  # lazy
+    from oncurve.policy.policy import TrainedPolicy, train_only  # lazy
+    from oncurve.policy.sharding import Sharding  # lazy
+    from oncurve.policy.unread_model import copy_unread  # lazy
 
     device = own_device(config)
     if device.type == "cpu":
@@ -135,7 +79,7 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         del stand_in  # before the weights are read
     copied = with_reference and _needs_copy(config)
     reference = copy_unread(model).requires_grad_(False) if copied else None
-    return Policy(
+    return TrainedPolicy(
         model,
         tokenizer,
         optimizer=make_optimizer(config),
@@ -159,7 +103,7 @@ def where_whole(config: Config, processes: Processes, sharding: Sharding | ZeroS
 
     Under DeepSpeed each has them on its device.
     """
-    from oncurve.train.sharding import Sharding
+    from oncurve.policy.sharding import Sharding  # lazy
 
     apart = config.rollouts.type == "servers" and config.rollouts.transfer in ("auto", "fetch")
     if not apart or not isinstance(sharding, Sharding):
@@ -172,8 +116,8 @@ def make_processes(config: Config) -> Processes:
 
     Raises ConfigError where the recipe wants one process and the launcher started more.
     """
-    from oncurve.train.distributed import ALONE, start
-    from oncurve.train.launched import read_place
+    from oncurve.policy.distributed import ALONE, start  # lazy
+    from oncurve.policy.environment import read_place  # lazy
 
     count = read_place().count
     if count == 1:
@@ -191,7 +135,7 @@ def own_device(config: Config) -> torch.device:
     """This process's device: with several GPUs on a machine, the one of its number there."""
     import torch
 
-    from oncurve.train.launched import read_place
+    from oncurve.policy.environment import read_place  # lazy
 
     device, place = make_device(config.policy.device), read_place()
     if device.type == "cuda" and device.index is None and place.count > 1:
@@ -206,8 +150,8 @@ def make_sharding(config: Config, processes: Processes) -> Sharding | ZeroSettin
 
     Raises ConfigError for what cannot be cut into parts.
     """
-    from oncurve.train.sharding import Sharding
-    from oncurve.train.zero import read_settings
+    from oncurve.policy.deepspeed import read_settings  # lazy
+    from oncurve.policy.sharding import Sharding  # lazy
 
     chosen = config.policy
     if chosen.parallel != "deepspeed" and (chosen.parallel != "fsdp" or processes.count == 1):
@@ -230,8 +174,8 @@ def _load(config: Config, device: torch.device) -> tuple[PreTrainedModel, PreTra
 
     Without ``policy.lora``, the adapter of such a folder becomes part of the weights.
     """
-    from oncurve.train.adapter import open_adapter
-    from oncurve.train.checkpoint import load_model
+    from oncurve.policy.lora import open_adapter  # lazy
+    from oncurve.policy.model_folder import load_model  # lazy
 
     chosen = config.policy
     place, base, revision = _places(config)
@@ -251,8 +195,8 @@ def _load_unread(
     config: Config, device: torch.device
 ) -> tuple[Unread, tuple[PreTrainedModel, PreTrainedTokenizerBase, Adapter | None]] | None:
     """The same with weights that stay in their files until they are cut; None where they must be loaded whole."""
-    from oncurve.train.checkpoint import load_tokenizer, locate
-    from oncurve.train.unread import NotByParts, unread_model
+    from oncurve.policy.model_folder import load_tokenizer, locate  # lazy
+    from oncurve.policy.unread_model import NotByParts, unread_model  # lazy
 
     place, base, revision = _places(config)
     options = {"revision": revision, "trust_remote_code": config.policy.trust_remote_code}
@@ -269,8 +213,8 @@ def _load_unread(
 
 def _places(config: Config) -> tuple[str | None, str, str | None]:
     """The folder of the adapter that the recipe names as its model, if it does; the base and its revision."""
-    from oncurve.train.adapter import base_of, is_adapter
-    from oncurve.train.checkpoint import locate
+    from oncurve.policy.lora import base_of, is_adapter  # lazy
+    from oncurve.policy.model_folder import locate  # lazy
 
     place = locate(config.model)
     if not is_adapter(place):
@@ -281,8 +225,8 @@ def _places(config: Config) -> tuple[str | None, str, str | None]:
 
 def _put_adapter(config: Config, model: PreTrainedModel) -> Adapter | None:
     """The adapter of the recipe, put into the model: that of the folder which it names, or a fresh one."""
-    from oncurve.train.adapter import LoraSettings, add_adapter, open_adapter
-    from oncurve.train.checkpoint import locate
+    from oncurve.policy.lora import LoraSettings, add_adapter, open_adapter  # lazy
+    from oncurve.policy.model_folder import locate  # lazy
 
     if config.policy.lora is None:
         return None
@@ -297,7 +241,7 @@ def _put_adapter(config: Config, model: PreTrainedModel) -> Adapter | None:
 
 def _check_continued(config: Config, place: str) -> None:
     """Refuse to train further an adapter that is not the one that the recipe describes."""
-    from oncurve.train.adapter import read_adapter
+    from oncurve.policy.lora import read_adapter  # lazy
 
     lora = config.policy.lora
     if lora is None:
@@ -313,10 +257,10 @@ def _needs_copy(config: Config) -> bool:
 
     Raises ConfigError where the base is asked for and training changes it.
     """
-    from oncurve.algorithm.table import resolve
-    from oncurve.train.adapter import is_adapter
-    from oncurve.train.checkpoint import locate
-    from oncurve.wiring.algorithm import algorithm_choices, algorithm_name
+    from oncurve.algorithm.table import resolve  # lazy
+    from oncurve.policy.lora import is_adapter  # lazy
+    from oncurve.policy.model_folder import locate  # lazy
+    from oncurve.wiring.algorithm import algorithm_choices, algorithm_name  # lazy
 
     if config.policy.lora is None:
         return True
@@ -333,7 +277,7 @@ def _needs_copy(config: Config) -> bool:
 
 def make_optimizer(config: Config) -> OptimizerSettings:
     """AdamW's settings, with the number of updates that the schedule spans."""
-    from oncurve.train.policy import OptimizerSettings
+    from oncurve.policy.policy import OptimizerSettings  # lazy
 
     chosen = config.optimizer.model_dump(exclude={"beta1", "beta2"})
     return OptimizerSettings(

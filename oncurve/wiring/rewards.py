@@ -1,4 +1,4 @@
-"""Which reward function does a recipe's list of rewards stand for?"""
+"""The reward function of a recipe's list of rewards."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def make_reward_function(
 
     Raises ConfigError if nothing is left to train on or the rotating ones do not fit together.
     """
-    from oncurve.rewards.base import WeightedSum
-    from oncurve.rewards.rotation import HeldOut
+    from oncurve.rewards.base import WeightedSum  # lazy
+    from oncurve.rewards.rotation import HeldOut  # lazy
 
     if all(reward.held_out for reward in rewards):
         raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
@@ -63,16 +63,16 @@ def with_early_grading(function: RewardFunction, rewards: Sequence[Reward]) -> R
 
     Such code may look at all completions of a step, or count on being called from the main thread.
     """
-    from oncurve.rewards.early import EarlyRewards
+    from oncurve.rewards.pipelined import PipelinedRewards  # lazy
 
     foreign = [reward for reward in rewards if isinstance(reward, (CustomReward, GivenReward))]
     own = all(isinstance(reward, CustomReward) and reward.isolate for reward in foreign)
-    return EarlyRewards(function) if own else function
+    return PipelinedRewards(function) if own else function
 
 
 def _terms(rewards: Sequence[Reward], seed: int, given: Mapping[str, Any]) -> list[Term]:
     """The rewards that pay, in their order; all that rotate stand where the first of them does."""
-    from oncurve.rewards.base import Term
+    from oncurve.rewards.base import Term  # lazy
 
     terms: list[Term] = []
     rotating = rotating_rewards(rewards)
@@ -102,7 +102,7 @@ def rotating_rewards(rewards: Sequence[Reward]) -> list[Reward]:
 
 def _make_rotating(rotating: Sequence[Reward], seed: int, given: Mapping[str, Any]) -> RewardFunction:
     """One term in which the rewards take turns; all of them are graded and logged at every step."""
-    from oncurve.rewards.rotation import Rotating
+    from oncurve.rewards.rotation import Rotating  # lazy
 
     functions = [make_reward(reward, given) for reward in rotating]
     for function, reward in zip(functions, rotating, strict=True):
@@ -140,25 +140,25 @@ def make_reward(reward: Reward, given: Mapping[str, Any] | None = None) -> Rewar
         case GivenReward():
             return _given_reward(reward, given or {})
         case R1ZeroReward():
-            from oncurve.rewards.r1_zero import R1Zero
+            from oncurve.rewards.r1_zero import R1Zero  # lazy
 
             return R1Zero(**reward_options(reward))
         case MathematicsReward():
-            from oncurve.rewards.mathematics import Mathematics
+            from oncurve.rewards.mathematics import Mathematics  # lazy
 
             return Mathematics(**reward_options(reward))
         case ProgramsReward():
-            from oncurve.rewards.programs import Programs
+            from oncurve.rewards.programs import Programs  # lazy
 
             return Programs(allow=reward.isolation, **reward_options(reward, "isolation"))
         case CustomReward():
-            from oncurve.rewards.custom import from_function, load_function
+            from oncurve.rewards.custom import from_function, load_function  # lazy
 
             function = load_function(reward.function)
             if reward.isolate:
-                from oncurve.rewards.isolated import Isolated
+                from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
 
-                return Isolated(reward.function, name=reward.name, timeout_seconds=reward.timeout_seconds)
+                return SubprocessReward(reward.function, name=reward.name, timeout_seconds=reward.timeout_seconds)
             return from_function(function, name=reward.name, timeout_seconds=reward.timeout_seconds)
         case JsonSchemaReward() | ToolCallsReward() | JudgeReward():
             return make_structured_reward(reward)
@@ -167,7 +167,7 @@ def make_reward(reward: Reward, given: Mapping[str, Any] | None = None) -> Rewar
 
 
 def _given_reward(reward: GivenReward, given: Mapping[str, Any]) -> RewardFunction:
-    from oncurve.rewards.custom import from_function
+    from oncurve.rewards.custom import from_function  # lazy
 
     if reward.name not in given:
         raise ConfigError(
@@ -182,15 +182,15 @@ def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeRew
     """Structured output, and the opinion of a model."""
     match reward:
         case JsonSchemaReward():
-            from oncurve.rewards.schema import JsonSchema
+            from oncurve.rewards.json_schema import JsonSchema  # lazy
 
             return JsonSchema(schema=reward.json_schema, **reward_options(reward, "json_schema"))
         case ToolCallsReward():
-            from oncurve.rewards.tool_calls import ToolCalls
+            from oncurve.rewards.tool_calls import ToolCalls  # lazy
 
             return ToolCalls(**reward_options(reward))
         case JudgeReward():
-            from oncurve.rewards.judge import RUBRIC, Judge
+            from oncurve.rewards.llm_judge import RUBRIC, Judge  # lazy
 
             return Judge(rubric=reward.rubric or RUBRIC, **reward_options(reward, "rubric"))
 
@@ -206,8 +206,8 @@ def make_form_reward(
     | CosineLengthReward,
 ) -> RewardFunction:
     """What a completion looks like, whatever it says; and an answer that is worth more when it is short."""
-    from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
-    from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition
+    from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat  # lazy
+    from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition  # lazy
 
     match reward:
         case FormatReward():
@@ -247,6 +247,6 @@ def reward_options(reward: Reward, *besides: str) -> dict[str, Any]:
 
 def make_loose_reward() -> RewardFunction:
     """Correctness whatever the format: the second number of an evaluation."""
-    from oncurve.rewards.mathematics import Mathematics
+    from oncurve.rewards.mathematics import Mathematics  # lazy
 
     return Mathematics(answer_from="any")

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import torch
 
     from oncurve.launch.placement import Machine, Placement
-    from oncurve.plan.beside import Beside
     from oncurve.plan.shape import ModelShape
+    from oncurve.plan.shared_gpu import Beside
     from oncurve.rollouts.servers.children import ChildServers
     from oncurve.rollouts.servers.local_vllm import VllmServers
-    from oncurve.rollouts.servers.sampler import ServerSampler
-    from oncurve.rollouts.servers.transfer.ways import Transfer
+    from oncurve.rollouts.servers.server_sampler import ServerSampler
+    from oncurve.rollouts.servers.transfer.transfer import Transfer
 
 
 def settle(config: Config) -> tuple[Config, str | None]:
@@ -59,8 +59,8 @@ def _settle_transfer(config: Config) -> tuple[Config, str | None]:
     """nccl for vLLM servers that the run starts on GPUs of their own, if this process can; files otherwise."""
     import torch
 
-    from oncurve.rollouts.servers.local_vllm import find_python
-    from oncurve.rollouts.servers.vllm_version import why_not_alike
+    from oncurve.rollouts.servers.local_vllm import find_python  # lazy
+    from oncurve.rollouts.servers.vllm_version import why_not_alike  # lazy
 
     chosen, why = config.rollouts, None
     way = "fetch"
@@ -81,8 +81,8 @@ def look_at_machine(config: Config) -> Machine:
     """The GPUs that this process sees, and whether vLLM's environment is named."""
     import torch
 
-    from oncurve.launch.placement import Machine
-    from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE
+    from oncurve.launch.placement import Machine  # lazy
+    from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE  # lazy
 
     has_vllm = bool(config.rollouts.vllm_python or os.environ.get(PYTHON_VARIABLE))
     if torch.cuda.is_available() and config.policy.device.startswith(("auto", "cuda")):
@@ -93,12 +93,12 @@ def look_at_machine(config: Config) -> Machine:
 
 def place(config: Config, machine: Machine) -> Placement:
     """The layout of a recipe on a machine: a function of both and of how many processes train here."""
-    from oncurve.launch.placement import Wants, choose_placement
+    from oncurve.launch.placement import Wants, choose_placement  # lazy
 
     gpus, resets = len(machine.memory_bytes), tuple(config.rollouts.without_servers())
     if not gpus or (gpus == 1 and not machine.has_vllm):
         return choose_placement(machine, Wants(shares_gpu=shares_gpu(config), resets=resets))
-    from oncurve.plan.find_shape import find_shape
+    from oncurve.plan.find_shape import find_shape  # lazy
 
     is_asked = gpus > 1 or shares_gpu(config)
     try:
@@ -123,10 +123,12 @@ def place(config: Config, machine: Machine) -> Placement:
 
 def reckon_beside(config: Config, shape: ModelShape, *, total: float, sleeps: bool) -> Beside:
     """What is left for a server on the one GPU that trains."""
-    from oncurve.plan.beside import share_gpu
-    from oncurve.plan.from_recipe import Wishes, make_setup, make_work
+    from oncurve.plan.from_recipe import PlanRequest, make_setup, make_work  # lazy
+    from oncurve.plan.shared_gpu import share_gpu  # lazy
 
-    return share_gpu(shape, make_work(config, Wishes()), make_setup(config, Wishes()), total=total, sleeps=sleeps)
+    return share_gpu(
+        shape, make_work(config, PlanRequest()), make_setup(config, PlanRequest()), total=total, sleeps=sleeps
+    )
 
 
 def _would_sleep(config: Config) -> bool:
@@ -136,7 +138,7 @@ def _would_sleep(config: Config) -> bool:
 
 def trainers_here(gpus: int) -> int:
     """Processes of the run that train on this machine; all GPUs are taken where a launcher does not say how many."""
-    from oncurve.train.launched import read_place
+    from oncurve.policy.environment import read_place  # lazy
 
     count = read_place().count
     return 1 if count == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", gpus))
@@ -144,16 +146,16 @@ def trainers_here(gpus: int) -> int:
 
 def make_server_sampler(config: Config) -> ServerSampler:
     """A sampler over the servers of a recipe; those that it asks for are started here and end with it."""
-    from oncurve.rollouts.servers.contract import TOKEN_VARIABLE, require_aiohttp
+    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
 
     require_aiohttp()
     import torch
 
-    from oncurve.rollouts.servers.deadlines import Deadlines
-    from oncurve.rollouts.servers.sampler import ServerSampler
-    from oncurve.rollouts.servers.store import memory_folder
-    from oncurve.trunk.room import USUAL_ROWS
-    from oncurve.wiring.policy import make_sampling
+    from oncurve.model.decode_memory import USUAL_ROWS  # lazy
+    from oncurve.rollouts.servers.deadlines import Deadlines  # lazy
+    from oncurve.rollouts.servers.server_sampler import ServerSampler  # lazy
+    from oncurve.rollouts.servers.store import memory_folder  # lazy
+    from oncurve.wiring.sampling_params import make_sampling  # lazy
 
     chosen = config.rollouts
     transfer = make_transfer(config)
@@ -186,11 +188,11 @@ def make_transfer(config: Config) -> Transfer | None:
     """
     import torch
 
-    from oncurve.rollouts.servers.children import free_ports
-    from oncurve.rollouts.servers.transfer.direct import DirectPush
-    from oncurve.rollouts.servers.transfer.ends import IpcEnd, NcclEnd, check_device
-    from oncurve.rollouts.servers.transfer.group import GroupPush
-    from oncurve.rollouts.servers.transfer.ways import Transfer
+    from oncurve.rollouts.servers.children import free_ports  # lazy
+    from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush  # lazy
+    from oncurve.rollouts.servers.transfer.endpoints import IpcEnd, NcclEnd, check_device  # lazy
+    from oncurve.rollouts.servers.transfer.nccl_group import GroupPush  # lazy
+    from oncurve.rollouts.servers.transfer.transfer import Transfer  # lazy
 
     chosen = config.rollouts
     if chosen.transfer not in ("nccl", "ipc"):
@@ -216,10 +218,10 @@ def vllm_matrix_type(config: Config, *, on_cpu: bool) -> torch.dtype | None:
     """Type in which vLLM servers of this recipe keep matrices; None for float32, as the policy has them."""
     import torch
 
-    return None if is_wide(config, on_cpu=on_cpu) else torch.bfloat16
+    return None if is_float32(config, on_cpu=on_cpu) else torch.bfloat16
 
 
-def is_wide(config: Config, *, on_cpu: bool) -> bool:
+def is_float32(config: Config, *, on_cpu: bool) -> bool:
     """Servers compute in float32, as the policy does."""
     chosen = config.policy.compute_type
     return chosen == "float32" or (chosen == "auto" and on_cpu)
@@ -232,8 +234,8 @@ def shares_gpu(config: Config) -> bool:
 
 def base_model(config: Config) -> str:
     """Folder or name of the model that servers are started with: the base, where an adapter is trained further."""
-    from oncurve.train.adapter import base_of, is_adapter
-    from oncurve.train.checkpoint import locate
+    from oncurve.policy.lora import base_of, is_adapter  # lazy
+    from oncurve.policy.model_folder import locate  # lazy
 
     found = locate(config.model)
     return locate(base_of(found)[0]) if is_adapter(found) else found
@@ -243,9 +245,9 @@ def start_vllm(config: Config) -> VllmServers:
     """As many vLLM servers on this machine as the recipe asks for, with the model that it trains."""
     import torch
 
-    from oncurve.rollouts.servers.children import gpu_shares, own_gpu, visible_gpus
-    from oncurve.rollouts.servers.local_vllm import VllmServers, says_share
-    from oncurve.rollouts.servers.transfer.ends import give_back_cache
+    from oncurve.rollouts.servers.children import gpu_shares, own_gpu, visible_gpus  # lazy
+    from oncurve.rollouts.servers.local_vllm import VllmServers, says_share  # lazy
+    from oncurve.rollouts.servers.transfer.endpoints import give_back_cache  # lazy
 
     chosen, on_cpu = config.rollouts, not torch.cuda.is_available()
     visible = [] if on_cpu else visible_gpus(torch.cuda.device_count())
@@ -268,7 +270,7 @@ def start_vllm(config: Config) -> VllmServers:
         base_model(config),
         chosen.vllm_servers,
         python=chosen.vllm_python,
-        dtype="float32" if is_wide(config, on_cpu=on_cpu) else "bfloat16",
+        dtype="float32" if is_float32(config, on_cpu=on_cpu) else "bfloat16",
         on_cpu=on_cpu,
         logs=Path(config.run.folder) / "server_logs",
         options=chosen.vllm_options,
@@ -286,7 +288,7 @@ def share_beside(config: Config) -> float:
     """
     import torch
 
-    from oncurve.plan.find_shape import find_shape
+    from oncurve.plan.find_shape import find_shape  # lazy
 
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     shape = find_shape(config.model, revision=config.policy.revision)
@@ -305,8 +307,14 @@ def start_own(config: Config) -> ChildServers:
     """As many ``oncurve serve`` on this machine as the recipe asks for; on GPUs of their own where there are enough."""
     import torch
 
-    from oncurve.launch.serving import serve_settings
-    from oncurve.rollouts.servers.children import ChildServers, gpu_shares, own_environment, serve_command, visible_gpus
+    from oncurve.launch.serving import serve_settings  # lazy
+    from oncurve.rollouts.servers.children import (  # lazy
+        ChildServers,
+        gpu_shares,
+        own_environment,
+        serve_command,
+        visible_gpus,
+    )
 
     policy, count = config.policy, config.rollouts.own_servers
     visible = visible_gpus(torch.cuda.device_count()) if torch.cuda.is_available() and policy.device != "cpu" else []

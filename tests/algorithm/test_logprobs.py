@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.logprobs import from_hidden, from_logits
-from oncurve.products import head_type
+from oncurve.algorithm.precision import head_type
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

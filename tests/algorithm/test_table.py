@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from tables.algorithms import algorithms_markdown, formula, unknown_pieces
 
 from oncurve.algorithm import table
-from oncurve.algorithm.document import algorithms_markdown, formula, unknown_pieces
 from oncurve.algorithm.losses import clipped
 from oncurve.algorithm.pairings import RULES, Choices, check_pairing
 from oncurve.algorithm.presets import build
-from oncurve.algorithm.table import COURSE_LOSSES, PRESETS, Row, resolve
+from oncurve.algorithm.table import COURSE_LOSSES, PRESETS, Preset, resolve
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
@@ -47,7 +47,7 @@ def test_every_name_of_the_table_can_be_built():
 
 
 def test_none_leaves_the_choice_of_the_row():
-    everything = {field.name: None for field in fields(Row) if field.name in table.CHOICES}
+    everything = {field.name: None for field in fields(Preset) if field.name in table.CHOICES}
     for name, row in PRESETS.items():
         assert resolve(name, **everything) == row
 

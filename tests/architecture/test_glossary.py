@@ -15,12 +15,12 @@ from oncurve.observe.metrics import GLOSSARY, unknown_keys
 from oncurve.observe.record import read_metrics
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.engine import InProcessEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oncurve.train.policy import Policy
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.train.run import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=6)
@@ -45,7 +45,7 @@ def is_even(prompt: Prompt, completion: Completion) -> bool:
 def test_every_number_of_a_run_is_in_the_glossary(
     preset: str,
     choices: dict[str, Any],
-    make_policy: Callable[..., Policy],
+    make_policy: Callable[..., TrainedPolicy],
     make_prompts: Callable[..., list[Prompt]],
     tiny_model: Callable[..., PreTrainedModel],
     train_in: Callable[..., Run],
@@ -69,9 +69,11 @@ def test_every_number_of_a_run_is_in_the_glossary(
 
 
 def test_every_number_of_an_evaluation_is_in_the_glossary(
-    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], right_where: Callable[..., Any]
+    make_policy: Callable[..., TrainedPolicy],
+    make_prompts: Callable[..., list[Prompt]],
+    right_where: Callable[..., Any],
 ) -> None:
-    engine = Engine(SAMPLING)
+    engine = InProcessEngine(SAMPLING)
     engine.load_weights(make_policy(), version=0)
     reward = right_where(is_even)
     measured = evaluate(

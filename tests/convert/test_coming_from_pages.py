@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.commands.convert import convert_file
 from oncurve.config.load import parse_config
 from oncurve.config.messages import known_keys
 from oncurve.config.schema import Config
-from oncurve.convert.command import convert_file
 from oncurve.wiring.algorithm import check_algorithm
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from scripts import HEAD
 
+from oncurve.commands.convert import convert_file
 from oncurve.config.load import load_config
-from oncurve.convert.command import convert_file
 from oncurve.errors import ConfigError
 
 Write = Callable[..., Path]

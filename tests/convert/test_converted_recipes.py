@@ -11,10 +11,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.config.load import load_config, parse_config
 from oncurve.convert.draft import recipe_text
-from oncurve.convert.options import Found, Given, RewardSource, Rows
+from oncurve.convert.options import DatasetSource, OptionOutcome, OptionValue, RewardSource
 from oncurve.convert.trl import convert
 
 LIMIT = 50
@@ -44,9 +44,11 @@ def test_the_loss_of_a_converted_recipe_is_trls(options: dict[str, Any]) -> None
 
     if trl_reference.REASON:
         pytest.skip(trl_reference.REASON)
-    given = {name: Given(value, 1) for name, value in {"num_generations": 4, **options}.items()}
+    given = {name: OptionValue(value, 1) for name, value in {"num_generations": 4, **options}.items()}
     reward = RewardSource({"type": "custom", "function": "mine.py:one"}, ("answer",))
-    found = Found("train.py", given, Given("embedded", 1), Rows("rows.jsonl", is_json=True), rewards=[reward])
+    found = OptionOutcome(
+        "train.py", given, OptionValue("embedded", 1), DatasetSource("rows.jsonl", is_json=True), rewards=[reward]
+    )
     algorithm = make_algorithm(parse_config(recipe_text(convert(found, rows=64), "")))
     theirs = {name: value for name, value in options.items() if name not in ("epsilon", "epsilon_high")}
     low = options.get("epsilon", 0.2)

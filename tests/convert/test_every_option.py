@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables.trl_options import options_markdown
 
 from oncurve.config.messages import known_keys
-from oncurve.convert.document import options_markdown
 from oncurve.convert.draft import Draft, recipe_text
-from oncurve.convert.options import Found, Given, RewardSource, Rows, older, table, trl_version
+from oncurve.convert.options import DatasetSource, OptionOutcome, OptionValue, RewardSource, older, table, trl_version
 from oncurve.convert.trl import convert
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,9 +58,9 @@ OTHER: dict[str, Any] = {
 
 def converted(options: dict[str, Any]) -> Draft:
     rewards = [RewardSource({"type": "custom", "function": f"mine.py:{name}"}, ("answer",)) for name in ("one", "two")]
-    given = {name: Given(value, LINE) for name, value in options.items()}
-    rows = Rows("rows.jsonl", is_json=True, line=1)
-    return convert(Found("train.py", given, Given("embedded", 1), rows, rewards=rewards), rows=4000)
+    given = {name: OptionValue(value, LINE) for name, value in options.items()}
+    rows = DatasetSource("rows.jsonl", is_json=True, line=1)
+    return convert(OptionOutcome("train.py", given, OptionValue("embedded", 1), rows, rewards=rewards), rows=4000)
 
 
 def keys(draft: Draft) -> str:
@@ -143,4 +143,4 @@ def test_defaults_that_differ_are_written_out() -> None:
 def test_the_page_shows_the_table_of_the_converter() -> None:
     page = (ROOT / "docs" / "coming_from_trl.md").read_text(encoding="utf-8")
     between = page.split("<!-- options:begin -->\n")[1].split("<!-- options:end -->")[0]
-    assert between == options_markdown() + "\n", "python -m oncurve.convert.document docs/coming_from_trl.md writes it"
+    assert between == options_markdown() + "\n", "python docs/tables/trl_options.py docs/coming_from_trl.md writes it"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.convert.arithmetic import Step, TrlBatch, step_of
+from oncurve.convert.trl_batch import StepShape, TrlBatch, step_of
 from oncurve.errors import ConfigError
 
 PER_DEVICE, ACCUMULATION, PASSES, ITERATIONS = (2, 4, 8), (1, 2, 4), (None, 1, 2, 3, 4, 8), (1, 2)
@@ -78,7 +78,7 @@ def test_processes_multiply_the_batch() -> None:
 
 def test_a_generation_batch_size_stands_for_the_passes() -> None:
     batch = TrlBatch(per_device=8, accumulation=2, processes=1, group_size=8, generation_batch=64)
-    assert step_of(batch) == Step(prompts=8, completions_per_update=16, updates=4, iterations=1, is_exact=True)
+    assert step_of(batch) == StepShape(prompts=8, completions_per_update=16, updates=4, iterations=1, is_exact=True)
 
 
 def test_steps_are_batches_of_completions() -> None:

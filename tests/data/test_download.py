@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.data.datasets import load_rows
 from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError
 

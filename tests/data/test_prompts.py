@@ -31,7 +31,7 @@ def test_r1_zero_is_a_conversation_that_ends_where_the_thinking_begins() -> None
 
 
 def test_think_answer_is_the_prompt_of_the_embedded_task() -> None:
-    from oncurve.data.word_problems import demonstrations, word_problems
+    from oncurve.tasks.word_problems import demonstrations, word_problems
 
     assert only_text(ROW, template="think_answer") == "User: 2+3?\nAssistant: <think>"
     template = TEMPLATES["think_answer"]

@@ -14,10 +14,10 @@ import tasks
 import torch
 
 from oncurve.config.load import parse_config
-from oncurve.train.checkpoint import load_tokenizer
-from oncurve.train.distributed import Processes
-from oncurve.train.policy import Policy
-from oncurve.train.sealed import verify
+from oncurve.policy.distributed import Processes
+from oncurve.policy.model_folder import load_tokenizer
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.train.checkpoint_manifest import verify
 from oncurve.train.snapshot import capture, optimizer_tensors
 from oncurve.train.state import restore, write
 from oncurve.wiring.policy import make_policy
@@ -67,18 +67,18 @@ def watched() -> Iterator[Peak]:
         looking.join()
 
 
-def tokenized(policy: Policy) -> Policy:
+def tokenized(policy: TrainedPolicy) -> TrainedPolicy:
     policy._tokenizer = load_tokenizer("embedded")[1]  # type: ignore[misc]  # the models of tasks have none
     return policy
 
 
-def recipe_policy(processes: Processes, model: Path, *, compute_type: str = "float32") -> Policy:
+def recipe_policy(processes: Processes, model: Path, *, compute_type: str = "float32") -> TrainedPolicy:
     """The policy of a recipe that trains a model in parts, with a reference."""
     config = parse_config(RECIPE.format(model=model, compute_type=compute_type))
     return make_policy(config, with_reference=True, processes=processes)
 
 
-def move(policy: Policy) -> None:
+def move(policy: TrainedPolicy) -> None:
     """One update with a gradient that no model would give."""
     generator = torch.Generator().manual_seed(1)
     for parameter in policy.trained_model.parameters():
@@ -87,11 +87,11 @@ def move(policy: Policy) -> None:
     policy.update()
 
 
-def save(policy: Policy, root: Path, *, step: int) -> Path:
+def save(policy: TrainedPolicy, root: Path, *, step: int) -> Path:
     """A checkpoint, by all processes; what it is called."""
     taken = capture(policy, step=step, state={"num_updates": policy.num_updates}, facts={}, moves_reference=True)
     write(taken, policy, root)
-    policy.processes.gather(None)
+    policy.processes.all_gather(None)
     return root / f"step_{step:06d}"
 
 
@@ -106,7 +106,7 @@ def memory(processes: Processes, *, model: Path, root: Path) -> dict[str, int]:
     with watched() as writing:
         write(taken, policy, root)
     kept = sum(t.nbytes for kind in (taken.weights, taken.optimizer, taken.reference) for t in (kind or {}).values())
-    processes.gather(None)
+    processes.all_gather(None)
     weights = sum(tasks.local(p).nbytes for p in policy.trained_model.parameters())
     del taken, policy
     fresh = recipe_policy(processes, model)
@@ -125,12 +125,12 @@ def memory(processes: Processes, *, model: Path, root: Path) -> dict[str, int]:
     }
 
 
-def state_of(policy: Policy) -> dict[str, torch.Tensor]:
+def state_of(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
     """All weights, moments and the weights of the reference, whole."""
-    found = {name: policy.whole(p).clone() for name, p in policy.trained_model.named_parameters()}
-    found |= {name: policy.whole(value).clone() for name, value in optimizer_tensors(policy).items()}
+    found = {name: policy.full_tensor(p).clone() for name, p in policy.trained_model.named_parameters()}
+    found |= {name: policy.full_tensor(value).clone() for name, value in optimizer_tensors(policy).items()}
     if policy.reference is not None:
-        found |= {f"ref:{name}": policy.whole(p).clone() for name, p in policy.reference.named_parameters()}
+        found |= {f"ref:{name}": policy.full_tensor(p).clone() for name, p in policy.reference.named_parameters()}
     return found
 
 

@@ -14,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
+from oncurve.policy.deepspeed import ZeroSettings
+from oncurve.policy.distributed import Processes
+from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.sharding import Sharding
 from oncurve.records import Completion, Group, Mean, Prompt
-from oncurve.train.adapter import LoraSettings, add_adapter
-from oncurve.train.distributed import Processes
-from oncurve.train.policy import OptimizerSettings, Policy
-from oncurve.train.sharding import Sharding
-from oncurve.train.zero import ZeroSettings
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5
 
@@ -66,7 +66,7 @@ def make_policy(
     settings: ZeroSettings | None = None,
     publishes: bool = False,
     **options: Any,
-) -> Policy:
+) -> TrainedPolicy:
     """The same policy in every process, with a reference where the model has no adapter."""
     model: Any = in_double(tiny_llama()) if double else tiny_llama()
     reference = None if lora else copy.deepcopy(model).requires_grad_(False)
@@ -74,7 +74,7 @@ def make_policy(
     tokenizer: Any = None
     if publishes:
         options["whole_copy"] = "cpu" if processes.is_main else "none"
-    return Policy(
+    return TrainedPolicy(
         model,
         tokenizer,
         # An epsilon far above rounding: with 1e-8 Adam makes a whole step of a gradient that is only rounding.
@@ -122,9 +122,9 @@ def train(
     kl_coef: float = 0.1,
     one_row: bool = False,
     preset: str = "grpo",
-    policy: Policy | None = None,
+    policy: TrainedPolicy | None = None,
     span: tuple[int, int] = (0, UPDATES),
-    after: Callable[[Policy], None] | None = None,
+    after: Callable[[TrainedPolicy], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Five updates as the loop makes them, or a span of them; the weights at their end and how the work was divided."""
@@ -144,7 +144,7 @@ def train(
         add(statistics, policy.update())
     if after is not None:
         after(policy)
-    weights = {name: policy.whole(p).clone() for name, p in policy.trained_model.named_parameters()}
+    weights = {name: policy.full_tensor(p).clone() for name, p in policy.trained_model.named_parameters()}
     policy.publish()
     has_all = not policy.is_divided or policy.model is not policy.trained_model
     shown = {name: p.detach().clone() for name, p in policy.model.named_parameters()} if has_all else None

@@ -13,22 +13,22 @@ import torch
 import workers
 
 from oncurve.errors import LostProcess, SamplerError
+from oncurve.policy.distributed import Processes, own_rows
 from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.train.distributed import Processes, own_rows
-from oncurve.train.division import DividedRewards, DividedSampler, own_places, together
+from oncurve.train.data_parallel import ShardedRewards, ShardedSampler, own_places, together
 from oncurve.train.interruption import Interruption
 
 
 def die(processes: Processes, *, how: str) -> None:
     """Process 1 ends in the middle of the run; process 0 waits for it."""
-    processes.gather(0)
+    processes.all_gather(0)
     if processes.rank == 1:
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         raise ValueError("no such reward")
-    processes.gather(1)
+    processes.all_gather(1)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def sample_and_grade(processes: Processes) -> dict[str, Any]:
     """Groups and rewards as every process gets them."""
     prompts = [Prompt("", (1, 2), index, {"answer": "x"}) for index in range(5)]
     sampler, rewards = Counting(processes.rank), Counting(processes.rank)
-    groups = DividedSampler(sampler, processes).sample(prompts, 3)  # type: ignore[arg-type]
+    groups = ShardedSampler(sampler, processes).sample(prompts, 3)  # type: ignore[arg-type]
     flat = [(group.prompt, completion) for group in groups for completion in group.completions]
-    graded = DividedRewards(rewards, processes)([p for p, _ in flat], [c for _, c in flat])  # type: ignore[arg-type]
+    graded = ShardedRewards(rewards, processes)([p for p, _ in flat], [c for _, c in flat])  # type: ignore[arg-type]
     return {
         "tokens": [[c.token_ids for c in group.completions] for group in groups],
         "values": [reward.value for reward in graded],

@@ -10,7 +10,7 @@ import pytest
 import tasks
 import workers
 
-from oncurve.train.distributed import ALONE, Processes
+from oncurve.policy.distributed import ALONE, Processes
 
 LIMIT = {False: 1e-5, True: 1e-10}
 """Largest difference of a weight, in float32 and in float64."""

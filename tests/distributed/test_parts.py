@@ -13,9 +13,9 @@ import torch
 import workers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from oncurve.train.checkpoint import load_tokenizer
-from oncurve.train.distributed import ALONE
-from oncurve.train.sealed import checkpoints_in, verify
+from oncurve.policy.distributed import ALONE
+from oncurve.policy.model_folder import load_tokenizer
+from oncurve.train.checkpoint_manifest import checkpoints_in, verify
 
 FSDP: dict[str, Any] = {"way": "fsdp", "double": False, "lora": False}
 SLACK = 16 * 2**20
@@ -143,8 +143,8 @@ def test_two_processes_compute_in_half_width_what_one_computes(
     if change == "bin":
         torch.save(AutoModelForCausalLM.from_pretrained(model).state_dict(), model / "pytorch_model.bin")
         (model / "model.safetensors").unlink()
-    monkeypatch.setattr("oncurve.train.forward.trunk_of", lambda model: None)  # as on a GPU: transformers' layers
-    monkeypatch.setattr("oncurve.train.policy.has_own_layers", lambda model: False)
+    monkeypatch.setattr("oncurve.policy.forward.backbone_of", lambda model: None)  # as on a GPU: transformers' layers
+    monkeypatch.setattr("oncurve.policy.policy.has_own_layers", lambda model: False)
     options: dict[str, Any] = {"model": model, "compute_type": "bfloat16"}
     alone = part_tasks.logprobs(ALONE, **options)
     other = part_tasks.logprobs(ALONE, **options, tokens=90)

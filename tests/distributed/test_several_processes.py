@@ -26,7 +26,7 @@ SHORT = (
 
 def train(folder: Path, name: str, *arguments: str) -> Path:
     own = (*SHORT, f"run.folder={folder}", f"run.name={name}", *arguments)
-    command = [sys.executable, "-c", "from oncurve.cli import main; main()", "train", "word_problems", *own]
+    command = [sys.executable, "-c", "from oncurve.cli.app import main; main()", "train", "word_problems", *own]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -21,7 +21,7 @@ def free_port() -> int:
 def _work(rank: int, port: int, task: Callable[..., Any], folder: Path, options: dict[str, Any]) -> None:
     """One process: joins the others, does the task, leaves its result or its error."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    from oncurve.train.distributed import start
+    from oncurve.policy.distributed import start
 
     silent_seconds = options.pop("silent_seconds", 60.0)
     try:

@@ -18,11 +18,11 @@ import workers
 from safetensors.torch import save_file
 
 from oncurve.errors import ConfigError
-from oncurve.train.distributed import Processes
+from oncurve.policy.deepspeed import ZeroSettings, read_settings
+from oncurve.policy.distributed import Processes
+from oncurve.policy.tensor_files import TensorFiles
 from oncurve.train.snapshot import capture
 from oncurve.train.state import restore
-from oncurve.train.tensor_files import TensorFiles
-from oncurve.train.zero import ZeroSettings, read_settings
 
 FILE = {
     "train_batch_size": "auto",
@@ -98,7 +98,7 @@ def load(policy: Any, place: Path, kind: str) -> None:
         return
     saved, moments = (TensorFiles(place.glob(f"{stem}*.safetensors")) for stem in ("trained", "optimizer"))
     for name, tensor in policy.trained_model.state_dict(keep_vars=True).items():
-        policy.fill(tensor, saved.reader(name))
+        policy.load_shard(tensor, saved.reader(name))
     policy.zero.load_moments(dict(policy.trained_model.named_parameters()), moments)
     policy.publish()
     policy.num_updates = json.loads((place / "state.json").read_text())["num_updates"]
@@ -112,7 +112,7 @@ def write_tensors_only(snapshot: Any, place: Path, processes: Processes) -> None
             save_file(dict(tensors), place / f"{stem}{own}.safetensors")
     if processes.is_main:
         (place / "state.json").write_text(json.dumps(dict(snapshot.state)))
-    processes.gather(None)
+    processes.all_gather(None)
 
 
 def senseless(processes: Processes) -> dict[str, Any]:

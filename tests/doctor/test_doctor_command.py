@@ -12,7 +12,7 @@ import yaml
 from doctor_cases import CONFIG, case, paid
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.doctor.case import Case
 from oncurve.doctor.diagnose import diagnose
 from oncurve.doctor.read import read_case
@@ -107,7 +107,7 @@ def test_the_doctor_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
     folder(tmp_path, case())
     code = (
         f"import sys; sys.argv = ['oncurve', 'doctor', {str(tmp_path)!r}]\n"
-        "from oncurve.cli import app\n"
+        "from oncurve.cli.app import app\n"
         "app(standalone_mode=False)\n"
         "sys.stderr.write(str(sorted({'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules))))"
     )

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.evaluate.benchmarks import find_benchmark, known_benchmarks
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import typer.main
 import yaml
 from offenders import assert_none, at, line_of
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.config.load import load_config, parse_config
 from oncurve.doctor.diagnose import check_names
 from oncurve.errors import OncurveError

@@ -130,7 +130,7 @@ def test_published_rows_are_all_there_and_their_gold_answers_pay(name: str, file
 
 
 def test_humaneval_is_graded_in_the_sandbox_whole_or_continued() -> None:
-    from oncurve.rewards.sandbox import SandboxUnavailable, choose_isolation
+    from oncurve.sandbox import SandboxUnavailable, choose_isolation
 
     shared("humaneval.jsonl")
     try:

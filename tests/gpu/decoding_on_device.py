@@ -14,20 +14,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "trunk"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "model"))
 
 from own_layer_cases import FAMILIES
 from pretend.counting import counting
 
+from oncurve.model import decode_flash, decoding, recordings
+from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.decode_flash import FlashLayers
+from oncurve.model.decoding import Decoder
+from oncurve.model.weights import Backbone
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import fused, proof
-from oncurve.rollouts.engine.engine import Engine
-from oncurve.trunk import decoding, flash_decoding, recordings
-from oncurve.trunk.decoding import Decoder
-from oncurve.trunk.flash_decoding import FlashLayers
-from oncurve.trunk.recorded_decoding import RecordedLayers
-from oncurve.trunk.weights import Trunk
+from oncurve.rollouts.engine.engine import InProcessEngine
 
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]
 ROOM = {"slots": 40, "prompt_slots": 4, "prompt_tokens": 41, "completion_tokens": 170}
@@ -44,9 +44,9 @@ def model_of(family: str, layers: int = 2) -> Any:
 
 
 def decoder_of(model: Any, *, masked: bool = False, records: bool = True) -> Decoder:
-    with patch.object(decoding, "can_decode", (lambda *_: False) if masked else flash_decoding.can_decode):
+    with patch.object(decoding, "can_decode", (lambda *_: False) if masked else decode_flash.can_decode):
         head = model.get_output_embeddings().weight.detach()
-        decoder = Decoder(Trunk(model), head, torch.bfloat16, **ROOM, records=records)
+        decoder = Decoder(Backbone(model), head, torch.bfloat16, **ROOM, records=records)
     assert type(decoder.layers) is (RecordedLayers if masked else FlashLayers)
     decoder.prefill(PROMPTS, [0, 1, 2])
     return decoder
@@ -159,13 +159,13 @@ def half_width():
 def sampled(model: Any, params: SamplingParams = GREEDY, *, way: str = "flash") -> list[tuple[int, ...]]:
     """Completions of the engine; its own step, that with masks, or the model's module."""
     policy: Any = SimpleNamespace(model=model, tokenizer=Words(), compute=half_width)
-    engine = Engine(params, cuda_graphs=way != "module")
+    engine = InProcessEngine(params, cuda_graphs=way != "module")
     engine.load_weights(policy, version=0)
     prompts = [Prompt(index=number, prompt_ids=tuple(ids), text="") for number, ids in enumerate(PROMPTS)]
     objection = patch.object(proof, "objection", lambda *_, **__: None)
     with (
         objection,
-        patch.object(decoding, "can_decode", flash_decoding.can_decode if way == "flash" else lambda *_: False),
+        patch.object(decoding, "can_decode", decode_flash.can_decode if way == "flash" else lambda *_: False),
     ):
         groups = engine.sample(prompts, 4, step=3)
     return [completion.token_ids for group in groups for completion in group.completions]

@@ -13,11 +13,11 @@ from huggingface_hub import ModelCard
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError, Stopped
-from oncurve.evaluate import kept
-from oncurve.evaluate.harness import safe_name
-from oncurve.rollouts.engine.engine import Engine
+from oncurve.evaluate import resumable
+from oncurve.evaluate.lm_eval_files import safe_name
+from oncurve.rollouts.engine.engine import InProcessEngine
 
 WARM = ["--samples", "3", "--temperature", "0.8"]
 
@@ -102,14 +102,14 @@ def test_files_for_the_harness_have_its_keys_and_our_numbers(embedded: Path) -> 
 def test_after_ctrl_c_the_same_command_ends_at_the_same_results(
     sampler: str, checkpoints: dict[str, Path], sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "COMPLETIONS_PER_CALL", 12)  # four prompts of three completions
+    monkeypatch.setattr(resumable, "COMPLETIONS_PER_CALL", 12)  # four prompts of three completions
     command = [
         checkpoints["qwen2"], "--benchmark", "jsonl", "--data", sums, "--max-tokens", 8, *WARM, "--sampler", sampler,
     ]  # fmt: skip
     evaluate(*command, "--output", tmp_path / "whole")
     from oncurve.rollouts.hf import HfSampler
 
-    kind: Any = Engine if sampler == "engine" else HfSampler
+    kind: Any = InProcessEngine if sampler == "engine" else HfSampler
     real, calls = kind.sample, []
 
     def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:

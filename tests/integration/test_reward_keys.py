@@ -11,7 +11,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.errors import ConfigError
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.errors import CheckpointError
 from oncurve.evaluate.evaluate import Evaluation, read_evaluation
 

@@ -10,7 +10,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.errors import OncurveError
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics, read_rollouts

@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 import oncurve
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.errors import ConfigError
+from oncurve.interface.trainer import Trainer
 from oncurve.observe.record import read_metrics
-from oncurve.trainer import Trainer
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
 SMALL: dict[str, Any] = {

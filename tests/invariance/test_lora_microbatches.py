@@ -16,14 +16,14 @@ from oncurve.algorithm.logprobs import from_hidden
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
+from oncurve.policy.lora import Adapter, LoraSettings, add_adapter
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Group
-from oncurve.train.adapter import Adapter, LoraSettings, add_adapter
-from oncurve.train.policy import OptimizerSettings, Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 MakeModel = Callable[..., "PreTrainedModel"]
 RandomGroups = Callable[..., list[Group]]
 PROMPTS, GROUP_SIZE, LONGEST = 4, 4, 12
@@ -46,7 +46,7 @@ def stirred(adapter: Adapter) -> Adapter:
 def make_double(make_policy: MakePolicy, tiny_model: MakeModel) -> MakePolicy:
     """A policy in float64 with an adapter that is not zero."""
 
-    def make(architecture: str, **options: object) -> Policy:
+    def make(architecture: str, **options: object) -> TrainedPolicy:
         adapter = stirred(add_adapter(in_double(tiny_model(architecture)), LoraSettings(rank=4, alpha=8.0), base=""))
         settings = OptimizerSettings(learning_rate=1e-3, max_gradient_norm=0.5)
         return make_policy(adapter.model, adapter=adapter, optimizer=settings, compute_type="float64", **options)
@@ -67,7 +67,7 @@ def by_rows(batch: Batch, rows: int) -> Iterator[Batch]:
         yield batch.select(torch.arange(start, min(start + rows, len(batch))))
 
 
-def gradient(policy: Policy, microbatches: Iterator[Batch]) -> Tensor:
+def gradient(policy: TrainedPolicy, microbatches: Iterator[Batch]) -> Tensor:
     """The gradient of the adapter, with a KL to the base under it, as one long vector."""
     algorithm = build("grpo", group_size=GROUP_SIZE, max_completion_tokens=LONGEST, kl_coef=0.1)
     policy.optimizer.zero_grad(set_to_none=True)
@@ -103,7 +103,7 @@ def test_padded_packed_shared_and_chunked_give_one_gradient(
         "packed with shared prompts": gradient(packed, iter([annotated])),
         "packed with shared prompts in parts": gradient(packed, packed.microbatches(annotated)),
     }
-    monkeypatch.setattr("oncurve.train.forward.from_hidden", partial(from_hidden, chunk_tokens=7))
+    monkeypatch.setattr("oncurve.policy.forward.from_hidden", partial(from_hidden, chunk_tokens=7))
     ways["in chunks of the head"] = gradient(packed, iter([annotated]))
     for way, found in ways.items():
         assert (found - whole).abs().max().item() < 1e-10, way

@@ -15,15 +15,15 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.batch import Batch, Rewards
 from oncurve.data.collate import collate
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Group, Mean
-from oncurve.train.policy import OptimizerSettings, Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROWS, GROUP_SIZE, LONGEST = 64, 8, 12
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 RandomGroups = Callable[..., list[Group]]
 
 both_presets = pytest.mark.parametrize("preset", ["grpo", "dr_grpo"])
@@ -39,7 +39,7 @@ def make_algorithm(preset: str, kl_coef: float) -> Algorithm:
 def make_double(make_policy: MakePolicy, tiny_model: Callable[..., PreTrainedModel]) -> MakePolicy:
     """A policy and its reference in float64."""
 
-    def make(*, packing: bool = True, tokens_per_microbatch: int = 8192) -> Policy:
+    def make(*, packing: bool = True, tokens_per_microbatch: int = 8192) -> TrainedPolicy:
         return make_policy(
             in_double(tiny_model("qwen2")),
             optimizer=OptimizerSettings(learning_rate=1e-3, max_gradient_norm=0.5),
@@ -76,7 +76,7 @@ def by_rows(batch: Batch, rows: int) -> Iterator[Batch]:
         yield batch.select(torch.arange(start, min(start + rows, len(batch))))
 
 
-def accumulate(policy: Policy, algorithm: Algorithm, microbatches: Iterator[Batch]) -> dict[str, Mean]:
+def accumulate(policy: TrainedPolicy, algorithm: Algorithm, microbatches: Iterator[Batch]) -> dict[str, Mean]:
     """Forward and backward over microbatches as the loop does it; the statistics added up."""
     sums: dict[str, Mean] = {}
     for microbatch in microbatches:
@@ -89,7 +89,7 @@ def accumulate(policy: Policy, algorithm: Algorithm, microbatches: Iterator[Batc
     return sums
 
 
-def gradient(policy: Policy, algorithm: Algorithm, microbatches: Iterator[Batch]) -> Tensor:
+def gradient(policy: TrainedPolicy, algorithm: Algorithm, microbatches: Iterator[Batch]) -> Tensor:
     """The gradient that microbatches leave behind, as one long vector."""
     policy.optimizer.zero_grad(set_to_none=True)
     accumulate(policy, algorithm, microbatches)

@@ -15,7 +15,7 @@ from oncurve.errors import ConfigError
 from oncurve.launch.placement import Machine
 from oncurve.recipes.find import find_recipe
 from oncurve.rollouts.servers.children import own_gpu
-from oncurve.rollouts.servers.transfer.ends import check_device
+from oncurve.rollouts.servers.transfer.endpoints import check_device
 from oncurve.wiring.servers import place, share_beside, start_vllm
 
 RECIPE = "{model: Qwen/Qwen2.5-1.5B, data: {type: word_problems}}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from oncurve.errors import ConfigError
-from oncurve.train.launched import ALONE, Place, first_host, read_place
+from oncurve.policy.environment import ALONE, RankInfo, first_host, read_place
 
 STANDARD = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 SLURM = {
@@ -29,10 +29,10 @@ SLURM = {
 def test_the_place_is_read_from_the_variables_of_torchrun_and_of_srun() -> None:
     assert read_place({}) == ALONE
     assert read_place({"WORLD_SIZE": "1"}) == ALONE
-    assert read_place(STANDARD) == Place(5, 8, 1, "node1", 29500)
-    assert read_place(SLURM) == Place(9, 16, 1, "gpu03", 20_000 + (1234567 + 2) % 10_000)
-    assert read_place(SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7777"}) == Place(9, 16, 1, "head", 7777)
-    assert read_place(SLURM | STANDARD) == Place(5, 8, 1, "node1", 29500), "torchrun inside of srun"
+    assert read_place(STANDARD) == RankInfo(5, 8, 1, "node1", 29500)
+    assert read_place(SLURM) == RankInfo(9, 16, 1, "gpu03", 20_000 + (1234567 + 2) % 10_000)
+    assert read_place(SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7777"}) == RankInfo(9, 16, 1, "head", 7777)
+    assert read_place(SLURM | STANDARD) == RankInfo(5, 8, 1, "node1", 29500), "torchrun inside of srun"
     batch_script = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "16", "SLURM_PROCID": "0"}
     assert read_place(batch_script) == ALONE, "started by a batch script, and not by srun"
 

@@ -13,8 +13,8 @@ import pytest
 
 from oncurve.errors import LostProcess
 from oncurve.launch import local
-from oncurve.launch.again import clear_unbegun, progress_of
 from oncurve.launch.local import Crew, run_processes
+from oncurve.session.run_status import clear_unbegun, progress_of
 
 SCRIPT = """
 import os, signal, sys, time
@@ -41,7 +41,7 @@ def run(script: Path, body: str, *, processes: int = 2, restarts: int = 0) -> tu
     said: list[str] = []
     mark = str(script.parent / "mark")
     code = run_processes(
-        [mark, "first"], [mark, "again"], processes=processes, restarts=restarts, stop_seconds=2.0, say=said.append
+        [mark, "first"], [mark, "again"], processes=processes, restarts=restarts, stop_seconds=2.0, notify=said.append
     )
     return code, said
 
@@ -91,7 +91,7 @@ def test_a_signal_reaches_all_and_ends_the_trying(crew_of: Path) -> None:
         + "if rank == 0: os.kill(os.getppid(), 15)\ntime.sleep(60)"
     )
     mark = str(crew_of.parent / "mark")
-    crew = Crew([mark], 2, stop_seconds=5.0, say=print)
+    crew = Crew([mark], 2, stop_seconds=5.0, notify=print)
     assert crew.run() == (143, True)
 
 
@@ -100,11 +100,12 @@ def test_processes_die_with_the_one_that_started_them(crew_of: Path, tmp_path: P
     code = (
         "from oncurve.launch import local\n"
         f"local.COMMAND = ({sys.executable!r}, {str(crew_of)!r})\n"
-        f"local.Crew([{str(tmp_path / 'mark')!r}], 1, stop_seconds=5, say=print).run()"
+        f"local.Crew([{str(tmp_path / 'mark')!r}], 1, stop_seconds=5, notify=print).run()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
     note = tmp_path / "mark.pid"
     while not (note.exists() and note.read_text()):
+        assert parent.poll() is None, "it ended before its process began"
         time.sleep(0.01)
     parent.send_signal(signal.SIGKILL)
     parent.wait()

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.observe.record import read_metrics
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.train.policy import OptimizerSettings, Policy
 
 if TYPE_CHECKING:
     from oncurve.train.run import Run
@@ -37,7 +37,7 @@ def alphabet() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>")
 
 
-def beginner(tokenizer: PreTrainedTokenizerFast, *, with_reference: bool, seed: int) -> Policy:
+def beginner(tokenizer: PreTrainedTokenizerFast, *, with_reference: bool, seed: int) -> TrainedPolicy:
     """A policy that knows nothing."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -57,7 +57,7 @@ def beginner(tokenizer: PreTrainedTokenizerFast, *, with_reference: bool, seed: 
         model = Qwen2ForCausalLM(config).eval()
     reference = copy.deepcopy(model).requires_grad_(False) if with_reference else None
     settings = OptimizerSettings(learning_rate=0.004, betas=(0.9, 0.95))
-    return Policy(model, tokenizer, optimizer=settings, reference=reference)
+    return TrainedPolicy(model, tokenizer, optimizer=settings, reference=reference)
 
 
 def repeats(prompt: Prompt, completion: Completion) -> bool:

@@ -9,9 +9,9 @@ import pytest
 
 from oncurve.errors import DataError
 from oncurve.observe import profile
-from oncurve.observe.profile import Limits, Size, Spent
+from oncurve.observe.profile import MachineLimits, Spent, TokenWork
 
-SIZE = Size(
+SIZE = TokenWork(
     matrix_weights=100,
     trained_matrix_weights=100,
     head_weights=30,
@@ -49,7 +49,7 @@ def test_training_counts_a_groups_prompt_once_and_no_last_token() -> None:
 
 
 def test_shares_divide_by_the_limits() -> None:
-    limits = Limits(operations_per_second=100.0, bytes_per_second=10.0)
+    limits = MachineLimits(operations_per_second=100.0, bytes_per_second=10.0)
     assert profile.shares(Spent(2.0, 1, 50.0, 4.0, 1), limits) == (0.25, 0.2)
     assert profile.shares(Spent(2.0, 1, 0.0, 4.0, 1), limits) == (None, 0.2)
     assert profile.shares(Spent(), limits) == (None, None)
@@ -58,12 +58,12 @@ def test_shares_divide_by_the_limits() -> None:
 def test_a_profile_comes_back_with_medians_that_leave_out_the_first_step(tmp_path: Path) -> None:
     assert profile.read_profile(tmp_path) == ({}, [])
     assert profile.profile_text(tmp_path) == ""
-    limits = Limits(1e9, 2**30)
+    limits = MachineLimits(1e9, 2**30)
     profile.write_limits(tmp_path, limits, compute_type="float32")
     for step, seconds in enumerate((90.0, 1.0, 2.0, 9.0), start=1):
         part = Spent(seconds / 2, 10, 1e8, 0.0, 4)
         profile.write_step(tmp_path, step, {"sample": Spent(seconds, 10, 1e8, 0.0, 1), "decode": part})
-    profile.write_limits(tmp_path, Limits(2e9, 2**30), compute_type="float32")
+    profile.write_limits(tmp_path, MachineLimits(2e9, 2**30), compute_type="float32")
     profile.write_step(tmp_path, 4, {"sample": Spent(3.0, 10, 1e8, 0.0, 1), "decode": part})  # again, after a restart
     described, [sample, decode] = profile.read_profile(tmp_path)
     assert described["operations_per_second"] == 2e9

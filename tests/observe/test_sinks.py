@@ -64,7 +64,7 @@ def test_a_key_in_the_environment_chooses_its_sink(tmp_path: Path, monkeypatch: 
 def test_a_key_without_the_package_is_said_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     said: list[str] = []
-    assert open_tracker(tmp_path, tracked(), environment={"WANDB_API_KEY": "k"}, say=said.append).sinks == []
+    assert open_tracker(tmp_path, tracked(), environment={"WANDB_API_KEY": "k"}, notify=said.append).sinks == []
     assert said
     assert "not installed" in said[0]
 
@@ -83,7 +83,7 @@ def test_a_named_sink_that_is_not_installed_is_refused(
 def test_a_sink_that_fails_is_left_out_and_said_once() -> None:
     said: list[str] = []
     broken, fine = Memory(broken=True), Memory()
-    tracker = Tracker([broken, fine], say=said.append)
+    tracker = Tracker([broken, fine], notify=said.append)
     for step in range(3):
         tracker.write(step, {"reward/mean": 0.5})
     tracker.close()

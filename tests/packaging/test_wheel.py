@@ -27,12 +27,12 @@ NEEDED = (
     "recipes/word_problems/recipe.yaml",
     "report/pages/page.html",
     "report/pages/charts.js",
-    "trunk/native/decode.cpp",
-    "trunk/native/token.h",
+    "model/native/decode.cpp",
+    "model/native/token.h",
 )
 ONE_AFTER_THE_OTHER = """
 import json, sys
-from oncurve.cli import main
+from oncurve.cli.app import main
 for words in json.loads(sys.argv[1]):
     sys.argv = ["oncurve", *words]
     try:
@@ -85,7 +85,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(site: Path, tmp_path: Path):
     """A command of the wheel in an empty folder; gives back what was printed."""
 
-    def start(*words: str, code: str = "from oncurve.cli import main; main()") -> str:
+    def start(*words: str, code: str = "from oncurve.cli.app import main; main()") -> str:
         own = {"PYTHONPATH": str(site), "TERM": "dumb", "COLUMNS": "200"}
         done = run(sys.executable, "-P", "-c", code, *words, cwd=tmp_path, **own)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -131,7 +131,7 @@ def test_what_needs_no_tensors_starts_without_torch(command, words: tuple[str, .
     code = (
         "import atexit, sys\n"
         "atexit.register(lambda: print('heavy:', sorted({'torch', 'transformers', 'datasets'} & set(sys.modules))))\n"
-        "from oncurve.cli import main\nmain()"
+        "from oncurve.cli.app import main\nmain()"
     )
     printed = command(*words, code=code)
     assert expected in printed

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 import yaml
+from tables.published_costs import renewed
 
+from oncurve.commands.plan import plan_recipe
 from oncurve.errors import ConfigError
 from oncurve.plan import constants
-from oncurve.plan.command import plan_recipe
 from oncurve.plan.cost import compare_trainers, fits, price
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.fit import CHANGES, advise, concrete
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory
-from oncurve.plan.published import renewed
 from oncurve.plan.setup import Setup, Work
-from oncurve.plan.speed import flops_per_token, step_time
-from oncurve.plan.ways import sync_bytes, way_of_weights
+from oncurve.plan.step_time import flops_per_token, step_time
+from oncurve.plan.weight_transfer import sync_bytes, way_of_weights
 from oncurve.recipes.find import find_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def planned(recipe: str, overrides: list[str], **wishes: Any) -> str:
 
 
 def test_a_plan_is_made_without_torch_and_transformers() -> None:
-    code = "import sys; sys.argv = ['oncurve', 'plan', 'gsm8k', '--json']; from oncurve.cli import main; main()"
+    code = "import sys; sys.argv = ['oncurve', 'plan', 'gsm8k', '--json']; from oncurve.cli.app import main; main()"
     command = [sys.executable, "-X", "importtime", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["model"]["num_parameters"] == 1_543_714_304
@@ -259,7 +259,7 @@ def test_a_row_longer_than_the_model_is_made_for_is_said() -> None:
 
 def test_our_column_of_the_published_tables_is_computed() -> None:
     page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
-    assert renewed(page) == page, "run `python -m oncurve.plan.published docs/planning.md`"
+    assert renewed(page) == page, "run `python docs/tables/published_costs.py docs/planning.md`"
 
 
 def test_planned_peaks_are_near_the_measured_ones() -> None:

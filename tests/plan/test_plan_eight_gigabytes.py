@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 
 
 @pytest.mark.parametrize("overrides", [[], ["rollouts.type=engine"]])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 
 
 def plan(*words: str) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
     packed: bool, checkpointing: bool, compute: Literal["float32", "bfloat16"]
 ) -> None:
     """Within 6 %, on a model small enough for a test; a change of the forward pass must change the constants."""
-    from oncurve.train.policy import OptimizerSettings, Policy
+    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 
     config = Qwen2Config(
         vocab_size=SMALL.vocabulary,
@@ -206,7 +206,7 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
     )
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config).eval()
-    policy = Policy(
+    policy = TrainedPolicy(
         model,
         None,  # type: ignore[arg-type]
         optimizer=OptimizerSettings(),

@@ -9,18 +9,18 @@ from random import Random
 
 import pytest
 
+from oncurve.commands.plan import plan_recipe
 from oncurve.errors import ConfigError
-from oncurve.plan.command import plan_recipe
 from oncurve.plan.find_shape import find_shape
+from oncurve.plan.fleet import FleetQuestion, planned_servers, planned_speeds, read_counts
 from oncurve.plan.hardware import find_device, load_devices
-from oncurve.plan.servers import Fleet, planned_servers, planned_speeds, read_counts
 from oncurve.plan.setup import Setup, Work
-from oncurve.plan.simulate import Layout, Losses, Network, Simulated, Speeds, cut_lognormal, simulate
-from oncurve.plan.speed import sample_seconds, step_time
+from oncurve.plan.simulate import FleetLayout, Losses, Network, Simulated, Speeds, cut_lognormal, simulate
+from oncurve.plan.step_time import sample_seconds, step_time
 from oncurve.recipes.find import find_recipe
 
 SPEEDS = Speeds(turn_seconds=0.01, row_seconds=1e-4, prompt_seconds=0.02, train_seconds=2.0, load_seconds=0.1)
-LAYOUT = Layout(servers=4, prompts=16, group_size=4, max_rows=16, lengths=cut_lognormal(100, 0.8, 400), steps=6)
+LAYOUT = FleetLayout(servers=4, prompts=16, group_size=4, max_rows=16, lengths=cut_lognormal(100, 0.8, 400), steps=6)
 DEVICE = find_device("H100", load_devices())
 SHAPE = find_shape("Qwen/Qwen2.5-1.5B")
 
@@ -70,7 +70,7 @@ def test_within_the_step_times_add_and_one_step_ahead_the_longer_counts() -> Non
 def test_jobs_on_servers_that_do_one_at_a_time_take_as_long_as_theory_says() -> None:
     """n exponential jobs on c servers, handed out as servers get free: E = mean ((n - c) / c + 1 + 1/2 + ... + 1/c)."""
     count, servers = 24, 4
-    layout = Layout(
+    layout = FleetLayout(
         servers=servers,
         prompts=count,
         group_size=1,
@@ -84,7 +84,7 @@ def test_jobs_on_servers_that_do_one_at_a_time_take_as_long_as_theory_says() -> 
 
 def test_rows_that_run_together_share_a_turn() -> None:
     drawn = itertools.cycle([10.0, 30.0])
-    layout = Layout(servers=1, prompts=1, group_size=2, max_rows=2, lengths=lambda random: next(drawn), steps=2)
+    layout = FleetLayout(servers=1, prompts=1, group_size=2, max_rows=2, lengths=lambda random: next(drawn), steps=2)
     found = simulate(layout, Speeds(turn_seconds=1.0, row_seconds=0.5))
     assert found.seconds == pytest.approx(10 * 2.0 + 20 * 1.5)
 
@@ -120,7 +120,7 @@ def test_ragged_lengths_have_the_mean_that_was_asked_for(mean: float, spread: fl
 def test_equal_lengths_on_one_server_take_what_the_plan_says() -> None:
     work = Work(prompts=16, group_size=8, prompt_tokens=256, completion_tokens=512, mean_completion_tokens=512)
     setup = Setup(placement="disaggregated", sampler_devices=1)
-    row = planned_servers(SHAPE, work, setup, DEVICE, Fleet(counts=(1,), spread=0.0), network_gbit=100)[0]
+    row = planned_servers(SHAPE, work, setup, DEVICE, FleetQuestion(counts=(1,), spread=0.0), network_gbit=100)[0]
     assert sum(row.in_step.wait_seconds) / len(row.in_step.wait_seconds) == pytest.approx(
         sample_seconds(SHAPE, work, setup, DEVICE)
     )
@@ -131,7 +131,7 @@ def test_equal_lengths_on_one_server_take_what_the_plan_says() -> None:
 
 
 def test_the_plan_shows_servers_in_rows_and_as_json() -> None:
-    recipe, fleet = find_recipe("gsm8k"), Fleet(counts=(1, 2, 64), steps=4)
+    recipe, fleet = find_recipe("gsm8k"), FleetQuestion(counts=(1, 2, 64), steps=4)
     text = plan_recipe(recipe, [], fleet=fleet)
     assert "rollout servers of 1 device each" in text
     assert "all weights, 3.09 GB" in text

@@ -101,7 +101,7 @@ def counted_command() -> None:
 
     However the command ends, its figures are written.
     """
-    from oncurve.cli import main
+    from oncurve.cli.app import main
 
     target = os.environ.pop("PRETEND_GPU_REPORT", "")
     if not target and "PRETEND_GPU_FAIL_AT" not in os.environ:
@@ -118,21 +118,21 @@ def counted_command() -> None:
 
 def watch() -> Report:
     """Count the parts of every command of this process from here on."""
+    from oncurve.model.decoding import Decoder
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.rollouts.engine.fused import FusedSampling
-    from oncurve.train.policy import Policy
     from oncurve.train.run import Run
-    from oncurve.trunk.decoding import Decoder
 
     report = Report()
     for owner, method, name in (
         (Decoder, "prefill", "prefill"),
         (Decoder, "step", "decode_step"),
         (FusedSampling, "_step", "engine_step"),
-        (Policy, "annotate", "annotate"),
-        (Policy, "update", "update"),
+        (TrainedPolicy, "annotate", "annotate"),
+        (TrainedPolicy, "update", "update"),
     ):
         setattr(owner, method, report.around(name, getattr(owner, method)))
-    _watch_microbatches(Policy, report)
+    _watch_microbatches(TrainedPolicy, report)
     timed = Run.timed
 
     @contextmanager

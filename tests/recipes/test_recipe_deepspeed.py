@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 
 from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
+from oncurve.policy.deepspeed import ZeroSettings
+from oncurve.policy.distributed import ALONE, Processes
 from oncurve.recipes.find import find_recipe
-from oncurve.train.distributed import ALONE, Processes
-from oncurve.train.zero import ZeroSettings
 from oncurve.wiring.policy import make_sharding
 
 PYTHON = os.environ.get("ONCURVE_DEEPSPEED_PYTHON") or (

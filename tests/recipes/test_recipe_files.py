@@ -16,13 +16,13 @@ from offenders import assert_none, at
 from rich.console import Console
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.cli.app import app
+from oncurve.commands.examine import check_recipe
+from oncurve.commands.plan import plan_recipe
 from oncurve.config.load import load_config
 from oncurve.errors import ConfigError, DataError
-from oncurve.examine import check_recipe
-from oncurve.plan.command import plan_recipe
 from oncurve.recipes.find import SHIPPED, copy_recipe, described_recipes, find_recipe, shipped_recipes
-from oncurve.rewards.sandbox import describe_isolation
+from oncurve.sandbox import describe_isolation
 
 NAMES = list(shipped_recipes())
 FOUR = ("math_r1_zero", "gsm8k_lora_8gb", "spot_32b", "gsm8k_instruct")

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from oncurve.records import Completion, Prompt, Reward  # noqa: E402
 from oncurve.rewards.programs import Programs  # noqa: E402
-from oncurve.rewards.sandbox import Limits, SandboxPool  # noqa: E402
+from oncurve.sandbox import Limits, SandboxPool  # noqa: E402
 
 STYLES: dict[str, dict[str, Any]] = {
     "call": {"entry_point": "double", "tests": [{"input": [3], "output": 6}, {"input": [5], "output": 10}]},

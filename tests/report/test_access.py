@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from oncurve.errors import ConfigError
-from oncurve.report import serve as serving
+from oncurve.report import dashboard_start as serving
 from oncurve.report.access import Gate
-from oncurve.report.serve import is_loopback, serve
+from oncurve.report.dashboard_start import is_loopback, serve
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
@@ -87,7 +87,7 @@ def test_addresses_of_this_machine_are_known() -> None:
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"starlette and uvicorn: pip install 'oncurve\[dashboard\]'"):
-        serve([tmp_path], say=print)
+        serve([tmp_path], notify=print)
 
 
 def test_a_port_that_is_taken_is_a_message(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ def test_a_port_that_is_taken_is_a_message(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="cannot be served"):
-            serve([tmp_path], port=taken.getsockname()[1], say=lambda text: None)
+            serve([tmp_path], port=taken.getsockname()[1], notify=lambda text: None)

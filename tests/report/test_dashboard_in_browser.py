@@ -22,7 +22,7 @@ from oncurve.observe.record import RunFolder
 MakeRun = Callable[..., Path]
 OpenPage = Callable[..., Any]
 RUN = (  # a shell that starts the tests in the background lets them ignore Ctrl-C, and what they start too
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from oncurve.cli import main; main()"
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from oncurve.cli.app import main; main()"
 )
 COMMAND = [sys.executable, "-c", RUN, "dashboard"]
 

@@ -17,7 +17,7 @@ MakeRun = Callable[..., Path]
 
 
 def oncurve(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    code = "from oncurve.cli import main; main()"
+    code = "from oncurve.cli.app import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
     )

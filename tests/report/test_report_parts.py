@@ -25,7 +25,7 @@ from oncurve.report.curves import PANELS, columns, glossary
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview, state
 from oncurve.report.page import in_markup, render
-from oncurve.report.spending import elapsed_seconds, phases, priced_device, spending
+from oncurve.report.usage import elapsed_seconds, phases, priced_device, spending
 
 MakeRun = Callable[..., Path]
 

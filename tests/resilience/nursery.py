@@ -121,7 +121,7 @@ def _become(words: Sequence[str], log: str, message: Mapping[str, object]) -> No
     if message["die_in"] is not None:
         _arm(*message["die_in"])  # type: ignore[misc]
     sys.argv = ["oncurve", *words]
-    from oncurve.cli import main
+    from oncurve.cli.app import main
 
     main()
     raise SystemExit(0)
@@ -143,13 +143,13 @@ def _arm(module: str, name: str, call: int) -> None:
 NEEDED = (
     "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",
-    "oncurve.examine",
-    "oncurve.report.commands",
-    "oncurve.resume",
+    "oncurve.commands.examine",
+    "oncurve.commands.runs",
+    "oncurve.session.resume",
     "oncurve.rewards.custom",
     "oncurve.rollouts.engine.engine",
-    "oncurve.session",
-    "oncurve.training",
+    "oncurve.session.session",
+    "oncurve.session.training",
     "torch.distributed.fsdp",
     "transformers.generation.utils",
     "transformers.models.auto.modeling_auto",

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncurve.errors import CheckpointError
-from oncurve.train.sealed import MANIFEST, checkpoints_in, newest_good, prune, seal, set_aside, sweep, verify
+from oncurve.train.checkpoint_manifest import (
+    MANIFEST,
+    checkpoints_in,
+    newest_good,
+    prune,
+    quarantine,
+    sweep,
+    verify,
+    write_checkpoint_manifest,
+)
 
 if TYPE_CHECKING:
     from nursery import Nursery
@@ -118,9 +127,9 @@ def test_a_manifest_cannot_lead_out_of_its_folder(name: str, tmp_path: Path) -> 
     folder.mkdir(parents=True)
     (tmp_path / "outside").write_text("x")
     (tmp_path / "checkpoints" / "outside").write_text("x")
-    seal(folder, {"step": 1})
+    write_checkpoint_manifest(folder, {"step": 1})
     manifest = json.loads((folder / MANIFEST).read_text())
-    from oncurve.train.sealed import _render
+    from oncurve.train.checkpoint_manifest import _render
 
     facts = {key: value for key, value in manifest.items() if key != "sha256"}
     (folder / MANIFEST).write_text(_render({**facts, "files": {name: {"size": 1, "sha256": "0"}}}))
@@ -133,7 +142,7 @@ def test_the_model_before_training_does_not_stand_in_for_broken_checkpoints(tmp_
         folder = tmp_path / f"step_{step:06d}"
         folder.mkdir()
         (folder / "state.json").write_text("{}")
-        seal(folder, {"step": step})
+        write_checkpoint_manifest(folder, {"step": step})
     (tmp_path / "step_000004" / "state.json").write_text("")
     with pytest.raises(CheckpointError, match=r"step_000004/state\.json: has 0 bytes"):
         newest_good(tmp_path, strict=False, warn=lambda text: None)
@@ -146,7 +155,7 @@ def make_checkpoints(root: Path, scores: dict[int, float | None]) -> None:
         folder = root / f"step_{step:06d}"
         folder.mkdir(parents=True)
         (folder / "state.json").write_text("{}")
-        seal(folder, {"step": step, "score": score})
+        write_checkpoint_manifest(folder, {"step": step, "score": score})
 
 
 def test_the_newest_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
@@ -171,7 +180,7 @@ def test_what_a_killed_writer_left_is_swept_and_an_old_folder_gets_its_name_back
 
 def test_checkpoints_of_steps_that_are_done_again_are_set_aside(tmp_path: Path) -> None:
     make_checkpoints(tmp_path, {2: None, 4: None, 6: None})
-    set_aside(tmp_path, after=2)
+    quarantine(tmp_path, after=2)
     assert [step for step, _ in checkpoints_in(tmp_path)] == [2]
     assert sorted(path.name for path in tmp_path.glob("left*")) == [
         "left_behind_step_000004",

@@ -11,14 +11,14 @@ import torch
 
 from oncurve.algorithm.presets import build
 from oncurve.errors import TrainingError
-from oncurve.memory import is_out_of_memory
+from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.observe.record import read_metrics
 from oncurve.records import Completion, Mean, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.train.guards import Guards, KlAlarm
 
 if TYPE_CHECKING:
-    from oncurve.train.policy import Policy
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.train.run import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
@@ -29,7 +29,7 @@ def is_even(prompt: Prompt, completion: Completion) -> bool:
     return completion.token_ids[0] % 2 == 0
 
 
-def weights(policy: Policy) -> list[torch.Tensor]:
+def weights(policy: TrainedPolicy) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in policy.model.parameters()]
 
 
@@ -41,7 +41,9 @@ def are_equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 def small_run(make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]) -> Callable[..., Run]:
     """A few steps of the loop of the product with a policy."""
 
-    def start(policy: Policy, *, is_right: Callable[..., bool] = is_even, preset: str = "grpo", **options: Any) -> Run:
+    def start(
+        policy: TrainedPolicy, *, is_right: Callable[..., bool] = is_even, preset: str = "grpo", **options: Any
+    ) -> Run:
         algorithm = build(preset, group_size=4, max_completion_tokens=8, **options.pop("choices", {}))
         settings = {"steps": 3, "prompts_per_step": 4, "sampling": SAMPLING} | options
         return train_in(policy, make_prompts(*TEXTS), is_right, algorithm, settings.pop("sampling"), **settings)
@@ -51,9 +53,9 @@ def small_run(make_prompts: Callable[..., list[Prompt]], train_in: Callable[...,
 
 @pytest.mark.parametrize("poison", ["gradient", "loss"])
 def test_an_update_that_is_not_finite_is_left_out_and_counted(
-    poison: str, make_policy: Callable[..., Policy], small_run: Callable[..., Run]
+    poison: str, make_policy: Callable[..., TrainedPolicy], small_run: Callable[..., Run]
 ) -> None:
-    policy: Policy = make_policy(tokens_per_microbatch=60)
+    policy: TrainedPolicy = make_policy(tokens_per_microbatch=60)
     backward, calls, before = policy.backward, [], []
 
     def poisoned(loss: torch.Tensor) -> None:
@@ -79,9 +81,9 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(
 
 
 def test_several_such_updates_in_a_row_end_the_run_with_the_weights_before_them(
-    make_policy: Callable[..., Policy], small_run: Callable[..., Run]
+    make_policy: Callable[..., TrainedPolicy], small_run: Callable[..., Run]
 ) -> None:
-    policy: Policy = make_policy()
+    policy: TrainedPolicy = make_policy()
     before = weights(policy)
     backward = policy.backward
 
@@ -109,9 +111,9 @@ def test_one_finite_update_in_between_starts_the_count_again() -> None:
 
 @pytest.mark.parametrize("choices", [{}, {"entropy_coef": 0.01}])
 def test_an_update_whose_tokens_are_all_masked_does_not_move_the_weights_by_momentum(
-    choices: dict[str, float], make_policy: Callable[..., Policy], small_run: Callable[..., Run]
+    choices: dict[str, float], make_policy: Callable[..., TrainedPolicy], small_run: Callable[..., Run]
 ) -> None:
-    policy: Policy = make_policy()
+    policy: TrainedPolicy = make_policy()
     small_run(policy, steps=2, folder="first", choices=choices)
     assert policy.num_updates == 2, "there is momentum now"
     before = weights(policy)
@@ -125,7 +127,7 @@ def test_an_update_whose_tokens_are_all_masked_does_not_move_the_weights_by_mome
 
 
 def test_a_microbatch_that_does_not_fit_is_cut_in_half_and_the_gradient_stays(
-    make_policy: Callable[..., Policy], small_run: Callable[..., Run]
+    make_policy: Callable[..., TrainedPolicy], small_run: Callable[..., Run]
 ) -> None:
     roomy, tight = make_policy(), make_policy()
     limit, logprobs, sizes = 120, tight.logprobs, []
@@ -151,9 +153,9 @@ def test_a_microbatch_that_does_not_fit_is_cut_in_half_and_the_gradient_stays(
 
 
 def test_a_completion_that_does_not_fit_by_itself_ends_the_run(
-    make_policy: Callable[..., Policy], small_run: Callable[..., Run]
+    make_policy: Callable[..., TrainedPolicy], small_run: Callable[..., Run]
 ) -> None:
-    policy: Policy = make_policy()
+    policy: TrainedPolicy = make_policy()
 
     def choking(batch: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -164,9 +166,9 @@ def test_a_completion_that_does_not_fit_by_itself_ends_the_run(
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(
-    make_policy: Callable[..., Policy], small_run: Callable[..., Run]
+    make_policy: Callable[..., TrainedPolicy], small_run: Callable[..., Run]
 ) -> None:
-    policy: Policy = make_policy()
+    policy: TrainedPolicy = make_policy()
 
     def broken(batch: Any) -> Any:
         raise RuntimeError("a shape is wrong")
@@ -181,7 +183,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(
 
 def alarms(rows: list[dict[str, float]], **options: Any) -> list[str]:
     said: list[str] = []
-    guards = Guards(say=said.append, **options)
+    guards = Guards(notify=said.append, **options)
     for step, row in enumerate(rows, start=1):
         guards.after_step(step, row)
     return said
@@ -223,10 +225,10 @@ def test_alarms_go_on_in_a_resumed_run_as_if_it_had_not_stopped() -> None:
     whole = alarms(rows)
     for cut in range(1, len(rows)):
         said: list[str] = []
-        first = Guards(say=said.append)
+        first = Guards(notify=said.append)
         for step, row in enumerate(rows[:cut], start=1):
             first.after_step(step, row)
-        second = Guards(say=said.append)
+        second = Guards(notify=said.append)
         second.load_state(first.state())
         for step, row in enumerate(rows[cut:], start=cut + 1):
             second.after_step(step, row)

@@ -110,7 +110,7 @@ def test_a_server_takes_its_whole_group_along_and_is_started_again(
         command=lambda port: [sys.executable, "-c", STUBBORN, "parent", STUBBORN, mark],
         environment=dict(os.environ),
         devices=["4,5", "7"],
-        say=said.append,
+        notify=said.append,
     )
     try:
         until(lambda: sorted(path.read_text().split() for path in tmp_path.iterdir()) == [["4,5"] * 2, ["7"] * 2])

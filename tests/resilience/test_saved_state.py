@@ -16,24 +16,24 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import oncurve.train.saving as saving
+import oncurve.train.checkpointer as saving
 from oncurve.algorithm.presets import build
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import CheckpointError
+from oncurve.train.checkpoint_manifest import verify
+from oncurve.train.checkpointer import Checkpointer, best_interval
 from oncurve.train.guards import Guards
-from oncurve.train.saving import Saver, best_interval
-from oncurve.train.sealed import verify
 from oncurve.train.snapshot import capture, optimizer_tensors
 from oncurve.train.state import checksum, from_plain, restore, to_plain, write
 
 if TYPE_CHECKING:
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.records import Prompt
-    from oncurve.train.policy import Policy
 
-MakePolicy = Callable[..., "Policy"]
+MakePolicy = Callable[..., "TrainedPolicy"]
 
 
-def step(policy: Policy, *, seed: int) -> None:
+def step(policy: TrainedPolicy, *, seed: int) -> None:
     """One update with a gradient that no model would give."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in policy.model.parameters():
@@ -42,7 +42,7 @@ def step(policy: Policy, *, seed: int) -> None:
     policy.update()
 
 
-def state_of(policy: Policy) -> dict[str, torch.Tensor]:
+def state_of(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
     return {**{k: v.clone() for k, v in policy.model.state_dict().items()}, **optimizer_tensors(policy)}
 
 
@@ -55,13 +55,13 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 def test_a_policy_comes_back_bit_for_bit_and_goes_on_alike(
     architecture: str, make_policy: MakePolicy, tmp_path: Path
 ) -> None:
-    policy: Policy = make_policy(architecture)
+    policy: TrainedPolicy = make_policy(architecture)
     for number in range(3):
         step(policy, seed=number)
     snapshot = capture(policy, step=3, state={"num_updates": policy.num_updates}, facts={"score": None})
     folder = write(snapshot, policy, tmp_path)
     assert folder == tmp_path / "step_000003"
-    fresh: Policy = make_policy(architecture)
+    fresh: TrainedPolicy = make_policy(architecture)
     restore(fresh, folder, verify(folder))
     assert fresh.num_updates == 3
     assert_equal(state_of(fresh), state_of(policy))
@@ -76,7 +76,7 @@ def test_a_policy_comes_back_bit_for_bit_and_goes_on_alike(
 def test_weights_that_are_frozen_are_not_written_again(
     make_policy: MakePolicy, tiny_model: Any, tmp_path: Path
 ) -> None:
-    def half_frozen(seed: int = 0) -> Policy:
+    def half_frozen(seed: int = 0) -> TrainedPolicy:
         model = tiny_model("llama", seed=seed)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("q_proj" in name)
@@ -99,7 +99,7 @@ def test_weights_that_are_frozen_are_not_written_again(
 def test_a_reference_that_moves_is_saved_and_one_that_stands_still_is_not(
     make_policy: MakePolicy, tiny_model: Any, tmp_path: Path
 ) -> None:
-    policy: Policy = make_policy("qwen2", reference=tiny_model("qwen2").requires_grad_(False))
+    policy: TrainedPolicy = make_policy("qwen2", reference=tiny_model("qwen2").requires_grad_(False))
     step(policy, seed=1)
     policy.move_reference(0.3)
     for moves in (False, True):
@@ -107,7 +107,7 @@ def test_a_reference_that_moves_is_saved_and_one_that_stands_still_is_not(
         folder = write(taken, policy, tmp_path / str(moves))
         assert folder is not None
         assert (folder / "reference.safetensors").exists() == moves
-    fresh: Policy = make_policy("qwen2", reference=tiny_model("qwen2").requires_grad_(False))
+    fresh: TrainedPolicy = make_policy("qwen2", reference=tiny_model("qwen2").requires_grad_(False))
     restore(fresh, folder, verify(folder))
     assert fresh.reference is not None
     assert policy.reference is not None
@@ -115,7 +115,7 @@ def test_a_reference_that_moves_is_saved_and_one_that_stands_still_is_not(
 
 
 def test_a_checkpoint_of_another_model_does_not_fit(make_policy: MakePolicy, tmp_path: Path) -> None:
-    policy: Policy = make_policy("llama")
+    policy: TrainedPolicy = make_policy("llama")
     folder = write(capture(policy, step=1, state={"num_updates": 0}, facts={}), policy, tmp_path)
     assert folder is not None
     with pytest.raises(CheckpointError, match="does not fit the recipe's model"):
@@ -125,18 +125,18 @@ def test_a_checkpoint_of_another_model_does_not_fit(make_policy: MakePolicy, tmp
 @pytest.fixture
 def make_saver(
     make_policy: MakePolicy, make_prompts: Callable[..., list[Prompt]], tmp_path: Path
-) -> Callable[..., Saver]:
-    def make(policy: Policy | None = None, **options: Any) -> Saver:
+) -> Callable[..., Checkpointer]:
+    def make(policy: TrainedPolicy | None = None, **options: Any) -> Checkpointer:
         settings = {"facts": {"world_size": 1}, "every_steps": 1} | options
         algorithm = build("grpo", group_size=2, max_completion_tokens=4)
         data = Curriculum(make_prompts("a", "b"), 1)
-        return Saver(policy or make_policy(), algorithm, data, Guards(), tmp_path / "checkpoints", **settings)
+        return Checkpointer(policy or make_policy(), algorithm, data, Guards(), tmp_path / "checkpoints", **settings)
 
     return make
 
 
 def test_what_is_written_beside_the_training_never_mixes_two_steps(
-    make_saver: Callable[..., Saver], monkeypatch: pytest.MonkeyPatch
+    make_saver: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer is held up until the weights have moved twice."""
     moved, order = threading.Event(), []
@@ -171,9 +171,9 @@ def test_what_is_written_beside_the_training_never_mixes_two_steps(
     assert json.loads((folder / "state.json").read_text())["num_updates"] == 1
 
 
-def test_a_failed_write_stops_or_is_said_and_tried_again(make_saver: Callable[..., Saver]) -> None:
+def test_a_failed_write_stops_or_is_said_and_tried_again(make_saver: Callable[..., Checkpointer]) -> None:
     said: list[str] = []
-    saver = make_saver(on_error="continue", say=said.append)
+    saver = make_saver(on_error="continue", notify=said.append)
     saver.root.write_text("in the way")
     saver.mark(1)
     saver.after_step(1, {})
@@ -193,7 +193,9 @@ def test_a_failed_write_stops_or_is_said_and_tried_again(make_saver: Callable[..
         strict.wait()
 
 
-def test_a_step_that_has_moved_the_weights_cannot_be_saved_as_the_one_before(make_saver: Callable[..., Saver]) -> None:
+def test_a_step_that_has_moved_the_weights_cannot_be_saved_as_the_one_before(
+    make_saver: Callable[..., Checkpointer],
+) -> None:
     saver = make_saver()
     saver.mark(1)
     step(saver.policy, seed=1)
@@ -203,7 +205,7 @@ def test_a_step_that_has_moved_the_weights_cannot_be_saved_as_the_one_before(mak
     assert [path.name for path in saver.root.iterdir()] == ["step_000002"]
 
 
-def test_the_best_checkpoint_by_held_out_score_stays(make_saver: Callable[..., Saver]) -> None:
+def test_the_best_checkpoint_by_held_out_score_stays(make_saver: Callable[..., Checkpointer]) -> None:
     saver = make_saver(keep=1)
     for number, score in enumerate((0.2, 0.9, math.nan, 0.3), start=1):
         saver.mark(number)
@@ -218,9 +220,9 @@ def test_the_interval_that_loses_least_time_follows_young() -> None:
     assert best_interval(step_seconds=0, save_seconds=1) == 1
 
 
-def test_the_proposal_is_made_once_and_from_measured_times(make_saver: Callable[..., Saver]) -> None:
+def test_the_proposal_is_made_once_and_from_measured_times(make_saver: Callable[..., Checkpointer]) -> None:
     said: list[str] = []
-    saver = make_saver(say=said.append)
+    saver = make_saver(notify=said.append)
     for number in range(1, 5):
         saver.mark(number)
         saver.after_step(number, {"time/step_seconds": 2.0})
@@ -248,9 +250,9 @@ def test_a_checksum_depends_on_every_name_shape_type_and_bit() -> None:
     assert checksum([]) is None
 
 
-def test_nothing_is_printed_while_saving(make_saver: Callable[..., Saver]) -> None:
+def test_nothing_is_printed_while_saving(make_saver: Callable[..., Checkpointer]) -> None:
     screen = Console(file=io.StringIO())
-    saver = make_saver(say=screen.print)
+    saver = make_saver(notify=screen.print)
     saver.mark(1)
     saver.save()
     saver.wait()

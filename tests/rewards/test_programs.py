@@ -15,7 +15,7 @@ from oncurve.errors import ConfigError
 from oncurve.records import Reward
 from oncurve.rewards.base import RewardFunction, Term, WeightedSum, categorize
 from oncurve.rewards.programs import Programs
-from oncurve.rewards.sandbox import Limits, SandboxDied, SandboxPool, describe_isolation
+from oncurve.sandbox import Limits, SandboxDied, SandboxPool, describe_isolation
 
 ROOT = Path(__file__).resolve().parents[2]
 HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval.jsonl"
@@ -325,7 +325,7 @@ def test_a_sandbox_that_cannot_work_is_an_error_and_not_a_wrong_answer(
 def test_a_program_that_kills_its_sandbox_every_time_earns_nothing(
     pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oncurve.rewards.program_cases import run_cases
+    from oncurve.sandbox.program_cases import run_cases
 
     def fragile(sandbox: Any, sources: list[str], *args: Any, **options: Any) -> Any:
         if "bomb" in sources[0]:

@@ -17,11 +17,11 @@ from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction, Term, WeightedSum, categorize
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
-from oncurve.rewards.judge import Judge
+from oncurve.rewards.json_schema import JsonSchema
+from oncurve.rewards.llm_judge import Judge
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.r1_zero import R1Zero
 from oncurve.rewards.rotation import HeldOut, Rotating
-from oncurve.rewards.schema import JsonSchema
 from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition, correctness_format_length
 from oncurve.rewards.tool_calls import ToolCalls
 

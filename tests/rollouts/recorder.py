@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from aiohttp import web
 
-from oncurve.rollouts.servers import contract
+from oncurve.rollouts.servers import protocol
 
 PATIENCE = timedelta(seconds=60)
 STAMP = 7
@@ -47,22 +47,22 @@ class Recorder:
         app = web.Application(middlewares=[self._record], client_max_size=2**26)
         app.router.add_get("/recorded", self._tell)
         app.router.add_post("/behave", self._obey)
-        app.router.add_get(contract.HEALTH, self._fine)
-        app.router.add_get(contract.WEIGHT_INFO, self._info)
-        app.router.add_get(contract.WORLD_SIZE, self._size)
-        for route in (contract.PAUSE, contract.RESUME, contract.START, contract.SLEEP, contract.WAKE):
+        app.router.add_get(protocol.HEALTH, self._fine)
+        app.router.add_get(protocol.WEIGHT_INFO, self._info)
+        app.router.add_get(protocol.WORLD_SIZE, self._size)
+        for route in (protocol.PAUSE, protocol.RESUME, protocol.START, protocol.SLEEP, protocol.WAKE):
             app.router.add_post(route, self._fine)
-        app.router.add_post(contract.INIT, self._init)
-        app.router.add_post(contract.UPDATE, self._update)
-        app.router.add_post(contract.FINISH, self._finish)
-        app.router.add_post(contract.GENERATE, self._generate)
+        app.router.add_post(protocol.INIT, self._init)
+        app.router.add_post(protocol.UPDATE, self._update)
+        app.router.add_post(protocol.FINISH, self._finish)
+        app.router.add_post(protocol.GENERATE, self._generate)
         return app
 
     @web.middleware
     async def _record(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if request.method == "POST" and request.path != "/behave":
             body = await request.json() if request.can_read_body else None
-            if request.path != contract.GENERATE:
+            if request.path != protocol.GENERATE:
                 self.calls.append([request.path_qs, body])
             match self.behave.get(request.path):
                 case "die":
@@ -122,8 +122,8 @@ class Recorder:
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         count = body["sampling_params"]["n"]
-        sampled = [contract.Sampled([STAMP] * 3, [-1.0] * 3, "stop", (self.label,)) for _ in range(count)]
-        return web.json_response(contract.response_body(body["request_id"], sampled))
+        sampled = [protocol.GeneratedCompletion([STAMP] * 3, [-1.0] * 3, "stop", (self.label,)) for _ in range(count)]
+        return web.json_response(protocol.response_body(body["request_id"], sampled))
 
 
 if __name__ == "__main__":

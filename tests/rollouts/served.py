@@ -12,19 +12,19 @@ from typing import Any, ClassVar
 import torch
 from aiohttp import web
 
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers import contract
+from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.deadlines import Deadlines
-from oncurve.rollouts.servers.loop import LoopThread
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.rollouts.serving.app import Server
-from oncurve.train.policy import OptimizerSettings, Policy
+from oncurve.rollouts.servers.event_loop import EventLoopThread
+from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.rollouts.serving.http_app import SamplingServer
 
 FAST = Deadlines(connect_seconds=1.0, request_seconds=20.0, push_seconds=5.0, silent_seconds=1.0, gone_seconds=5.0)
 
 
-def move(policy: Policy) -> None:
+def move(policy: TrainedPolicy) -> None:
     """Other weights, as if it had trained."""
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -35,7 +35,7 @@ class Listener:
     """An application that answers from a thread of its own; it can go away and come back under the same address."""
 
     def __init__(self) -> None:
-        self.loop = LoopThread("listener")
+        self.loop = EventLoopThread("listener")
         self.port = 0
 
     def listen(self, app: web.Application) -> str:
@@ -59,15 +59,15 @@ class Listener:
 class LocalServer:
     """What ``oncurve serve`` runs, around a model of its own."""
 
-    def __init__(self, policy: Policy, *, max_rows: int = 64, token: str | None = None) -> None:
-        own = Policy(
+    def __init__(self, policy: TrainedPolicy, *, max_rows: int = 64, token: str | None = None) -> None:
+        own = TrainedPolicy(
             copy.deepcopy(policy.model),
             policy.tokenizer,
             optimizer=OptimizerSettings(),
             compute_type=policy.compute_type,
         )
         self.listener = Listener()
-        self.server = Server(own, max_rows=max_rows, context_tokens=256, token=token)
+        self.server = SamplingServer(own, max_rows=max_rows, context_tokens=256, token=token)
         self.url = self.listener.listen(self.server.app())
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class ThroughServers:
         self.sampler: ServerSampler | None = None
         ThroughServers.open.append(self)
 
-    def load_weights(self, policy: Policy, version: int) -> None:
+    def load_weights(self, policy: TrainedPolicy, version: int) -> None:
         if self.sampler is None:
             self.servers = [LocalServer(policy) for _ in range(self.count)]
             urls = [server.url for server in self.servers]
@@ -132,15 +132,15 @@ class Puppet:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._obey])
-        app.router.add_get(contract.HEALTH, self._fine)
-        app.router.add_get(contract.WEIGHT_INFO, self._info)
-        app.router.add_post(contract.GENERATE, self._generate)
-        for route in (contract.INIT, contract.START):
+        app.router.add_get(protocol.HEALTH, self._fine)
+        app.router.add_get(protocol.WEIGHT_INFO, self._info)
+        app.router.add_post(protocol.GENERATE, self._generate)
+        for route in (protocol.INIT, protocol.START):
             app.router.add_post(route, self._fine)
-        app.router.add_post(contract.PAUSE, self._pause)
-        app.router.add_post(contract.RESUME, self._resume)
-        app.router.add_post(contract.UPDATE, self._update)
-        app.router.add_post(contract.FINISH, self._finish)
+        app.router.add_post(protocol.PAUSE, self._pause)
+        app.router.add_post(protocol.RESUME, self._resume)
+        app.router.add_post(protocol.UPDATE, self._update)
+        app.router.add_post(protocol.FINISH, self._finish)
         return app
 
     @web.middleware
@@ -189,10 +189,10 @@ class Puppet:
         label = label or self.label
         version = int(label.split(":")[1]) if ":" in label else 0
         sampled = [
-            contract.Sampled([version + 1] * 3, [-1.0] * 3, reason, (label,))  # type: ignore[arg-type]
+            protocol.GeneratedCompletion([version + 1] * 3, [-1.0] * 3, reason, (label,))  # type: ignore[arg-type]
             for reason in reasons or ["stop"] * count
         ]
-        return web.json_response(contract.response_body(body["request_id"], sampled))
+        return web.json_response(protocol.response_body(body["request_id"], sampled))
 
     def start_again(self) -> None:
         """As a process that was killed and started with the base weights."""

@@ -9,26 +9,35 @@ from typing import Any
 import pytest
 import torch
 
+from oncurve.model import decoding, ops_torch
+from oncurve.model.caches import LayerCache
+from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.decode_memory import (
+    MOST_ROWS,
+    USED_SHARE,
+    USUAL_ROWS,
+    DecodeCall,
+    Widths,
+    cache_bytes,
+    decoding_bytes,
+    most_rows,
+)
+from oncurve.model.decoding import Decoder
+from oncurve.model.weights import backbone_of
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import budget as budget_module
-from oncurve.rollouts.engine.budget import Budget, call_of, copied_bytes, free_bytes, widths_of
-from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.budget import RowBudget, call_of, copied_bytes, free_bytes, widths_of
+from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.engine.generic import rounded_matrices
-from oncurve.train.policy import Policy
-from oncurve.trunk import decoding, torch_ops
-from oncurve.trunk.caches import LayerCache
-from oncurve.trunk.decoding import Decoder
-from oncurve.trunk.recorded_decoding import RecordedLayers
-from oncurve.trunk.room import MOST_ROWS, USED_SHARE, USUAL_ROWS, Call, Widths, cache_bytes, decoding_bytes, most_rows
-from oncurve.trunk.weights import trunk_of
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 QWEN = Widths(
     layers=28, hidden=1536, mlp=8960, qkv=2048, kv=512, vocabulary=151_936, kv_bytes=2, compute_bytes=2, heads_per_kv=6
 )
 """Of 1.5 billion weights, in bfloat16."""
-STEP = Call(num_prompts=128, group_size=8, prompt_tokens=256, completion_tokens=3072)
+STEP = DecodeCall(num_prompts=128, group_size=8, prompt_tokens=256, completion_tokens=3072)
 
 
 @pytest.mark.parametrize(("limit", "texts"), [(300, ("1 + 1 =", "word " * 20)), (33, ("a",)), (600, ("b" * 32,) * 3)])
@@ -40,7 +49,7 @@ def test_the_rule_counts_what_the_buffers_take_when_they_take_most(
     make_prompts: Callable[..., list[Prompt]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
+    monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
     held: list[int] = []
     decoders: list[Decoder] = []
@@ -60,7 +69,7 @@ def test_the_rule_counts_what_the_buffers_take_when_they_take_most(
     monkeypatch.setattr(LayerCache, "grow", count)
     policy = make_policy(tiny_model("qwen2", max_position_embeddings=1024))
     params = SamplingParams(max_completion_tokens=limit, min_completion_tokens=limit, seed=1)
-    engine = Engine(params, max_rows=5)
+    engine = InProcessEngine(params, max_rows=5)
     engine.load_weights(policy, version=0)
     prompts = make_prompts(*texts)
     engine.sample(prompts, 3)
@@ -95,9 +104,9 @@ def test_matrices_in_the_type_of_the_arithmetic_are_counted(make_policy: MakePol
         rounded = sum(part.weight.nbytes for part in linear)
     assert copied_bytes(model, None, torch.bfloat16) == rounded
     assert copied_bytes(model, None, torch.float32) == 0
-    trunk = trunk_of(model)
-    assert trunk is not None
-    assert copied_bytes(model, trunk, torch.bfloat16) > rounded
+    backbone = backbone_of(model)
+    assert backbone is not None
+    assert copied_bytes(model, backbone, torch.bfloat16) > rounded
 
 
 def test_rows_fill_the_memory_and_no_more() -> None:
@@ -120,22 +129,22 @@ def on_a_gpu(free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_on_a_gpu_free_memory_decides_where_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    trunk: Any = object()
+    backbone: Any = object()
     model = on_a_gpu(8 * 2**30, monkeypatch)
     expected = most_rows(QWEN, STEP, 8 * 2**30)
     assert 1 < expected < USUAL_ROWS
-    assert Budget().rows(model, trunk, STEP) == expected
-    assert Budget(max_rows=4).rows(model, trunk, STEP) == 4
-    assert Budget(max_rows=10_000).rows(model, trunk, STEP) == expected, "a number is a limit, not a promise"
-    assert Budget(kv_tokens=10**9).rows(model, trunk, STEP) == MOST_ROWS
-    assert Budget(limit=3).rows(model, trunk, STEP) == 3
-    assert Budget().rows(on_a_gpu(2**40, monkeypatch), trunk, STEP) == MOST_ROWS
+    assert RowBudget().rows(model, backbone, STEP) == expected
+    assert RowBudget(max_rows=4).rows(model, backbone, STEP) == 4
+    assert RowBudget(max_rows=10_000).rows(model, backbone, STEP) == expected, "a number is a limit, not a promise"
+    assert RowBudget(kv_tokens=10**9).rows(model, backbone, STEP) == MOST_ROWS
+    assert RowBudget(limit=3).rows(model, backbone, STEP) == 3
+    assert RowBudget().rows(on_a_gpu(2**40, monkeypatch), backbone, STEP) == MOST_ROWS
 
 
 def test_on_a_cpu_rows_are_what_they_were(make_policy: MakePolicy) -> None:
     model = make_policy().model
-    assert Budget().rows(model, None, STEP) == USUAL_ROWS == 256
-    assert Budget(max_rows=1000).rows(model, None, STEP) == 1000
+    assert RowBudget().rows(model, None, STEP) == USUAL_ROWS == 256
+    assert RowBudget(max_rows=1000).rows(model, None, STEP) == 1000
 
 
 def test_memory_that_this_process_holds_without_using_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

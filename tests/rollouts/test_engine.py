@@ -11,6 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
+from oncurve.model import decoding, ops_torch
+from oncurve.model.build import library
+from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.weights import body_of
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import fused as fused_module
@@ -18,16 +23,11 @@ from oncurve.rollouts.engine import generic as generic_module
 from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.cache import RowCache, left_pad
 from oncurve.rollouts.engine.draw import draw
-from oncurve.rollouts.engine.engine import Engine, occurrence_indices
-from oncurve.rollouts.engine.rows import Room
+from oncurve.rollouts.engine.engine import InProcessEngine, occurrence_indices
+from oncurve.rollouts.engine.rows import Capacity
 from oncurve.rollouts.engine.streams import stream_keys, uniforms
-from oncurve.train.policy import Policy
-from oncurve.trunk import decoding, torch_ops
-from oncurve.trunk.build import library
-from oncurve.trunk.recorded_decoding import RecordedLayers
-from oncurve.trunk.weights import body_of
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 MakePrompts = Callable[..., list[Prompt]]
 
 PARAMS = SamplingParams(max_completion_tokens=24, seed=5)
@@ -47,18 +47,18 @@ def take_way(monkeypatch: pytest.MonkeyPatch) -> Ways:
         if way == "kernels" and library() is None:
             pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
         if way in ("torch", "joined", "recorded"):
-            monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
+            monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
         if way == "torch":
             monkeypatch.setattr(decoding, "JOIN_BYTES", 0)
         if way == "recorded":
             monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
         if way == "module":
-            monkeypatch.setattr(proof, "trunk_of", lambda model: None)
+            monkeypatch.setattr(proof, "backbone_of", lambda model: None)
 
     return take
 
 
-def ending(policy: Policy) -> Policy:
+def ending(policy: TrainedPolicy) -> TrainedPolicy:
     """The policy with so many tokens that end a completion that the batch shrinks as it goes."""
     assert policy.model.generation_config is not None
     policy.model.generation_config.eos_token_id = [policy.tokenizer.eos_token_id, *range(100, 125)]
@@ -66,9 +66,9 @@ def ending(policy: Policy) -> Policy:
 
 
 def sampled(
-    policy: Policy, prompts: list[Prompt], group_size: int, *, max_rows: int = 256, step: int = 3
+    policy: TrainedPolicy, prompts: list[Prompt], group_size: int, *, max_rows: int = 256, step: int = 3
 ) -> list[Group]:
-    engine = Engine(PARAMS, max_rows=max_rows)
+    engine = InProcessEngine(PARAMS, max_rows=max_rows)
     engine.load_weights(policy, version=0)
     return engine.sample(prompts, group_size, step=step)
 
@@ -78,7 +78,7 @@ def what(groups: list[Group]) -> list[list[tuple[tuple[int, ...], str, str]]]:
     return [[(c.token_ids, c.text, c.finish_reason) for c in group.completions] for group in groups]
 
 
-def one_by_one(policy: Policy, prompt: Prompt, index: int, *, step: int = 3) -> list[int]:
+def one_by_one(policy: TrainedPolicy, prompt: Prompt, index: int, *, step: int = 3) -> list[int]:
     """The slow reference: the whole sequence through the model for every token, no cache, no batch, no padding."""
     ids = list(prompt.prompt_ids)
     key = stream_keys(PARAMS.seed, step, np.array([prompt.index]), np.array([index]))
@@ -260,7 +260,7 @@ def test_a_group_is_told_while_others_are_still_decoded(
     watched: type[Watched], make_policy: MakePolicy, make_prompts: MakePrompts
 ) -> None:
     policy, told = ending(make_policy()), []
-    engine = Engine(PARAMS)
+    engine = InProcessEngine(PARAMS)
     engine.load_weights(policy, version=0)
     engine.on_group = lambda group: told.append((group.prompt.index, len(watched.steps)))
     groups = engine.sample(make_prompts(*TEXTS), 2, step=3)
@@ -276,7 +276,7 @@ def test_a_thousand_ragged_rows_pass_through_a_tenth_of_the_room_they_need(
     take_way(way)
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS * 25)
     everything = sum(len(prompt.prompt_ids) + 5 * PARAMS.max_completion_tokens for prompt in prompts)
-    engine = Engine(PARAMS, max_rows=1000, kv_tokens=everything // 10)
+    engine = InProcessEngine(PARAMS, max_rows=1000, kv_tokens=everything // 10)
     engine.load_weights(policy, version=0)
     groups = engine.sample(prompts, 5, step=3)
     assert sum(len(group.completions) for group in groups) == 1000
@@ -289,7 +289,7 @@ def test_a_thousand_ragged_rows_pass_through_a_tenth_of_the_room_they_need(
 
 def test_room_that_does_not_hold_one_row_is_refused() -> None:
     with pytest.raises(SamplerError, match=r"rollouts\.kv_tokens is 30, but .* needs 44\. Raise it"):
-        Room.of(num_prompts=3, group_size=4, prompt_tokens=10, completion_tokens=14, max_rows=8, kv_tokens=30)
+        Capacity.of(num_prompts=3, group_size=4, prompt_tokens=10, completion_tokens=14, max_rows=8, kv_tokens=30)
 
 
 @ways

@@ -10,30 +10,32 @@ import torch
 
 from oncurve.config.load import parse_config
 from oncurve.errors import ConfigError, SamplerError
+from oncurve.model import decoding, ops_torch
+from oncurve.model.build import library
+from oncurve.model.decoding import Decoder, TorchLayers
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import fused as fused_module
-from oncurve.rollouts.engine.engine import Engine
-from oncurve.train.policy import Policy
-from oncurve.trunk import decoding, torch_ops
-from oncurve.trunk.build import library
-from oncurve.trunk.decoding import Decoder, TorchLayers
+from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.wiring import make_sampler
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 MakePrompts = Callable[..., list[Prompt]]
 PARAMS = SamplingParams(max_completion_tokens=40, seed=3)
 TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for number in range(8))
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
-def sampled(policy: Policy, prompts: list[Prompt], kv_type: torch.dtype | None, **settings: Any) -> list[Completion]:
-    engine = Engine(PARAMS, kv_type=kv_type, **settings)
+def sampled(
+    policy: TrainedPolicy, prompts: list[Prompt], kv_type: torch.dtype | None, **settings: Any
+) -> list[Completion]:
+    engine = InProcessEngine(PARAMS, kv_type=kv_type, **settings)
     engine.load_weights(policy, version=0)
     return [completion for group in engine.sample(prompts, 4) for completion in group.completions]
 
 
-def rounding(policy: Policy, completions: list[Completion]) -> float:
+def rounding(policy: TrainedPolicy, completions: list[Completion]) -> float:
     """The root mean square difference of the sampler's log-probabilities to those of a float32 pass."""
     errors = []
     for completion in completions:
@@ -98,7 +100,7 @@ def test_torch_alone_keeps_long_prompts_in_the_type_of_the_products(
             return super().step(tokens, positions, places)
 
     monkeypatch.setattr(fused_module, "Decoder", Watched)
-    monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
+    monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     monkeypatch.setattr(decoding, "JOIN_BYTES", 0)
     policy, prompts = make_policy("llama", compute_type="bfloat16"), make_prompts("word " * 40, "word " * 30, "1 + 1 =")
     assert max(len(prompt.prompt_ids) for prompt in prompts) >= decoding.LONG
@@ -116,5 +118,5 @@ def test_where_another_type_cannot_be_kept_it_is_said(make_policy: MakePolicy, m
     with pytest.raises(ConfigError, match=r"kv_dtype is bfloat16, which the engine alone"):
         parse_config(recipe, source="recipe")
     engine = make_sampler(parse_config(recipe.replace("transformers", "engine"), source="recipe"))
-    assert isinstance(engine, Engine)
+    assert isinstance(engine, InProcessEngine)
     assert engine.budget.kv_type is BFLOAT16

@@ -12,23 +12,23 @@ import pytest
 import torch
 
 from oncurve.errors import SamplerError
+from oncurve.model import decoding, ops_torch
+from oncurve.model.build import library
+from oncurve.model.caches import LayerCache
+from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.decoding import Decoder
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import fused as fused_module
 from oncurve.rollouts.engine import generic as generic_module
 from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.cache import RowCache
-from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.hf import HfSampler
-from oncurve.train.policy import Policy
-from oncurve.trunk import decoding, torch_ops
-from oncurve.trunk.build import library
-from oncurve.trunk.caches import LayerCache
-from oncurve.trunk.decoding import Decoder
-from oncurve.trunk.recorded_decoding import RecordedLayers
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 MakePrompts = Callable[..., list[Prompt]]
 
 PARAMS = SamplingParams(max_completion_tokens=150, seed=5)
@@ -63,13 +63,13 @@ def fail_at(where: Any, name: str, monkeypatch: pytest.MonkeyPatch, *calls: int)
     return seen
 
 
-def ending(policy: Policy) -> Policy:
+def ending(policy: TrainedPolicy) -> TrainedPolicy:
     assert policy.model.generation_config is not None
     policy.model.generation_config.eos_token_id = [policy.tokenizer.eos_token_id, *range(100, 104)]
     return policy
 
 
-def sampled(engine: Engine, policy: Policy, prompts: list[Prompt], told: list[Group]) -> list[Group]:
+def sampled(engine: InProcessEngine, policy: TrainedPolicy, prompts: list[Prompt], told: list[Group]) -> list[Group]:
     engine.load_weights(policy, version=0)
     engine.on_group = told.append
     return engine.sample(prompts, 4, step=3)
@@ -86,7 +86,7 @@ def assert_same(found: list[Group], expected: list[Group]) -> None:
 @pytest.fixture
 def through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode as a GPU does, step by step."""
-    monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
+    monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
 
 
@@ -102,12 +102,12 @@ def test_the_same_completions_come_out_where_memory_runs_out_on_the_way(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
-    expected = sampled(Engine(PARAMS), policy, prompts, [])
+    expected = sampled(InProcessEngine(PARAMS), policy, prompts, [])
     if point == "buffers" and calls == (3, 7):
         calls = (1, 2, 3)  # they are made once per attempt
     fail_at(*POINTS[point], monkeypatch, *calls)
     told: list[Group] = []
-    engine = Engine(PARAMS, max_rows=8)
+    engine = InProcessEngine(PARAMS, max_rows=8)
     with caplog.at_level(logging.WARNING):
         assert_same(sampled(engine, policy, prompts, told), expected)
     assert sorted(group.prompt.index for group in told) == [prompt.index for prompt in prompts]
@@ -125,12 +125,12 @@ def test_the_same_completions_come_out_where_memory_runs_out_on_the_way(
 def test_the_same_completions_come_out_of_a_model_s_own_module(
     point: str, call: int, make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "trunk_of", lambda model: None)
+    monkeypatch.setattr(proof, "backbone_of", lambda model: None)
     policy, prompts = ending(make_policy("gpt2")), make_prompts(*TEXTS)
-    expected = sampled(Engine(PARAMS, max_rows=20), policy, prompts, [])
+    expected = sampled(InProcessEngine(PARAMS, max_rows=20), policy, prompts, [])
     fail_at(*MODULE_POINTS[point], monkeypatch, call, call + 3)
     told: list[Group] = []
-    found = sampled(Engine(PARAMS, max_rows=20), policy, prompts, told)
+    found = sampled(InProcessEngine(PARAMS, max_rows=20), policy, prompts, told)
     assert_same(found, expected)
     assert sorted(group.prompt.index for group in told) == [prompt.index for prompt in prompts]
 
@@ -140,7 +140,7 @@ def test_groups_that_were_whole_are_not_sampled_again(
     make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS * 4)
-    expected = sampled(Engine(PARAMS, max_rows=4), policy, prompts, [])
+    expected = sampled(InProcessEngine(PARAMS, max_rows=4), policy, prompts, [])
     told: list[Group] = []
     right, asked = Decoder.prefill, []
 
@@ -152,7 +152,7 @@ def test_groups_that_were_whole_are_not_sampled_again(
         return right(self, given, slots)
 
     monkeypatch.setattr(Decoder, "prefill", watched)
-    assert_same(sampled(Engine(PARAMS, max_rows=8), policy, prompts, told), expected)
+    assert_same(sampled(InProcessEngine(PARAMS, max_rows=8), policy, prompts, told), expected)
     assert len(told) == len(prompts) == len({id(group) for group in told})
     assert asked[7] > 0, "some were whole when memory ran out"
 
@@ -176,22 +176,22 @@ def test_what_the_failed_attempt_held_is_free_before_the_next_one(
     monkeypatch.setattr(LayerCache, "__post_init__", remember)
     monkeypatch.setattr(Decoder, "__init__", count)
     fail_at(Decoder, "draw", monkeypatch, 5, 12)
-    sampled(Engine(PARAMS, max_rows=20), ending(make_policy()), make_prompts(*TEXTS), [])
+    sampled(InProcessEngine(PARAMS, max_rows=20), ending(make_policy()), make_prompts(*TEXTS), [])
     assert alive == [0, 0, 0]
     assert held
 
 
-@pytest.mark.parametrize("way", ["trunk", "module"])
+@pytest.mark.parametrize("way", ["backbone", "module"])
 def test_when_not_even_one_completion_fits_one_message_says_what_to_set(
     way: str, make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
+    monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     if way == "module":
-        monkeypatch.setattr(proof, "trunk_of", lambda model: None)
-    seen = fail_at(*((Decoder, "step") if way == "trunk" else MODULE_POINTS["forward"]), monkeypatch, *range(100))
+        monkeypatch.setattr(proof, "backbone_of", lambda model: None)
+    seen = fail_at(*((Decoder, "step") if way == "backbone" else MODULE_POINTS["forward"]), monkeypatch, *range(100))
     wanted = r"one completion of up to 150 tokens behind a prompt of \d+ \(CUDA out of memory.*max_completion_tokens"
     with pytest.raises(SamplerError, match=wanted):
-        sampled(Engine(PARAMS, max_rows=20), make_policy(), make_prompts(*TEXTS), [])
+        sampled(InProcessEngine(PARAMS, max_rows=20), make_policy(), make_prompts(*TEXTS), [])
     assert len(seen) == 5, "20, 10, 5, 2 and 1"
 
 
@@ -202,16 +202,16 @@ def test_kernels_give_the_same_completions(
     if library() is None:
         pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
-    expected = sampled(Engine(PARAMS), policy, prompts, [])
+    expected = sampled(InProcessEngine(PARAMS), policy, prompts, [])
     fail_at(Decoder, "step", monkeypatch, *calls)
-    assert_same(sampled(Engine(PARAMS), policy, prompts, []), expected)
+    assert_same(sampled(InProcessEngine(PARAMS), policy, prompts, []), expected)
 
 
 def test_later_calls_begin_with_what_memory_took(
     make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
-    engine, policy = Engine(PARAMS, max_rows=8), ending(make_policy())
+    monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
+    engine, policy = InProcessEngine(PARAMS, max_rows=8), ending(make_policy())
     fail_at(Decoder, "step", monkeypatch, 1)
     slots: list[int] = []
     right = Decoder.__init__
@@ -234,7 +234,7 @@ def test_other_errors_of_sampling_are_not_taken_for_a_lack_of_memory(
 
     monkeypatch.setattr(Decoder, "step", broken)
     with pytest.raises(RuntimeError, match="a shape is wrong"):
-        sampled(Engine(PARAMS), make_policy(), make_prompts(*TEXTS), [])
+        sampled(InProcessEngine(PARAMS), make_policy(), make_prompts(*TEXTS), [])
 
 
 def test_generate_takes_fewer_rows_as_well(

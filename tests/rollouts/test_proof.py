@@ -11,26 +11,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from oncurve.model import decoding, ops_torch
+from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.decoding import Decoder
+from oncurve.model.weights import backbone_of
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import proof
-from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.proof import Proof, objection
-from oncurve.train.policy import Policy
-from oncurve.trunk import decoding, torch_ops
-from oncurve.trunk.decoding import Decoder
-from oncurve.trunk.recorded_decoding import RecordedLayers
-from oncurve.trunk.weights import trunk_of
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "operations", lambda *_: torch_ops)
+    monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
-    monkeypatch.setattr(proof, "needs_proof", lambda trunk: True)
+    monkeypatch.setattr(proof, "needs_proof", lambda backbone: True)
 
 
 def break_step(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
@@ -54,10 +54,10 @@ def break_step(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
 @torch.no_grad()
 def test_a_right_step_is_proven(architecture: str, compute_type: str, make_policy: MakePolicy) -> None:
     policy = make_policy(architecture, compute_type=compute_type)
-    trunk = trunk_of(policy.model)
-    assert trunk is not None
+    backbone = backbone_of(policy.model)
+    assert backbone is not None
     with policy.compute():
-        assert objection(policy, trunk) is None
+        assert objection(policy, backbone) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_wrong_step_is_said_and_left_for_the_module(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     break_step(monkeypatch, how)
-    engine = Engine(SamplingParams(max_completion_tokens=3, seed=1))
+    engine = InProcessEngine(SamplingParams(max_completion_tokens=3, seed=1))
     engine.load_weights(make_policy(), version=0)
     runs: list[int] = []
     run: Any = ModuleSampling.run
@@ -97,8 +97,8 @@ def test_a_step_is_proven_once(
     make_policy: MakePolicy, make_prompts: Callable[..., list[Prompt]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(proof, "objection", lambda policy, trunk: asked.append(1))
-    engine = Engine(SamplingParams(max_completion_tokens=3, seed=1))
+    monkeypatch.setattr(proof, "objection", lambda policy, backbone: asked.append(1))
+    engine = InProcessEngine(SamplingParams(max_completion_tokens=3, seed=1))
     engine.load_weights(make_policy(), version=0)
     for _ in range(3):
         engine.sample(make_prompts("1 + 1 ="), 2)
@@ -108,8 +108,8 @@ def test_a_step_is_proven_once(
 def test_without_cuda_graphs_a_gpu_samples_through_the_module(make_policy: MakePolicy) -> None:
     policy = make_policy()
     with policy.compute(), torch.inference_mode():
-        assert Proof().trunk(policy) is trunk_of(policy.model)
-        assert Proof(on_gpu=False).trunk(policy) is None
+        assert Proof().backbone(policy) is backbone_of(policy.model)
+        assert Proof(on_gpu=False).backbone(policy) is None
 
 
 @torch.no_grad()
@@ -121,10 +121,10 @@ def test_much_rounding_is_allowed_where_the_module_rounds_as_much(
     for name, parameter in policy.model.named_parameters():
         if name.endswith(("q_proj.bias", "k_proj.bias")):
             parameter.copy_(30 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    trunk = trunk_of(policy.model)
-    assert trunk is not None
+    backbone = backbone_of(policy.model)
+    assert backbone is not None
     with policy.compute(), caplog.at_level(logging.INFO):
-        assert objection(policy, trunk) is None
+        assert objection(policy, backbone) is None
     [_, said] = [record.getMessage() for record in caplog.records if "decode step gives" in record.getMessage()]
     numbers = [float(number) for number in re.findall(r"[\d.]*\d(?:e-\d+)?", said)]
     assert numbers[0] > 0.5, "more than a constant that finds mistakes allows"
@@ -144,6 +144,6 @@ def test_running_out_of_memory_in_the_check_decides_nothing(
     monkeypatch.setattr(Decoder, "step", short)
     proof = Proof()
     with torch.inference_mode(), policy.compute():
-        assert proof.trunk(policy) is None
+        assert proof.backbone(policy) is None
         assert "it is checked again the next time" in caplog.text
-        assert proof.trunk(policy) is trunk_of(policy.model)
+        assert proof.backbone(policy) is backbone_of(policy.model)

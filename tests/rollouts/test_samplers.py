@@ -16,16 +16,16 @@ from served import ThroughServers
 from torch import Tensor
 
 from oncurve.errors import SamplerError
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import Sampler, SamplingParams, TellsGroups
-from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.hf import HfSampler
-from oncurve.train.policy import OptimizerSettings, Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 MakePrompts = Callable[..., list[Prompt]]
 MakeSampler = Callable[[SamplingParams], Sampler]
 
@@ -34,7 +34,7 @@ ENDS = tuple(range(100, 140))
 """Tokens that also end a completion here, so that completions of a random model end after a few dozen tokens."""
 
 samplers = pytest.mark.parametrize(
-    "make_sampler", [Engine, HfSampler, ThroughServers], ids=["engine", "transformers", "servers"]
+    "make_sampler", [InProcessEngine, HfSampler, ThroughServers], ids=["engine", "transformers", "servers"]
 )
 architectures = pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
 
@@ -46,11 +46,11 @@ def servers_end() -> Iterator[None]:
 
 
 @pytest.fixture
-def policy(make_policy: MakePolicy) -> Policy:
+def policy(make_policy: MakePolicy) -> TrainedPolicy:
     return ending(make_policy("qwen2"))
 
 
-def ending(policy: Policy) -> Policy:
+def ending(policy: TrainedPolicy) -> TrainedPolicy:
     """The policy with more tokens that end a completion."""
     settings = policy.model.generation_config
     assert settings is not None
@@ -59,7 +59,13 @@ def ending(policy: Policy) -> Policy:
 
 
 def sampled(
-    sampler: Sampler, policy: Policy, prompts: list[Prompt], group_size: int = 4, *, step: int = 0, version: int = 0
+    sampler: Sampler,
+    policy: TrainedPolicy,
+    prompts: list[Prompt],
+    group_size: int = 4,
+    *,
+    step: int = 0,
+    version: int = 0,
 ) -> list[Group]:
     sampler.load_weights(policy, version=version)
     return sampler.sample(prompts, group_size, step=step)
@@ -99,7 +105,7 @@ def test_log_probabilities_are_those_of_a_teacher_forced_pass_at_the_temperature
 
 @samplers
 def test_greedy_log_probabilities_are_at_temperature_one_and_those_under_a_minimum_are_whole(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     params = SamplingParams(temperature=0, max_completion_tokens=12, min_completion_tokens=6)
     for completion in completions(sampled(make_sampler(params), policy, make_prompts(*TEXTS), 2)):
@@ -111,7 +117,7 @@ def test_greedy_log_probabilities_are_at_temperature_one_and_those_under_a_minim
 
 @samplers
 def test_groups_come_in_the_order_of_the_prompts_with_everything_that_belongs_to_them(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     prompts = make_prompts(*TEXTS, first_index=40)
     groups = sampled(make_sampler(SamplingParams(max_completion_tokens=24)), policy, prompts, 3, version=7)
@@ -128,7 +134,7 @@ def test_groups_come_in_the_order_of_the_prompts_with_everything_that_belongs_to
 
 @samplers
 def test_a_completion_ends_with_its_end_token_or_is_known_to_be_truncated(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     params = SamplingParams(max_completion_tokens=12)
     found = completions(sampled(make_sampler(params), policy, make_prompts(*TEXTS), 8))
@@ -145,7 +151,7 @@ def test_a_completion_ends_with_its_end_token_or_is_known_to_be_truncated(
 
 @samplers
 def test_an_end_token_in_the_last_place_is_no_truncation(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     found = completions(sampled(make_sampler(SamplingParams(max_completion_tokens=1)), policy, make_prompts("Hi"), 64))
     ended = [completion for completion in found if completion.token_ids[0] in ENDS]
@@ -155,7 +161,7 @@ def test_an_end_token_in_the_last_place_is_no_truncation(
 
 @samplers
 def test_a_stop_string_ends_a_completion_and_stays_in_its_text_and_tokens(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     prompts = make_prompts(*TEXTS)
     free = completions(sampled(make_sampler(SamplingParams(temperature=0, max_completion_tokens=12)), policy, prompts))
@@ -170,7 +176,7 @@ def test_a_stop_string_ends_a_completion_and_stays_in_its_text_and_tokens(
 
 @samplers
 def test_nothing_ends_a_completion_before_its_minimum(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     common = tuple("abcdefghijklmnopqrstuvwxyz ")
     params = SamplingParams(max_completion_tokens=16, min_completion_tokens=9, stop=common)
@@ -185,7 +191,7 @@ def test_nothing_ends_a_completion_before_its_minimum(
 
 @samplers
 def test_a_stop_string_cannot_begin_in_the_prompt(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     prompts = make_prompts("Why?")
     greedy = SamplingParams(temperature=0, max_completion_tokens=6)
@@ -197,7 +203,7 @@ def test_a_stop_string_cannot_begin_in_the_prompt(
 
 @samplers
 def test_a_prompt_that_comes_twice_in_a_step_gets_different_completions(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     [prompt] = make_prompts("Hi")
     groups = sampled(make_sampler(SamplingParams(max_completion_tokens=16)), policy, [prompt, prompt], 4)
@@ -206,7 +212,7 @@ def test_a_prompt_that_comes_twice_in_a_step_gets_different_completions(
 
 @samplers
 def test_seed_and_step_decide_what_is_sampled(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     prompts, params = make_prompts(*TEXTS), SamplingParams(max_completion_tokens=8, seed=3)
     first = sampled(make_sampler(params), policy, prompts, step=5)
@@ -218,7 +224,7 @@ def test_seed_and_step_decide_what_is_sampled(
 
 @samplers
 def test_params_of_a_call_replace_the_usual_ones_for_that_call(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     sampler, prompts = make_sampler(SamplingParams(max_completion_tokens=9)), make_prompts("Hi")
     sampler.load_weights(policy, version=0)
@@ -245,7 +251,7 @@ def test_the_latest_weights_are_sampled_from(
 
 @samplers
 def test_sampling_leaves_the_model_and_the_random_numbers_of_others_alone(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     policy.model.train()
     state, settings = torch.random.get_rng_state(), policy.model.generation_config
@@ -281,7 +287,7 @@ def test_a_model_without_an_end_token_samples_to_the_limit(
 ) -> None:
     endless = copy.deepcopy(tokenizer)
     endless.eos_token = None
-    policy = Policy(tiny_model("llama"), endless, optimizer=OptimizerSettings())
+    policy = TrainedPolicy(tiny_model("llama"), endless, optimizer=OptimizerSettings())
     assert policy.model.generation_config is not None
     policy.model.generation_config.eos_token_id = None
     found = completions(sampled(make_sampler(SamplingParams(max_completion_tokens=5)), policy, make_prompts(*TEXTS)))
@@ -301,7 +307,7 @@ def test_broken_weights_are_an_error_and_no_completions(
 
 @samplers
 def test_sampling_without_weights_is_refused(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     sampler = make_sampler(SamplingParams())
     with pytest.raises(SamplerError, match="load_weights"):
@@ -313,7 +319,7 @@ def test_sampling_without_weights_is_refused(
 
 
 @samplers
-def test_no_prompts_give_no_groups(make_sampler: MakeSampler, policy: Policy) -> None:
+def test_no_prompts_give_no_groups(make_sampler: MakeSampler, policy: TrainedPolicy) -> None:
     assert sampled(make_sampler(SamplingParams()), policy, []) == []
 
 
@@ -332,7 +338,7 @@ def test_engine_and_transformers_agree_token_for_token_under_greedy(
 ) -> None:
     policy = ending(make_policy(architecture))
     prompts = make_prompts(*TEXTS, *(f"{'word ' * number}{number} + {number} =" for number in range(12)))
-    engine = completions(sampled(Engine(params, max_rows=max_rows), policy, prompts, 2))
+    engine = completions(sampled(InProcessEngine(params, max_rows=max_rows), policy, prompts, 2))
     reference = completions(sampled(HfSampler(params), policy, prompts, 2))
     assert [c.token_ids for c in engine] == [c.token_ids for c in reference]
     assert [(c.text, c.finish_reason, c.prompt_ids) for c in engine] == [
@@ -351,7 +357,7 @@ def test_two_hundred_prompts_get_the_greedy_tokens_of_transformers(architecture:
         Prompt("", tuple(draw.randrange(256) for _ in range(draw.randint(1, 24))), index, {}) for index in range(200)
     ]
     params = SamplingParams(temperature=0, max_completion_tokens=16)
-    engine = sampled(Engine(params, max_rows=48), policy, prompts, 1)
+    engine = sampled(InProcessEngine(params, max_rows=48), policy, prompts, 1)
     reference = sampled(HfSampler(params, max_rows=200), policy, prompts, 1)
     assert tokens(engine) == tokens(reference)
     assert len({len(ids) for ids in tokens(engine)}) > 3, "ragged"
@@ -359,12 +365,12 @@ def test_two_hundred_prompts_get_the_greedy_tokens_of_transformers(architecture:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_sampled_tokens_follow_the_models_exact_distribution(
-    temperature: float, policy: Policy, make_prompts: MakePrompts
+    temperature: float, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     """Pearson's chi-square of the first token, and of the second behind the most frequent first one."""
     [prompt] = make_prompts("the an")
     params = SamplingParams(max_completion_tokens=2, temperature=temperature, seed=1)
-    drawn = tokens(sampled(Engine(params, max_rows=1000), policy, [prompt], 6000))
+    drawn = tokens(sampled(InProcessEngine(params, max_rows=1000), policy, [prompt], 6000))
     first = Counter(ids[0] for ids in drawn)
     [(common, _)] = Counter({token: count for token, count in first.items() if token not in ENDS}).most_common(1)
     second = Counter(ids[1] for ids in drawn if ids[0] == common)
@@ -382,9 +388,9 @@ def test_sampled_tokens_follow_the_models_exact_distribution(
         assert statistic < degrees + 4 * math.sqrt(2 * degrees), (statistic, degrees)
 
 
-@pytest.mark.parametrize("make_sampler", [Engine, ThroughServers], ids=["engine", "servers"])
+@pytest.mark.parametrize("make_sampler", [InProcessEngine, ThroughServers], ids=["engine", "servers"])
 def test_groups_are_told_when_they_are_whole(
-    make_sampler: MakeSampler, policy: Policy, make_prompts: MakePrompts
+    make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     told: list[Group] = []
     sampler = make_sampler(SamplingParams(max_completion_tokens=24))

@@ -13,12 +13,12 @@ from aiohttp import web
 from served import FAST, Gate, Listener, Puppet, fail
 
 from oncurve.errors import SamplerError
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers import contract
+from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.registry import register
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.train.policy import Policy
+from oncurve.rollouts.servers.server_sampler import ServerSampler
 
 MakeSampler = Callable[..., ServerSampler]
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
@@ -38,7 +38,7 @@ def puppets() -> Iterator[Callable[[], Puppet]]:
 
 
 @pytest.fixture
-def policy(make_policy: Callable[..., Policy]) -> Policy:
+def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
     return make_policy()
 
 
@@ -84,7 +84,7 @@ def state_of(sampler: ServerSampler, puppet: Puppet) -> str:
 
 
 def test_prompts_are_spread_and_every_completion_is_stamped(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     one, other = puppets(), puppets()
     sampler = sampler_of(one, other)
@@ -96,11 +96,14 @@ def test_prompts_are_spread_and_every_completion_is_stamped(
 
 
 def test_a_prompt_goes_to_the_server_with_the_least_to_do_and_waits_when_all_are_full(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, make_prompts: Callable[..., list[Prompt]]
+    puppets: Callable[[], Puppet],
+    sampler_of: MakeSampler,
+    policy: TrainedPolicy,
+    make_prompts: Callable[..., list[Prompt]],
 ) -> None:
     slow, fast = puppets(), puppets()
     gate = Gate(slow.listener)
-    slow.behave[contract.GENERATE] = gate
+    slow.behave[protocol.GENERATE] = gate
     sampler = sampler_of(slow, fast, max_rows=4)
     sampler.load_weights(policy, version=0)
 
@@ -111,16 +114,16 @@ def test_a_prompt_goes_to_the_server_with_the_least_to_do_and_waits_when_all_are
 
         return look()
 
-    fast.behave[contract.GENERATE] = open_when_the_others_are_done
+    fast.behave[protocol.GENERATE] = open_when_the_others_are_done
     assert_whole(sampler.sample(make_prompts(*"abcdefghij"), 4), version=0, prompts=10)
     assert (len(slow.asked), len(fast.asked)) == (1, 9)
 
 
 def test_what_a_server_cannot_do_goes_to_another(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     broken, well = puppets(), puppets()
-    broken.behave[contract.GENERATE] = fail(500)
+    broken.behave[protocol.GENERATE] = fail(500)
     sampler = sampler_of(broken, well)
     sampler.load_weights(policy, version=1)
     assert_whole(sampler.sample(prompts, 4), version=1)
@@ -129,7 +132,7 @@ def test_what_a_server_cannot_do_goes_to_another(
 
 
 def test_only_missing_completions_are_asked_for_again(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     puppet = puppets()
 
@@ -140,7 +143,7 @@ def test_only_missing_completions_are_asked_for_again(
         puppet.asked.append(body)
         return puppet.answer(body, reasons=["stop", "abort", "length", "abort"])
 
-    puppet.behave[contract.GENERATE] = cut_some_off
+    puppet.behave[protocol.GENERATE] = cut_some_off
     sampler = sampler_of(puppet)
     sampler.load_weights(policy, version=0)
     groups = sampler.sample(prompts[:1], 4)
@@ -148,12 +151,12 @@ def test_only_missing_completions_are_asked_for_again(
     assert [one.finish_reason for one in groups[0].completions] == ["stop", "stop", "length", "stop"]
     first, second = (body["sampling_params"] for body in puppet.asked)
     assert second["n"] == 2
-    keys = first["extra_args"][contract.KEYS]
-    assert second["extra_args"][contract.KEYS] == [keys[1], keys[3]]
+    keys = first["extra_args"][protocol.KEYS]
+    assert second["extra_args"][protocol.KEYS] == [keys[1], keys[3]]
 
 
 def test_a_server_that_falls_silent_is_left_and_what_it_says_later_is_not_taken(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     stopped, well = puppets(), puppets()
     sampler = sampler_of(stopped, well)
@@ -165,7 +168,7 @@ def test_a_server_that_falls_silent_is_left_and_what_it_says_later_is_not_taken(
         await gate(request)
         return stopped.answer(body, label="another:41:weights")
 
-    stopped.behave |= {contract.GENERATE: answer_late, contract.HEALTH: gate}
+    stopped.behave |= {protocol.GENERATE: answer_late, protocol.HEALTH: gate}
     started = time.monotonic()
     assert_whole(sampler.sample(prompts, 4), version=0)
     assert time.monotonic() - started < 4 * FAST.silent_seconds
@@ -178,7 +181,7 @@ def test_a_server_that_falls_silent_is_left_and_what_it_says_later_is_not_taken(
 
 @pytest.mark.parametrize("wrong", ["request_id", "version"])
 def test_an_answer_to_something_else_is_not_taken(
-    wrong: str, puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    wrong: str, puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     confused, well = puppets(), puppets()
 
@@ -188,7 +191,7 @@ def test_an_answer_to_something_else_is_not_taken(
             return confused.answer(body | {"request_id": "of somebody else"}, label="x:76:y")
         return confused.answer(body, label="x:76:y")
 
-    confused.behave[contract.GENERATE] = mistake
+    confused.behave[protocol.GENERATE] = mistake
     sampler = sampler_of(confused, well)
     sampler.load_weights(policy, version=0)
     assert_whole(sampler.sample(prompts, 4), version=0)
@@ -196,10 +199,10 @@ def test_an_answer_to_something_else_is_not_taken(
 
 
 def test_a_request_that_is_refused_is_our_mistake_and_is_told_with_its_text(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     puppet = puppets()
-    puppet.behave[contract.GENERATE] = fail(400)
+    puppet.behave[protocol.GENERATE] = fail(400)
     sampler = sampler_of(puppet)
     sampler.load_weights(policy, version=0)
     with pytest.raises(SamplerError, match=f"{puppet.url}.*refuses with 400.*as told"):
@@ -207,10 +210,10 @@ def test_a_request_that_is_refused_is_our_mistake_and_is_told_with_its_text(
 
 
 def test_a_prompt_that_fails_everywhere_ends_with_the_servers_words(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     puppet = puppets()
-    puppet.behave[contract.GENERATE] = fail(500)
+    puppet.behave[protocol.GENERATE] = fail(500)
     sampler = sampler_of(puppet)
     sampler.load_weights(policy, version=0)
     with pytest.raises(SamplerError, match=r"failed 6 times.*as told"):
@@ -218,16 +221,16 @@ def test_a_prompt_that_fails_everywhere_ends_with_the_servers_words(
 
 
 def test_a_server_with_another_token_is_told_at_once(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy
 ) -> None:
     puppet = puppets()
-    puppet.behave[contract.WEIGHT_INFO] = fail(401)
+    puppet.behave[protocol.WEIGHT_INFO] = fail(401)
     with pytest.raises(SamplerError, match="ONCURVE_SERVER_TOKEN"):
         sampler_of(puppet).load_weights(policy, version=0)
 
 
 def test_a_server_that_was_started_again_serves_nothing_before_it_has_the_current_weights(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     one, other = puppets(), puppets()
     sampler = sampler_of(one, other)
@@ -236,13 +239,13 @@ def test_a_server_that_was_started_again_serves_nothing_before_it_has_the_curren
     one.start_again()
     for step in range(3):
         assert_whole(sampler.sample(prompts, 4, step=step), version=4)
-    wait_for(lambda: contract.FINISH in one.calls)
+    wait_for(lambda: protocol.FINISH in one.calls)
     wait_for(lambda: state_of(sampler, one) == "ready")
     assert one.label == other.label
 
 
 def test_a_server_that_missed_an_update_gets_it_when_it_is_back(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     away, well = puppets(), puppets()
     sampler = sampler_of(away, well)
@@ -259,10 +262,10 @@ def test_a_server_that_missed_an_update_gets_it_when_it_is_back(
 
 
 def test_weights_that_cannot_be_sent_leave_a_server_out_and_running(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     unlucky, well = puppets(), puppets()
-    unlucky.behave[contract.UPDATE] = fail(500)
+    unlucky.behave[protocol.UPDATE] = fail(500)
     sampler = sampler_of(unlucky, well)
     sampler.load_weights(policy, version=0)
     assert_whole(sampler.sample(prompts, 4), version=0)
@@ -274,11 +277,11 @@ def test_weights_that_cannot_be_sent_leave_a_server_out_and_running(
 
 
 def test_a_server_that_failed_in_the_middle_of_loading_is_not_used_until_it_is_started_again(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     poisoned, well = puppets(), puppets()
     restarted: list[str] = []
-    poisoned.behave[contract.FINISH] = fail(500)
+    poisoned.behave[protocol.FINISH] = fail(500)
     sampler = sampler_of(poisoned, well)
     sampler.pool._restart = restarted.append
     sampler.load_weights(policy, version=0)
@@ -289,14 +292,14 @@ def test_a_server_that_failed_in_the_middle_of_loading_is_not_used_until_it_is_s
         assert_whole(sampler.sample(prompts, 4), version=version)
     assert state_of(sampler, poisoned) == "poisoned"
     assert poisoned.asked == []
-    assert poisoned.calls.count(contract.FINISH) == 1
+    assert poisoned.calls.count(protocol.FINISH) == 1
     assert restarted == [poisoned.url]
     poisoned.start_again()
     wait_for(lambda: state_of(sampler, poisoned) == "ready")
 
 
 def test_when_all_are_away_for_a_while_nothing_is_lost(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     one, other = puppets(), puppets()
     sampler = sampler_of(one, other)
@@ -320,7 +323,7 @@ def test_when_all_are_away_for_a_while_nothing_is_lost(
 
 
 def test_when_all_are_gone_the_end_is_clear_and_in_time(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     one, other = puppets(), puppets()
     sampler = sampler_of(one, other, deadlines=replace(FAST, gone_seconds=1.0))
@@ -336,10 +339,10 @@ def test_when_all_are_gone_the_end_is_clear_and_in_time(
 
 
 def test_a_server_joins_while_the_run_goes_on(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt], tmp_path: Path
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt], tmp_path: Path
 ) -> None:
     said: list[str] = []
-    sampler = sampler_of(puppets(), registry=tmp_path / "registry", say=said.append)
+    sampler = sampler_of(puppets(), registry=tmp_path / "registry", notify=said.append)
     sampler.load_weights(policy, version=2)
     newcomer = puppets()
     (tmp_path / "registry").mkdir()
@@ -352,7 +355,7 @@ def test_a_server_joins_while_the_run_goes_on(
 
 
 def test_a_server_that_is_ending_finishes_what_it_has_and_gets_nothing_new(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     ending, well = puppets(), puppets()
     sampler = sampler_of(ending, well)
@@ -361,7 +364,7 @@ def test_a_server_that_is_ending_finishes_what_it_has_and_gets_nothing_new(
     async def drain(request: web.Request) -> web.Response:
         return web.json_response({"weight_version": ending.label, "instance": ending.instance, "is_draining": True})
 
-    ending.behave[contract.WEIGHT_INFO] = drain
+    ending.behave[protocol.WEIGHT_INFO] = drain
     wait_for(lambda: state_of(sampler, ending) == "stale")
     ending.asked.clear()
     assert_whole(sampler.sample(prompts, 4), version=0)
@@ -369,14 +372,14 @@ def test_a_server_that_is_ending_finishes_what_it_has_and_gets_nothing_new(
 
 
 def test_a_server_that_takes_no_keys_gets_none_and_no_seed(
-    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     puppet = puppets()
 
     async def plain(request: web.Request) -> web.Response:
         return web.json_response({"weight_version": puppet.label})
 
-    puppet.behave[contract.WEIGHT_INFO] = plain
+    puppet.behave[protocol.WEIGHT_INFO] = plain
     sampler = sampler_of(puppet)
     sampler.load_weights(policy, version=0)
     assert_whole(sampler.sample(prompts, 4), version=0)

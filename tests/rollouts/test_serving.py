@@ -18,22 +18,22 @@ import torch
 from served import FAST, LocalServer, ThroughServers
 
 from oncurve.errors import ConfigError, SamplerError
+from oncurve.model.decoding import Decoder
+from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import proof
-from oncurve.rollouts.engine.engine import Engine
+from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.engine.generic import ModuleSampling
-from oncurve.rollouts.servers import contract
-from oncurve.rollouts.servers.manifest import checksum, describe_files
-from oncurve.rollouts.servers.sampler import ServerSampler
+from oncurve.rollouts.servers import protocol
+from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.shards import write_weights
 from oncurve.rollouts.servers.store import Contents, WeightStore
-from oncurve.rollouts.servers.transfer.shipment import make_shipment
-from oncurve.rollouts.serving.app import check_host
+from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
+from oncurve.rollouts.servers.weight_manifest import checksum, describe_files
+from oncurve.rollouts.serving.http_app import check_host
 from oncurve.rollouts.serving.sampling import Paused, Sampling
-from oncurve.train.adapter import LoraSettings, add_adapter
-from oncurve.train.policy import Policy
-from oncurve.trunk.decoding import Decoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,32 +42,34 @@ PARAMS = SamplingParams(max_completion_tokens=20)
 
 
 @pytest.fixture
-def policy(make_policy: Callable[..., Policy]) -> Policy:
+def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
     return make_policy()
 
 
 @pytest.fixture
-def local(policy: Policy) -> Iterator[LocalServer]:
+def local(policy: TrainedPolicy) -> Iterator[LocalServer]:
     made = LocalServer(policy)
     yield made
     made.close()
 
 
 @pytest.fixture
-def sampling(policy: Policy) -> Iterator[Sampling]:
+def sampling(policy: TrainedPolicy) -> Iterator[Sampling]:
     made = Sampling(policy, max_rows=8)
     yield made
     made.close()
 
 
-def asked(prompt: str, *, count: int = 3, first_key: int = 0, tokens: int = 20, **changes: Any) -> contract.Asked:
+def asked(
+    prompt: str, *, count: int = 3, first_key: int = 0, tokens: int = 20, **changes: Any
+) -> protocol.GenerateRequest:
     ids = tuple(ord(letter) for letter in prompt)
     keys = tuple(range(first_key, first_key + count))
     params = replace(PARAMS, max_completion_tokens=tokens, **changes)
-    return contract.Asked("name", ids, count, params, (200, 201, 202, 203), keys)
+    return protocol.GenerateRequest("name", ids, count, params, (200, 201, 202, 203), keys)
 
 
-def result(sampling: Sampling, request: contract.Asked) -> list[contract.Sampled]:
+def result(sampling: Sampling, request: protocol.GenerateRequest) -> list[protocol.GeneratedCompletion]:
     return sampling.submit(request).future.result(20)
 
 
@@ -146,7 +148,7 @@ def test_weights_change_only_while_nothing_runs(sampling: Sampling) -> None:
 
 
 def test_a_caller_that_goes_away_frees_its_place(local: LocalServer) -> None:
-    body = contract.request_body(
+    body = protocol.request_body(
         (1, 2),
         request_id="x",
         keys=range(4),
@@ -155,7 +157,7 @@ def test_a_caller_that_goes_away_frees_its_place(local: LocalServer) -> None:
         takes_keys=True,
     )
     data = json.dumps(body).encode()
-    request = urllib.request.Request(local.url + contract.GENERATE, data=data, method="POST")
+    request = urllib.request.Request(local.url + protocol.GENERATE, data=data, method="POST")
     turns = local.server.sampling._turn
 
     def slowly(*args: Any) -> None:
@@ -166,7 +168,7 @@ def test_a_caller_that_goes_away_frees_its_place(local: LocalServer) -> None:
     with pytest.raises(TimeoutError):
         urllib.request.urlopen(request, timeout=0.2)
     end = time.monotonic() + 2  # all tokens would take five seconds
-    while get(local.url, contract.WEIGHT_INFO)["running"]:
+    while get(local.url, protocol.WEIGHT_INFO)["running"]:
         assert time.monotonic() < end
 
 
@@ -180,23 +182,23 @@ def test_a_caller_that_goes_away_frees_its_place(local: LocalServer) -> None:
         ({"token_ids": [1], "sampling_params": {"max_tokens": 4000}}, "at most 256"),
         ({"token_ids": ["a"], "sampling_params": {}}, "token numbers"),
         ({"token_ids": [1], "sampling_params": {"n": 0}}, "at least 1"),
-        ({"token_ids": [1], "sampling_params": {"n": 2, "extra_args": {contract.KEYS: [1]}}}, "1 stream keys"),
+        ({"token_ids": [1], "sampling_params": {"n": 2, "extra_args": {protocol.KEYS: [1]}}}, "1 stream keys"),
     ],
 )
 def test_a_request_that_is_wrong_is_refused_with_the_reason(local: LocalServer, body: Any, says: str) -> None:
-    status, answer = post(local.url, contract.GENERATE, body)
+    status, answer = post(local.url, protocol.GENERATE, body)
     assert status == 400
     assert says in answer["error"]
 
 
-def test_who_has_no_token_learns_only_that_the_server_is_well(policy: Policy) -> None:
+def test_who_has_no_token_learns_only_that_the_server_is_well(policy: TrainedPolicy) -> None:
     local = LocalServer(policy, token="secret")
     try:
-        assert get(local.url, contract.HEALTH) == {}
-        for route in (contract.GENERATE, contract.UPDATE, contract.PAUSE):
+        assert get(local.url, protocol.HEALTH) == {}
+        for route in (protocol.GENERATE, protocol.UPDATE, protocol.PAUSE):
             assert post(local.url, route)[0] == 401
             assert post(local.url, route, token="guess")[0] == 401
-        assert post(local.url, contract.RESUME, token="secret")[0] == 200
+        assert post(local.url, protocol.RESUME, token="secret")[0] == 200
     finally:
         local.close()
 
@@ -210,7 +212,7 @@ def test_other_machines_are_let_in_only_with_a_token() -> None:
             check_host(host, None)
 
 
-def publish(policy: Policy, folder: Path, version: int = 1) -> dict[str, Any]:
+def publish(policy: TrainedPolicy, folder: Path, version: int = 1) -> dict[str, Any]:
     store = WeightStore(folder, run="test", keep=5)
     shipment = make_shipment(policy, "test", version, matrix_type=None)
     manifest = store.publish(version, lambda place: write_weights(shipment, place))
@@ -219,7 +221,7 @@ def publish(policy: Policy, folder: Path, version: int = 1) -> dict[str, Any]:
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "gone", "another model", "part"])
 def test_weights_that_are_not_whole_change_nothing(
-    damage: str, local: LocalServer, policy: Policy, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+    damage: str, local: LocalServer, policy: TrainedPolicy, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:
     before = {name: tensor.clone() for name, tensor in local.server.update.model.state_dict().items()}
     message = publish(policy, tmp_path)
@@ -242,18 +244,18 @@ def test_weights_that_are_not_whole_change_nothing(
             weights["model.norm.weight"] = torch.ones(7)
         save_file(weights, path)
         message["files"] = [{"name": path.name, "size": path.stat().st_size, "sha256": checksum(path)}]
-    post(local.url, contract.PAUSE)
-    post(local.url, contract.START)
-    status, answer = post(local.url, contract.UPDATE, {"update_info": message})
+    post(local.url, protocol.PAUSE)
+    post(local.url, protocol.START)
+    status, answer = post(local.url, protocol.UPDATE, {"update_info": message})
     assert (status, "keeps the weights default" in answer["error"]) == (500, True)
-    assert post(local.url, contract.FINISH, {"weight_version": message["label"]})[0] == 500
-    assert get(local.url, contract.WEIGHT_INFO)["weight_version"] == "default"
+    assert post(local.url, protocol.FINISH, {"weight_version": message["label"]})[0] == 500
+    assert get(local.url, protocol.WEIGHT_INFO)["weight_version"] == "default"
     for name, tensor in local.server.update.model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
 
 def test_servers_that_do_not_see_the_disk_fetch_weights_with_a_token(
-    policy: Policy, make_policy: Callable[..., Policy], tiny_model: Callable[..., PreTrainedModel],
+    policy: TrainedPolicy, make_policy: Callable[..., TrainedPolicy], tiny_model: Callable[..., PreTrainedModel],
     make_prompts: Callable[..., list[Prompt]], tmp_path: Path,
 ) -> None:  # fmt: skip
     local = LocalServer(policy)
@@ -261,7 +263,7 @@ def test_servers_that_do_not_see_the_disk_fetch_weights_with_a_token(
         PARAMS, urls=[local.url], weights_folder=tmp_path, weights_address="127.0.0.1:0", deadlines=FAST
     )
     other = make_policy(tiny_model("qwen2", seed=5))
-    engine, prompts = Engine(PARAMS), make_prompts("a b", "c")
+    engine, prompts = InProcessEngine(PARAMS), make_prompts("a b", "c")
     engine.load_weights(other, version=3)
     try:
         sampler.load_weights(other, version=3)
@@ -282,7 +284,7 @@ def test_servers_that_do_not_see_the_disk_fetch_weights_with_a_token(
 
 
 def test_an_adapter_reaches_servers_that_had_whole_weights_of_its_base(
-    make_policy: Callable[..., Policy],
+    make_policy: Callable[..., TrainedPolicy],
     tiny_model: Callable[..., PreTrainedModel],
     make_prompts: Callable[..., list[Prompt]],
 ) -> None:
@@ -295,7 +297,7 @@ def test_an_adapter_reaches_servers_that_had_whole_weights_of_its_base(
                 parameter.normal_(0, 0.3)
     policy, prompts = make_policy(model, adapter=adapter), make_prompts("a b", "c")
     greedy = replace(PARAMS, temperature=0.0)
-    through, engine = ThroughServers(greedy, count=1), Engine(greedy)
+    through, engine = ThroughServers(greedy, count=1), InProcessEngine(greedy)
     try:
         through.load_weights(plain, version=0)
         first = through.sample(prompts, 1)
@@ -338,14 +340,14 @@ HEADER = (2).to_bytes(8, "little") + b"{}"
 """A safetensors file without tensors."""
 
 
-@pytest.mark.parametrize("way", ["trunk", "module"])
+@pytest.mark.parametrize("way", ["backbone", "module"])
 @pytest.mark.parametrize("calls", [(1,), (3, 6)])
 def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
-    calls: tuple[int, ...], way: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    calls: tuple[int, ...], way: str, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: Any = (Decoder, "step")
     if way == "module":
-        monkeypatch.setattr(proof, "trunk_of", lambda model: None)
+        monkeypatch.setattr(proof, "backbone_of", lambda model: None)
         where = (ModuleSampling, "_forward")
     requests = [asked(text, first_key=10 * place, count=4) for place, text in enumerate(("1 + 1 =", "a", "b c"))]
     sampling = Sampling(policy, max_rows=8)
@@ -370,13 +372,13 @@ def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
             assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
 
 
-@pytest.mark.parametrize("way", ["trunk", "module"])
+@pytest.mark.parametrize("way", ["backbone", "module"])
 def test_a_request_that_does_not_fit_alone_is_refused_and_the_next_one_is_served(
-    way: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    way: str, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: Any = (Decoder, "prefill")
     if way == "module":
-        monkeypatch.setattr(proof, "trunk_of", lambda model: None)
+        monkeypatch.setattr(proof, "backbone_of", lambda model: None)
         where = (ModuleSampling, "_forward")
     right = getattr(*where)
 

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from oncurve.policy.model_folder import locate
 from oncurve.rollouts.engine.stops import BYTE_OF, REPLACEMENT, StopStrings, token_table
-from oncurve.train.checkpoint import locate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

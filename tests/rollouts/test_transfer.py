@@ -20,21 +20,21 @@ import torch
 from recorder import NCCL, broadcast, make_group
 from served import FAST, move
 
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers import contract
+from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.children import ChildServers, free_ports, own_environment
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.rollouts.servers.transfer.direct import DirectPush
-from oncurve.rollouts.servers.transfer.ends import fill
-from oncurve.rollouts.servers.transfer.group import GroupPush
-from oncurve.rollouts.servers.transfer.shipment import Shipment, make_shipment
-from oncurve.rollouts.servers.transfer.ways import Transfer
-from oncurve.train.policy import Policy
+from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush
+from oncurve.rollouts.servers.transfer.endpoints import fill
+from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
+from oncurve.rollouts.servers.transfer.transfer import Transfer
+from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
 
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
 LIMITS = replace(FAST, push_seconds=3.0, gone_seconds=30.0)
-PAUSE = f"{contract.PAUSE}?mode=abort&clear_cache=true"
+PAUSE = f"{protocol.PAUSE}?mode=abort&clear_cache=true"
 BUFFER_BYTES = 2**15
 MakeSampler = Callable[..., ServerSampler]
 
@@ -76,7 +76,7 @@ class BufferEnd:
 
 
 @pytest.fixture
-def policy(make_policy: Callable[..., Policy]) -> Policy:
+def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
     return make_policy()
 
 
@@ -135,7 +135,7 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url + contract.HEALTH, timeout=5):
+        with urllib.request.urlopen(url + protocol.HEALTH, timeout=5):
             return True
     except OSError:
         return False
@@ -171,7 +171,7 @@ def written(folder: Path) -> set[str]:
 def test_a_group_gets_every_version_over_the_device_and_no_files_after_the_first(
     servers_of: Callable[[int], ChildServers],
     sampler_of: MakeSampler,
-    policy: Policy,
+    policy: TrainedPolicy,
     prompts: list[Prompt],
     tmp_path: Path,
 ) -> None:
@@ -193,16 +193,16 @@ def test_a_group_gets_every_version_over_the_device_and_no_files_after_the_first
             if version == 1:
                 route, body = calls.pop(0)
                 settings = body["init_info"]["settings"]
-                assert (route, body["init_info"]["way"]) == (contract.INIT, "nccl")
+                assert (route, body["init_info"]["way"]) == (protocol.INIT, "nccl")
                 assert (settings["master_address"], settings["world_size"]) == ("127.0.0.1", 3)
                 assert settings["packed"] is True
                 ranks.add(settings["rank_offset"])
             assert calls == [
                 [PAUSE, None],
-                [contract.START, None],
-                [contract.UPDATE, {"update_info": shipment.header()}],
-                [contract.FINISH, {"weight_version": label}],
-                [contract.RESUME, None],
+                [protocol.START, None],
+                [protocol.UPDATE, {"update_info": shipment.header()}],
+                [protocol.FINISH, {"weight_version": label}],
+                [protocol.RESUME, None],
             ]
             assert label.split(":")[1:] == shipment.label.split(":")[1:]
             assert found["sums"] == {name: float(weight.double().sum()) for name, weight in shipment}
@@ -212,14 +212,14 @@ def test_a_group_gets_every_version_over_the_device_and_no_files_after_the_first
 
 
 def test_a_server_that_cannot_join_fetches_files_and_the_others_are_a_group_at_the_next_version(
-    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     servers = servers_of(2)
     unable, able = servers.urls
     sampler = sampler_of(servers, transfer=over_nccl())
     sampler.load_weights(policy, version=0)
     wait_for(lambda: all_ready(sampler))
-    tell(unable, {contract.INIT: "fail"})
+    tell(unable, {protocol.INIT: "fail"})
     move(policy)
     waiting = time.monotonic()
     tell_later(unable, sampler)
@@ -238,13 +238,13 @@ def test_a_server_that_cannot_join_fetches_files_and_the_others_are_a_group_at_t
 
 
 def test_a_server_with_another_nccl_gets_files_and_nobody_waits_for_it(
-    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     servers = servers_of(2)
     other, alike = servers.urls
     said: list[str] = []
     sampler = sampler_of(servers, transfer=over_nccl(NCCL))
-    sampler.say = said.append
+    sampler.notify = said.append
     sampler.load_weights(policy, version=0)
     wait_for(lambda: all_ready(sampler))
     tell(other, {"nccl": [2, 26, 2]})
@@ -267,7 +267,7 @@ def tell_later(url: str, sampler: ServerSampler) -> None:
         if "left out" in text:
             tell(url, {})
 
-    sampler.say = hear
+    sampler.notify = hear
 
 
 @pytest.mark.parametrize("fault", ["die", "hang"])
@@ -275,7 +275,7 @@ def test_a_member_that_is_lost_in_the_middle_costs_the_others_a_restart_and_no_h
     fault: str,
     servers_of: Callable[[int], ChildServers],
     sampler_of: MakeSampler,
-    policy: Policy,
+    policy: TrainedPolicy,
     prompts: list[Prompt],
 ) -> None:
     servers = servers_of(2)
@@ -285,31 +285,31 @@ def test_a_member_that_is_lost_in_the_middle_costs_the_others_a_restart_and_no_h
         wait_for(lambda: all_ready(sampler))
         move(policy)
     processes = {servers.process_of(url).pid for url in servers.urls}
-    tell(servers.urls[0], {contract.UPDATE: fault})
+    tell(servers.urls[0], {protocol.UPDATE: fault})
     sampler.load_weights(policy, version=2)
     assert versions(sampler.sample(prompts, 4)) == {2}
     wait_for(lambda: all_ready(sampler))
     assert not processes & {servers.process_of(url).pid for url in servers.urls}
     for url in servers.urls:
-        assert contract.UPDATE in routes(recorded(url)["calls"])
+        assert protocol.UPDATE in routes(recorded(url)["calls"])
     move(policy)
     sampler.load_weights(policy, version=3)
     for url in servers.urls:
         calls = recorded(url)["calls"]
-        assert routes(calls)[0] == contract.INIT
+        assert routes(calls)[0] == protocol.INIT
         assert calls[0][1]["init_info"]["settings"]["world_size"] == 3
     assert versions(sampler.sample(prompts, 4)) == {3}
 
 
 def test_one_server_on_the_same_gpu_reads_weights_where_they_are_and_sleeps_while_they_train(
-    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     servers, end = servers_of(1), BufferEnd()
     [url] = servers.urls
     sampler = sampler_of(servers, transfer=over_ipc(end), sleep=True)
     sampler.load_weights(policy, version=0)
-    assert contract.SLEEP not in str(recorded(url)["calls"])
-    asleep = [[PAUSE, None], [f"{contract.SLEEP}?level=2", None]]
+    assert protocol.SLEEP not in str(recorded(url)["calls"])
+    asleep = [[PAUSE, None], [f"{protocol.SLEEP}?level=2", None]]
     for version in (1, 2):
         assert versions(sampler.sample(prompts, 4)) == {version - 1}
         assert recorded(url)["calls"] == asleep
@@ -317,23 +317,23 @@ def test_one_server_on_the_same_gpu_reads_weights_where_they_are_and_sleeps_whil
         sampler.load_weights(policy, version=version)
         shipment = make_shipment(policy, "", version, matrix_type=torch.bfloat16)
         found = recorded(url)
-        updates = [body["update_info"] for route, body in found["calls"] if route == contract.UPDATE]
+        updates = [body["update_info"] for route, body in found["calls"] if route == protocol.UPDATE]
         assert len(updates) > 1
         assert [name for update in updates for name in update["names"]] == list(shipment.weights)
         assert all(update["handles"] == {"GPU-0": []} for update in updates)
-        assert [call for call in found["calls"] if call[0] != contract.UPDATE] == [
-            [f"{contract.WAKE}?tags=weights", None],
-            [contract.INIT, {"init_info": {"way": "ipc", "settings": {"packed": True}}}],
-            [contract.START, None],
-            [contract.FINISH, {"weight_version": found["label"]}],
-            [f"{contract.WAKE}?tags=kv_cache", None],
-            [contract.RESUME, None],
+        assert [call for call in found["calls"] if call[0] != protocol.UPDATE] == [
+            [f"{protocol.WAKE}?tags=weights", None],
+            [protocol.INIT, {"init_info": {"way": "ipc", "settings": {"packed": True}}}],
+            [protocol.START, None],
+            [protocol.FINISH, {"weight_version": found["label"]}],
+            [f"{protocol.WAKE}?tags=kv_cache", None],
+            [protocol.RESUME, None],
         ]
         assert all(torch.equal(end.received[name], weight) for name, weight in shipment)
 
 
 def test_weights_as_files_wake_a_server_in_the_same_order_and_again_for_more_of_a_step(
-    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     servers = servers_of(1)
     [url] = servers.urls
@@ -342,9 +342,9 @@ def test_weights_as_files_wake_a_server_in_the_same_order_and_again_for_more_of_
     sampler.sample(prompts, 4)
     recorded(url)
     assert versions(sampler.sample(prompts, 4)) == {0}
-    asleep = [PAUSE, f"{contract.SLEEP}?level=2"]
-    woken = [f"{contract.WAKE}?tags=weights", contract.INIT, contract.START, contract.UPDATE, contract.FINISH]
-    woken += [f"{contract.WAKE}?tags=kv_cache", contract.RESUME]
+    asleep = [PAUSE, f"{protocol.SLEEP}?level=2"]
+    woken = [f"{protocol.WAKE}?tags=weights", protocol.INIT, protocol.START, protocol.UPDATE, protocol.FINISH]
+    woken += [f"{protocol.WAKE}?tags=kv_cache", protocol.RESUME]
     assert routes(recorded(url)["calls"]) == [*woken, *asleep]
     for _ in range(2):  # measurements have settings of their own
         sampler.sample(prompts, 4, params=PARAMS)
@@ -352,21 +352,21 @@ def test_weights_as_files_wake_a_server_in_the_same_order_and_again_for_more_of_
 
 
 def test_a_server_that_cannot_read_the_gpu_gets_files(
-    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: Policy, prompts: list[Prompt]
+    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     servers = servers_of(1)
     [url] = servers.urls
     sampler = sampler_of(servers, transfer=over_ipc(BufferEnd()))
     said: list[str] = []
-    sampler.say = said.append
+    sampler.notify = said.append
     sampler.load_weights(policy, version=0)
-    tell(url, {contract.START: "fail"})
+    tell(url, {protocol.START: "fail"})
 
     def is_told(text: str) -> None:
         said.append(text)
         tell(url, {})
 
-    sampler.say = is_told
+    sampler.notify = is_told
     move(policy)
     sampler.load_weights(policy, version=1)
     assert versions(sampler.sample(prompts, 4)) == {1}
@@ -374,4 +374,4 @@ def test_a_server_that_cannot_read_the_gpu_gets_files(
     recorded(url)
     move(policy)
     sampler.load_weights(policy, version=2)
-    assert recorded(url)["calls"][1] == [contract.INIT, {"init_info": {}}]
+    assert recorded(url)["calls"][1] == [protocol.INIT, {"init_info": {}}]

@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from oncurve.data.prompts import render_prompts
+from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.children import free_ports
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.rollouts.servers.transfer.direct import DirectPush
-from oncurve.rollouts.servers.transfer.ends import IpcEnd, NcclEnd
-from oncurve.rollouts.servers.transfer.group import GroupPush
-from oncurve.rollouts.servers.transfer.ways import Transfer
-from oncurve.train.checkpoint import EMBEDDED, load_model
-from oncurve.train.policy import OptimizerSettings, Policy
+from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush
+from oncurve.rollouts.servers.transfer.endpoints import IpcEnd, NcclEnd
+from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
+from oncurve.rollouts.servers.transfer.transfer import Transfer
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -38,14 +38,14 @@ PARAMS = SamplingParams(max_completion_tokens=40)
 SMALL = ("--gpu-memory-utilization", "0.3", "--enforce-eager")
 
 
-def make_policy() -> tuple[Policy, list[Prompt]]:
+def make_policy() -> tuple[TrainedPolicy, list[Prompt]]:
     model, tokenizer = load_model("embedded")
-    policy = Policy(model.to("cuda:0"), tokenizer, optimizer=OptimizerSettings())  # type: ignore[arg-type]
+    policy = TrainedPolicy(model.to("cuda:0"), tokenizer, optimizer=OptimizerSettings())  # type: ignore[arg-type]
     rows = [{"question": f"Tom has {n} apples and buys {n + 3} more. How many has he?", "answer": ""} for n in range(6)]
     return policy, render_prompts(rows, tokenizer, template="think_answer")[0]  # type: ignore[arg-type]
 
 
-def check(policy: Policy, one: Completion) -> None:
+def check(policy: TrainedPolicy, one: Completion) -> None:
     """The log-probabilities that the server reports are those of the policy."""
     ids = torch.tensor([[*one.prompt_ids, *one.token_ids]], device="cuda:0")
     with torch.no_grad():

@@ -20,14 +20,14 @@ import pytest
 import torch
 
 from oncurve.data.prompts import render_prompts
+from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.train.adapter import LoraSettings, add_adapter
-from oncurve.train.checkpoint import EMBEDDED, load_model
-from oncurve.train.policy import OptimizerSettings, Policy
+from oncurve.rollouts.servers.server_sampler import ServerSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,9 +49,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
 
 
 @pytest.fixture
-def policy() -> Policy:
+def policy() -> TrainedPolicy:
     model, tokenizer = load_model("embedded")
-    return Policy(model, tokenizer, optimizer=OptimizerSettings())
+    return TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def sampler(servers: VllmServers, tmp_path: Path) -> Iterator[ServerSampler]:
     made.close()
 
 
-def make_prompts(policy: Policy) -> list[Prompt]:
+def make_prompts(policy: TrainedPolicy) -> list[Prompt]:
     rows = [{"question": f"Tom has {n} apples and buys {n + 3} more. How many has he?", "answer": ""} for n in range(6)]
     return render_prompts(rows, policy.tokenizer, template="think_answer")[0]  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def completions(groups: list[Group]) -> list[Completion]:
 
 
 def test_after_every_push_both_servers_sample_from_exactly_these_weights(
-    sampler: ServerSampler, policy: Policy
+    sampler: ServerSampler, policy: TrainedPolicy
 ) -> None:
     prompts = make_prompts(policy)
     for version in range(4):
@@ -120,7 +120,7 @@ def test_after_every_push_both_servers_sample_from_exactly_these_weights(
 def test_an_adapter_is_added_to_the_base_that_vllm_was_started_with(servers: VllmServers, tmp_path: Path) -> None:
     model, tokenizer = load_model("embedded")
     adapter = add_adapter(model, LoraSettings(rank=4), base="")
-    policy = Policy(model, tokenizer, optimizer=OptimizerSettings(), adapter=adapter)
+    policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings(), adapter=adapter)
     sampler = ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=Deadlines(gone_seconds=300.0))
     try:
         for version in range(3):
@@ -150,7 +150,7 @@ def test_children_of_a_run_sample_for_it_and_end_with_it(tmp_path: Path) -> None
     ]
     words += ["rollouts.type=servers", "rollouts.vllm_servers=1", "policy.compute_type=float32", "policy.lora.rank=4"]
     words += ["algorithm.correction=truncate"]
-    command = [sys.executable, "-c", "from oncurve.cli import main; main()", *words]
+    command = [sys.executable, "-c", "from oncurve.cli.app import main; main()", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -181,7 +181,7 @@ def test_a_run_goes_on_when_one_of_two_servers_is_killed(servers: VllmServers, t
     ]
     log = tmp_path / "log.txt"
     with log.open("wb") as file:
-        command = [sys.executable, "-c", "from oncurve.cli import main; main()", *words]
+        command = [sys.executable, "-c", "from oncurve.cli.app import main; main()", *words]
         trainer = subprocess.Popen(command, stdout=file, stderr=file)
     run = tmp_path / "run"
     while trainer.poll() is None and not (run / "status.json").exists():

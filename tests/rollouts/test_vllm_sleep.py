@@ -19,19 +19,19 @@ import torch
 from safetensors.torch import load_file
 
 from oncurve.data.prompts import render_prompts
+from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
 from oncurve.records import Completion, Group
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.children import free_ports
 from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
-from oncurve.rollouts.servers.sampler import ServerSampler
-from oncurve.rollouts.servers.transfer.direct import DirectPush
-from oncurve.rollouts.servers.transfer.ends import fill, packing
-from oncurve.rollouts.servers.transfer.group import GroupPush
-from oncurve.rollouts.servers.transfer.shipment import Shipment, make_shipment
-from oncurve.rollouts.servers.transfer.ways import Transfer
-from oncurve.train.checkpoint import EMBEDDED, load_model
-from oncurve.train.policy import OptimizerSettings, Policy
+from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush
+from oncurve.rollouts.servers.transfer.endpoints import fill, packing
+from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
+from oncurve.rollouts.servers.transfer.transfer import Transfer
+from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,7 +121,7 @@ def test_what_is_sent_is_what_vllm_reads(tmp_path: Path) -> None:
     """Its own classes take the bodies, its own function takes the buffer apart. No GPU is in this."""
     model, tokenizer = load_model("embedded")
     shipment = make_shipment(
-        Policy(model, tokenizer, optimizer=OptimizerSettings()), "run", 0, matrix_type=torch.bfloat16
+        TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings()), "run", 0, matrix_type=torch.bfloat16
     )
     place = {"master_address": "127.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 2}
     told: dict[str, Any] = {"settings": packing() | place, "header": shipment.header(), "parts": []}
@@ -142,7 +142,7 @@ def test_what_is_sent_is_what_vllm_reads(tmp_path: Path) -> None:
 
 def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_for_files(tmp_path: Path) -> None:
     model, tokenizer = load_model("embedded")
-    policy = Policy(model, tokenizer, optimizer=OptimizerSettings())
+    policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
     rows = [{"question": f"Tom has {n} apples and buys {n + 3} more. How many has he?", "answer": ""} for n in range(4)]
     prompts = render_prompts(rows, tokenizer, template="think_answer")[0]  # type: ignore[arg-type]
     logs = tmp_path / "logs"

@@ -19,22 +19,22 @@ from safetensors.torch import load_file
 from served import FAST, LocalServer, Puppet, move
 
 from oncurve.errors import SamplerError
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers import contract, shards, store
+from oncurve.rollouts.servers import protocol, shards, store
 from oncurve.rollouts.servers.fetch import fetched
 from oncurve.rollouts.servers.machine_memory import free_bytes, is_memory
-from oncurve.rollouts.servers.manifest import Manifest, describe_files
-from oncurve.rollouts.servers.sampler import ServerSampler
+from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.shards import write_weights
 from oncurve.rollouts.servers.store import WeightStore
-from oncurve.rollouts.servers.transfer.shipment import Shipment, make_shipment
-from oncurve.train.policy import Policy
+from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
+from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
 
 PARAMS = SamplingParams(max_completion_tokens=8)
 
 
 @pytest.fixture
-def policy(make_policy: Callable[..., Policy]) -> Policy:
+def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
     return make_policy()
 
 
@@ -50,7 +50,7 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("file_bytes", [2**25, 2**12, 1])
 @pytest.mark.parametrize("matrix_type", [None, torch.bfloat16])
 def test_files_hold_the_weights_in_the_type_that_was_asked_for(
-    policy: Policy,
+    policy: TrainedPolicy,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     file_bytes: int,
@@ -99,7 +99,7 @@ def test_every_type_of_weight_and_every_shape_comes_back(tmp_path: Path) -> None
 
 
 def test_files_are_written_and_read_by_several_threads(
-    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: TrainedPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "FILE_BYTES", 2**12)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
@@ -117,13 +117,15 @@ def test_files_are_written_and_read_by_several_threads(
     assert len(writers) == 2
 
 
-def message_of(policy: Policy, folder: Path) -> dict[str, object]:
+def message_of(policy: TrainedPolicy, folder: Path) -> dict[str, object]:
     shipment = make_shipment(policy, "run", 1, matrix_type=None)
     files, names = write_weights(shipment, folder)
     return Manifest(shipment.label, 1, files, names, str(folder)).message(address=None, token=None)
 
 
-def test_one_damaged_file_of_many_is_found(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_damaged_file_of_many_is_found(
+    policy: TrainedPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "FILE_BYTES", 2**12)
     message = message_of(policy, tmp_path)
     with fetched(message) as paths:
@@ -135,7 +137,7 @@ def test_one_damaged_file_of_many_is_found(policy: Policy, tmp_path: Path, monke
         pass
 
 
-def test_a_manifest_without_checksums_is_refused_with_a_word(policy: Policy, tmp_path: Path) -> None:
+def test_a_manifest_without_checksums_is_refused_with_a_word(policy: TrainedPolicy, tmp_path: Path) -> None:
     message = message_of(policy, tmp_path)
     for file in message["files"]:  # type: ignore[attr-defined]
         del file["sha256"]
@@ -143,7 +145,7 @@ def test_a_manifest_without_checksums_is_refused_with_a_word(policy: Policy, tmp
         pass
 
 
-def test_a_manifest_of_one_large_file_as_it_was_before_is_read(policy: Policy, tmp_path: Path) -> None:
+def test_a_manifest_of_one_large_file_as_it_was_before_is_read(policy: TrainedPolicy, tmp_path: Path) -> None:
     local = LocalServer(policy)
     try:
         policy.model.save_pretrained(tmp_path)
@@ -171,7 +173,7 @@ def test_versions_go_to_memory_if_two_of_them_fit_and_are_flushed_on_a_disk_alon
         monkeypatch.setattr(store, "free_bytes", lambda folder, free=free: free)
         flushed.clear()
         said.clear()
-        made = WeightStore(tmp_path / "disk", run=f"run{free}", memory=tmp_path / "memory", say=said.append)
+        made = WeightStore(tmp_path / "disk", run=f"run{free}", memory=tmp_path / "memory", notify=said.append)
         folders = {Path(made.publish(n, write, size=1000, label=f"run:{n}:a").folder).parent.parent for n in range(3)}
         assert folders == {tmp_path / ("memory" if is_in_memory else "disk")}
         assert bool(flushed) != is_in_memory
@@ -218,7 +220,7 @@ def test_what_is_memory_and_how_much_is_left_is_read_from_the_system(tmp_path: P
     assert free_bytes(tmp_path, facts=facts, container=container) == 2048
 
 
-def test_vllm_gets_matrices_in_its_type_and_our_own_servers_all_digits(policy: Policy, tmp_path: Path) -> None:
+def test_vllm_gets_matrices_in_its_type_and_our_own_servers_all_digits(policy: TrainedPolicy, tmp_path: Path) -> None:
     puppets = [Puppet(), Puppet()]
 
     async def as_vllm(request: object) -> object:
@@ -226,7 +228,7 @@ def test_vllm_gets_matrices_in_its_type_and_our_own_servers_all_digits(policy: P
 
         return web.json_response({"weight_version": puppets[0].label})
 
-    puppets[0].behave[contract.WEIGHT_INFO] = as_vllm
+    puppets[0].behave[protocol.WEIGHT_INFO] = as_vllm
     try:
         for puppet, expected in zip(puppets, (torch.bfloat16, torch.float32), strict=True):
             sampler = ServerSampler(

@@ -14,13 +14,13 @@ import torch
 from oncurve.algorithm.presets import build
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics
+from oncurve.policy.gpu_memory import gpu_memory
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.train.gpu_memory import gpu_memory
 from oncurve.train.guards import attempts
 
 if TYPE_CHECKING:
-    from oncurve.train.policy import Policy
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.train.run import Run
 
 GIB = 2**30
@@ -62,7 +62,7 @@ def test_without_a_gpu_nothing_is_said_of_one() -> None:
 
 def test_a_run_writes_it_after_every_phase_with_a_peak_for_each_step(
     two_gpus: list[str],
-    make_policy: Callable[..., Policy],
+    make_policy: Callable[..., TrainedPolicy],
     make_prompts: Callable[..., list[Prompt]],
     train_in: Callable[..., Run],
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_run_writes_it_after_every_phase_with_a_peak_for_each_step(
 
 
 def test_memory_is_given_back_before_an_update_is_tried_again(
-    two_gpus: list[str], make_policy: Callable[..., Policy], random_groups: Callable[..., list[Group]]
+    two_gpus: list[str], make_policy: Callable[..., TrainedPolicy], random_groups: Callable[..., list[Group]]
 ) -> None:
     from oncurve.data.collate import collate
 

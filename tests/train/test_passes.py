@@ -15,7 +15,7 @@ from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.train.policy import Policy
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.train.run import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=6)
@@ -23,11 +23,11 @@ SAMPLING = SamplingParams(max_completion_tokens=6)
 
 @pytest.fixture
 def trained(
-    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
-) -> Callable[..., tuple[Policy, Run]]:
+    make_policy: Callable[..., TrainedPolicy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
+) -> Callable[..., tuple[TrainedPolicy, Run]]:
     """A policy after a step of sixteen completions, and its run."""
 
-    def start(*, passes: int, updates: int = 1, clip: float = 0.9) -> tuple[Policy, Run]:
+    def start(*, passes: int, updates: int = 1, clip: float = 0.9) -> tuple[TrainedPolicy, Run]:
         policy = make_policy()
         run = train_in(
             policy, make_prompts("a b", "c", "d e"), lambda p, c: sum(c.token_ids) % 2 == 0,
@@ -39,7 +39,9 @@ def trained(
     return start
 
 
-def test_every_pass_is_an_update_on_all_completions_of_the_step(trained: Callable[..., tuple[Policy, Run]]) -> None:
+def test_every_pass_is_an_update_on_all_completions_of_the_step(
+    trained: Callable[..., tuple[TrainedPolicy, Run]],
+) -> None:
     policy, run = trained(passes=3)
     once, _ = trained(passes=1)
     assert run.updates_per_step == 3
@@ -47,14 +49,16 @@ def test_every_pass_is_an_update_on_all_completions_of_the_step(trained: Callabl
     assert len(read_rollouts(run.folder.path, 1)) == 2, "sampled once"
 
 
-def test_later_passes_are_clipped_against_the_policy_that_sampled(trained: Callable[..., tuple[Policy, Run]]) -> None:
+def test_later_passes_are_clipped_against_the_policy_that_sampled(
+    trained: Callable[..., tuple[TrainedPolicy, Run]],
+) -> None:
     [alone], [again] = (read_metrics(trained(passes=passes, clip=1e-4)[1].folder.path) for passes in (1, 2))
     assert alone["policy/clip_fraction"] == 0.0
     assert alone["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert 0.2 < again["policy/clip_fraction"] <= 0.5, "none in the first pass, most in the second"
 
 
-def test_passes_and_smaller_updates_multiply(trained: Callable[..., tuple[Policy, Run]]) -> None:
+def test_passes_and_smaller_updates_multiply(trained: Callable[..., tuple[TrainedPolicy, Run]]) -> None:
     policy, run = trained(passes=2, updates=2)
     assert run.updates_per_step == 4
     assert policy.num_updates == 4

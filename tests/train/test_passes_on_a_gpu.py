@@ -10,9 +10,9 @@ import torch
 
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
+from oncurve.policy.forward import completion_logprobs
+from oncurve.policy.packed_attention import use_packed_attention
 from oncurve.records import Group
-from oncurve.train.forward import completion_logprobs
-from oncurve.train.packed import use_packed_attention
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

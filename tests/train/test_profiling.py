@@ -12,32 +12,32 @@ import pytest
 import torch
 
 from oncurve.algorithm.presets import build
-from oncurve.observe.profile import PARTS, Limits, Spent, read_profile
+from oncurve.observe.profile import PARTS, MachineLimits, Spent, read_profile
 from oncurve.observe.record import read_metrics, read_rollouts, read_rows
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import proof
-from oncurve.rollouts.engine.engine import Engine
-from oncurve.train.limits import gemm_flops, read_bandwidth
-from oncurve.train.policy import Policy
+from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.train.profiling import Profiler, make_profiler
+from oncurve.train.roofline import gemm_flops, read_bandwidth
 from oncurve.train.run import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
 TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))
-LIMITS = Limits(1e12, 1e11)
+LIMITS = MachineLimits(1e12, 1e11)
 
 
 @pytest.fixture
 def run_of(
-    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
-) -> Callable[..., tuple[Run, Policy]]:
+    make_policy: Callable[..., TrainedPolicy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
+) -> Callable[..., tuple[Run, TrainedPolicy]]:
     """Three steps with two updates each; with a profiler if its settings are given."""
 
-    def train(folder: str, **settings: Any) -> tuple[Run, Policy]:
+    def train(folder: str, **settings: Any) -> tuple[Run, TrainedPolicy]:
         policy = make_policy(tokens_per_microbatch=60)
 
-        def watched(engine: Engine, place: Path) -> Profiler | None:
+        def watched(engine: InProcessEngine, place: Path) -> Profiler | None:
             return Profiler(policy, engine, place, **settings) if settings else None
 
         run = train_in(
@@ -65,10 +65,10 @@ def comparable(run: Run) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("way", ["own layers", "modules"])
 def test_every_phase_is_timed_with_its_work_and_nothing_changes(
-    way: str, run_of: Callable[..., tuple[Run, Policy]], monkeypatch: pytest.MonkeyPatch
+    way: str, run_of: Callable[..., tuple[Run, TrainedPolicy]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "modules":
-        monkeypatch.setattr(proof, "trunk_of", lambda model: None)
+        monkeypatch.setattr(proof, "backbone_of", lambda model: None)
     plain, untouched = run_of("plain")
     assert not {"logprobs", "backward", "annotate", "update"} & set(vars(untouched)), "nothing is wrapped"
     profiled, _ = run_of("profiled", limits=LIMITS)
@@ -90,7 +90,7 @@ def test_every_phase_is_timed_with_its_work_and_nothing_changes(
     assert by_name["optimizer"].read
 
 
-def test_work_is_that_of_the_tokens_of_the_step(run_of: Callable[..., tuple[Run, Policy]]) -> None:
+def test_work_is_that_of_the_tokens_of_the_step(run_of: Callable[..., tuple[Run, TrainedPolicy]]) -> None:
     run, _ = run_of("run", limits=LIMITS)
     for row in read_rows(run.folder.path / "profile.jsonl")[1:]:
         phases = {name: Spent(**values) for name, values in row["phases"].items()}
@@ -104,7 +104,7 @@ def test_work_is_that_of_the_tokens_of_the_step(run_of: Callable[..., tuple[Run,
         assert phases["backward"].operations == pytest.approx(2 * phases["forward"].operations)
 
 
-def test_a_trace_of_one_step_names_the_phases(run_of: Callable[..., tuple[Run, Policy]]) -> None:
+def test_a_trace_of_one_step_names_the_phases(run_of: Callable[..., tuple[Run, TrainedPolicy]]) -> None:
     run, _ = run_of("traced", limits=None, trace_step=2)
     [trace] = run.folder.path.glob("trace_step_*")
     assert trace.name == "trace_step_000002.json.gz"
@@ -113,9 +113,9 @@ def test_a_trace_of_one_step_names_the_phases(run_of: Callable[..., tuple[Run, P
     assert not (run.folder.path / "profile.jsonl").exists()
 
 
-def test_a_profile_that_nobody_asked_for_is_none(make_policy: Callable[..., Policy], tmp_path: Path) -> None:
-    policy, engine, said = make_policy(), Engine(SAMPLING), []
-    made = make_profiler(policy, engine, tmp_path, is_profiled=False, trace_step=None, say=said.append)
+def test_a_profile_that_nobody_asked_for_is_none(make_policy: Callable[..., TrainedPolicy], tmp_path: Path) -> None:
+    policy, engine, said = make_policy(), InProcessEngine(SAMPLING), []
+    made = make_profiler(policy, engine, tmp_path, is_profiled=False, trace_step=None, notify=said.append)
     assert (made, said, engine.around) == (None, [], None)
 
 

@@ -19,13 +19,13 @@ from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics, read_rollouts
 from oncurve.records import Completion, Group, Mean, Prompt, Reward
-from oncurve.rewards.early import EarlyRewards
+from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rollouts.base import SamplingParams
 from oncurve.train.interruption import Interrupted
 from oncurve.train.run import Run
 
 if TYPE_CHECKING:
-    from oncurve.train.policy import Policy
+    from oncurve.policy.policy import TrainedPolicy
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
 TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))
@@ -233,7 +233,7 @@ def test_a_run_outside_the_main_thread_leaves_signals_alone(make_run: Callable[.
 @pytest.mark.parametrize("updates_per_step", [1, 2])
 def test_metrics_are_exact_over_microbatches(
     updates_per_step: int,
-    make_policy: Callable[..., Policy],
+    make_policy: Callable[..., TrainedPolicy],
     make_prompts: Callable[..., list[Prompt]],
     train_in: Callable[..., Run],
 ) -> None:
@@ -269,7 +269,7 @@ def test_metrics_are_exact_over_microbatches(
 
 
 def test_a_step_without_any_signal_moves_nothing_and_goes_on(
-    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
+    make_policy: Callable[..., TrainedPolicy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
 ) -> None:
     policy, algorithm = make_policy(), build("grpo", group_size=4, max_completion_tokens=8)
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
@@ -285,7 +285,7 @@ def test_a_step_without_any_signal_moves_nothing_and_goes_on(
 
 
 def test_grading_while_sampling_changes_no_reward_and_no_record(
-    make_policy: Callable[..., Policy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
+    make_policy: Callable[..., TrainedPolicy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
 ) -> None:
     def is_right(prompt: Prompt, completion: Completion) -> bool:
         if completion.token_ids[0] % 11 == 0:
@@ -293,7 +293,7 @@ def test_grading_while_sampling_changes_no_reward_and_no_record(
         return completion.token_ids[-1] % 2 == 0
 
     algorithm, found = build("grpo", group_size=4, max_completion_tokens=8), []
-    for name, rewarded in (("afterwards", lambda function: function), ("early", EarlyRewards)):
+    for name, rewarded in (("afterwards", lambda function: function), ("early", PipelinedRewards)):
         run = train_in(
             make_policy(),
             make_prompts(*TEXTS),

@@ -14,12 +14,12 @@ from oncurve.algorithm.presets import build
 from oncurve.config.load import parse_config
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics, read_rollouts
+from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.policy.optimizer import OptimizerSettings
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.hf import HfSampler
-from oncurve.train.adapter import LoraSettings, add_adapter
-from oncurve.train.optimizer import OptimizerSettings
-from oncurve.train.policy import Policy
 from oncurve.wiring import make_policy as policy_of_recipe
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oncurve.batch import Batch
     from oncurve.train.run import Run
 
-MakePolicy = Callable[..., Policy]
+MakePolicy = Callable[..., TrainedPolicy]
 MakePrompts = Callable[..., list[Prompt]]
 TEXTS = ("a b", "cat", "d e f", "12 and 7")
 LIMIT = 8
@@ -43,13 +43,13 @@ def odd(prompt: Prompt, completion: Completion) -> bool:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """Every microbatch whose loss is differentiated, in the order of the run."""
     batches: list[Batch] = []
-    computed = Policy.logprobs
+    computed = TrainedPolicy.logprobs
 
-    def watched(self: Policy, batch: Batch) -> Any:
+    def watched(self: TrainedPolicy, batch: Batch) -> Any:
         batches.append(batch)
         return computed(self, batch)
 
-    monkeypatch.setattr(Policy, "logprobs", watched)
+    monkeypatch.setattr(TrainedPolicy, "logprobs", watched)
     return batches
 
 
@@ -81,17 +81,17 @@ def rows_of(batch: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 @pytest.fixture
 def groups_of_run(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
     """The groups as they left the sampler."""
-    from oncurve.rollouts.engine.engine import Engine
+    from oncurve.rollouts.engine.engine import InProcessEngine
 
     found: list[Group] = []
-    computed = Engine.sample
+    computed = InProcessEngine.sample
 
-    def watched(self: Engine, *arguments: Any, **options: Any) -> list[Group]:
+    def watched(self: InProcessEngine, *arguments: Any, **options: Any) -> list[Group]:
         groups = computed(self, *arguments, **options)
         found.extend(groups)
         return groups
 
-    monkeypatch.setattr(Engine, "sample", watched)
+    monkeypatch.setattr(InProcessEngine, "sample", watched)
     return found
 
 
@@ -179,7 +179,7 @@ def test_old_log_probabilities_are_computed_in_microbatches(
     make_policy: MakePolicy, random_groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rollouts in one forward pass would make logits of many gigabytes."""
-    from oncurve.train import policy as module
+    from oncurve.policy import policy as module
 
     policy = make_policy(tokens_per_microbatch=40)
     batch = collate(random_groups(6, 4), torch.ones(6, 4))

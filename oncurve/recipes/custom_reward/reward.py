@@ -1,4 +1,4 @@
-"""What is paid here? Two plain functions: oncurve calls them for each completion with the row's answer.
+"""Two reward functions of one's own: oncurve calls them for each completion with the row's answer.
 
 Return a number, None if a row does not apply, or a dictionary with "reward" and named parts, which are logged apart.
 The part "correct" is what accuracy is counted by, "format" tells a badly written answer from a wrong one. A function

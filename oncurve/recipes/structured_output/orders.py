@@ -1,4 +1,4 @@
-"""Where do the orders of this recipe come from? python orders.py writes train.jsonl and test.jsonl beside this file."""
+"""Generator of this recipe's orders: python orders.py writes train.jsonl and test.jsonl beside this file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How does the in-process engine sample many completions at once?"""
+"""The in-process engine, which samples many completions at once."""

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from oncurve.algorithm.precision import arithmetic_type, head_type
 from oncurve.errors import SamplerError
-from oncurve.products import arithmetic_type, head_type
+from oncurve.model.decode_memory import (
+    MOST_ROWS,
+    RECORDING_BYTES,
+    USUAL_ROWS,
+    DecodeCall,
+    Widths,
+    most_rows,
+    whole_blocks,
+)
+from oncurve.model.lora_linear import linear_layers
+from oncurve.model.weights import Backbone, head_matrix, is_plain_head
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.rows import Room
-from oncurve.trunk.matrices import linear_layers
-from oncurve.trunk.room import MOST_ROWS, RECORDING_BYTES, USUAL_ROWS, Call, Widths, most_rows, whole_blocks
-from oncurve.trunk.weights import Trunk, head_matrix, is_plain_head
+from oncurve.rollouts.engine.rows import Capacity
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +33,9 @@ def free_bytes(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def call_of(prompt_lengths: list[int], group_size: int, params: SamplingParams) -> Call:
+def call_of(prompt_lengths: list[int], group_size: int, params: SamplingParams) -> DecodeCall:
     """What is asked of the engine, as the rule for memory takes it."""
-    return Call(
+    return DecodeCall(
         num_prompts=len(prompt_lengths),
         group_size=group_size,
         prompt_tokens=max(prompt_lengths),
@@ -56,15 +64,15 @@ def widths_of(model: PreTrainedModel, compute_type: torch.dtype, kv_type: torch.
     )
 
 
-def copied_bytes(model: PreTrainedModel, trunk: Trunk | None, compute_type: torch.dtype) -> int:
+def copied_bytes(model: PreTrainedModel, backbone: Backbone | None, compute_type: torch.dtype) -> int:
     """Matrices that sampling holds besides those of the model: in the type of the arithmetic, or in another order."""
     device, found = model.device, 0
-    if trunk is None:
+    if backbone is None:
         head = model.get_output_embeddings()
         parts = [part.weight for part in linear_layers(model) if part is not head]
         found += sum(part.numel() for part in parts if part.dtype == torch.float32 != compute_type)
     else:
-        for layer in trunk.layers:
+        for layer in backbone.layers:
             matrices = [*layer.qkv, layer.output, *layer.gate_up, layer.down]
             found += sum(matrix.weight.numel() for matrix in matrices if matrix.weight.dtype != compute_type)
             found += sum(matrix.weight.numel() for matrix in layer.qkv)  # in the order of a decode step
@@ -77,7 +85,7 @@ def copied_bytes(model: PreTrainedModel, trunk: Trunk | None, compute_type: torc
 
 
 @dataclass
-class Budget:
+class RowBudget:
     """How many completions run at one time."""
 
     max_rows: int | None = None
@@ -88,7 +96,7 @@ class Budget:
     limit: int | None = None
     """What memory took when it ran out; None while it has not."""
 
-    def rows(self, model: PreTrainedModel, trunk: Trunk | None, call: Call) -> int:
+    def rows(self, model: PreTrainedModel, backbone: Backbone | None, call: DecodeCall) -> int:
         """The limit for a call, by the memory that is free now; called within the arithmetic of sampling."""
         device = model.device
         if device.type != "cuda":
@@ -97,15 +105,15 @@ class Budget:
             most = self.max_rows or MOST_ROWS
             if self.kv_tokens is None:
                 compute_type = arithmetic_type(device, next(model.parameters()).dtype)
-                free = free_bytes(device) - copied_bytes(model, trunk, compute_type)
+                free = free_bytes(device) - copied_bytes(model, backbone, compute_type)
                 widths = widths_of(model, compute_type, self.kv_type)
-                most = most_rows(widths, call, free, most=most, by_module=trunk is None)
+                most = most_rows(widths, call, free, most=most, by_module=backbone is None)
                 log.debug("%d completions at a time, with %.2f GiB free", most, free / 2**30)
         return most if self.limit is None else min(most, self.limit)
 
-    def room(self, call: Call, rows: int) -> Room:
+    def room(self, call: DecodeCall, rows: int) -> Capacity:
         """What of so many rows the limit on positions allows. Raises SamplerError if it does not hold one."""
-        return Room.of(
+        return Capacity.of(
             num_prompts=call.num_prompts,
             group_size=call.group_size,
             prompt_tokens=whole_blocks(call.prompt_tokens),
@@ -114,7 +122,7 @@ class Budget:
             kv_tokens=self.kv_tokens,
         )
 
-    def shrink(self, rows: int, reason: str, call: Call, *, key: str = "rollouts.max_rows") -> None:
+    def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str = "rollouts.max_rows") -> None:
         """From now on at most half of so many, for which memory did not suffice.
 
         Raises SamplerError if that was one.

@@ -1,4 +1,4 @@
-"""Where do the keys and values of running rows live? In buffers that are written in place and shrink with the batch."""
+"""Key-value cache of the rows that are running: buffers written in place, which shrink with the batch."""
 
 from __future__ import annotations
 

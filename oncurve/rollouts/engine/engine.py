@@ -1,4 +1,4 @@
-"""How are many completions sampled at once, inside the training process?
+"""The engine: batched sampling inside the training process.
 
 Each prompt is read once for its group, finished rows leave at once and waiting ones enter. The weights are the
 policy's own, so there is nothing to synchronize; the memory for keys and values is given back after each call.
@@ -15,16 +15,16 @@ import torch
 from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
-from oncurve.heap import give_back
-from oncurve.memory import Shortage, release
+from oncurve.model.allocator import give_back
+from oncurve.model.out_of_memory import Shortage, release
+from oncurve.model.weights import Backbone
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
-from oncurve.rollouts.engine.budget import Budget, call_of
+from oncurve.rollouts.engine.budget import RowBudget, call_of
 from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.engine.streams import stream_keys
-from oncurve.trunk.weights import Trunk
 
 Finish = Callable[[int, list[Sampled]], None]
 """Takes the place of a prompt, and its completions."""
@@ -47,7 +47,7 @@ class Asked:
         return replace(self, prompts=[self.prompts[place] for place in places], keys=keys)
 
 
-class Engine:
+class InProcessEngine:
     """Samples in process from the policy's own weights."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Engine:
         prompts, where torch alone decodes on a CPU. Without ``cuda_graphs`` a GPU samples through the model's modules.
         """
         self.params = params
-        self.budget = Budget(max_rows, kv_tokens, kv_type)
+        self.budget = RowBudget(max_rows, kv_tokens, kv_type)
         self.on_group: Callable[[Group], None] | None = None
         self.around: Around | None = None
         """What is put around the parts of sampling, to time them."""
@@ -126,15 +126,15 @@ class Engine:
         them, so they are the same.
         """
         assert self._policy is not None
-        trunk = self._proof.trunk(self._policy)
-        if trunk is None:
+        backbone = self._proof.backbone(self._policy)
+        if backbone is None:
             self._check_kv_type(self._policy.model)
         left = list(range(len(asked.prompts)))
         while left:
             now = asked.of(left)
             call = call_of([len(prompt) for prompt in now.prompts], now.group_size, now.params)
-            rows = min(call.rows, self.budget.rows(self._policy.model, trunk, call))
-            if trunk is not None:
+            rows = min(call.rows, self.budget.rows(self._policy.model, backbone, call))
+            if backbone is not None:
                 rows = self.budget.room(call, rows).slots
             places = list(left)
 
@@ -143,19 +143,19 @@ class Engine:
                 left.remove(places[place])
 
             with Shortage() as shortage:
-                if trunk is not None:
-                    self._by_trunk(trunk, now, give, rows)
+                if backbone is not None:
+                    self._by_backbone(backbone, now, give, rows)
                 else:
                     self._by_module(now, give, rows)
             if shortage.reason is not None:
                 release()
                 self.budget.shrink(rows, shortage.reason, call)
 
-    def _by_trunk(self, trunk: Trunk, asked: Asked, finish: Finish, rows: int) -> None:
+    def _by_backbone(self, backbone: Backbone, asked: Asked, finish: Finish, rows: int) -> None:
         assert self._policy is not None
         fused = FusedSampling(
             self._policy,
-            trunk,
+            backbone,
             asked.params,
             end_ids=asked.end_ids,
             max_rows=rows,

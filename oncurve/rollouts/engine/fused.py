@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oncurve.model.decode_cuda_graph import NEWEST, Drawn
+from oncurve.model.decode_memory import whole_blocks
+from oncurve.model.decoding import Decoder
+from oncurve.model.ops_native import NativeOps
+from oncurve.model.weights import Backbone, head_matrix
 from oncurve.records import FinishReason
 from oncurve.rollouts.base import PolicyView, SamplingParams
 from oncurve.rollouts.engine.draw import draw
-from oncurve.rollouts.engine.rows import Room, Rows, ends
+from oncurve.rollouts.engine.rows import Capacity, Rows, ends
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
-from oncurve.trunk.decoding import Decoder
-from oncurve.trunk.native_ops import NativeOps
-from oncurve.trunk.recorded_decoding import NEWEST, Drawn
-from oncurve.trunk.room import whole_blocks
-from oncurve.trunk.weights import Trunk, head_matrix
 
 Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Takes the name of a part of sampling ("load", "prefill", "decode") and its function; gives what is called instead."""
@@ -44,7 +44,7 @@ class FusedSampling:
     def __init__(
         self,
         policy: PolicyView,
-        trunk: Trunk,
+        backbone: Backbone,
         params: SamplingParams,
         *,
         end_ids: tuple[int, ...],
@@ -53,7 +53,7 @@ class FusedSampling:
         kv_type: torch.dtype | None = None,
     ) -> None:
         self.kv_type = kv_type
-        self.policy, self.trunk, self.params = policy, trunk, params
+        self.policy, self.backbone, self.params = policy, backbone, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
         self.around: Around | None = None
@@ -74,7 +74,7 @@ class FusedSampling:
         ``keys`` name the random stream of each completion, group after group.
         """
         longest, params = max(len(prompt) for prompt in prompts), self.params
-        room = Room.of(
+        room = Capacity.of(
             num_prompts=len(prompts),
             group_size=group_size,
             prompt_tokens=whole_blocks(longest),
@@ -82,13 +82,13 @@ class FusedSampling:
             max_rows=self.max_rows,
             kv_tokens=self.kv_tokens,
         )
-        compute_type = self.trunk.compute_type()
+        compute_type = self.backbone.compute_type()
         rows = Rows(len(prompts), group_size, room, params)
         lengths = np.array([len(prompt) for prompt in prompts])
-        with torch.autocast(self.trunk.device.type, enabled=False):
+        with torch.autocast(self.backbone.device.type, enabled=False):
             make = Decoder if self.around is None else self.around("load", Decoder)
             decoder: Decoder = make(
-                self.trunk,
+                self.backbone,
                 head_matrix(self.policy.model),
                 compute_type,
                 slots=room.slots,

@@ -1,4 +1,4 @@
-"""How does the engine sample from a model whose layers it does not know? Through the model's own module.
+"""Sampling through the model's own module, for models whose layers are not known here.
 
 The prompt of a group is read once and its keys and values are handed to the whole group; finished rows leave the batch.
 """
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oncurve.products import arithmetic_type, head_type, wide_product
+from oncurve.algorithm.precision import arithmetic_type, head_type, wide_product
+from oncurve.model.lora_linear import linear_layers
+from oncurve.model.weights import body_of, head_matrix, is_plain_head
 from oncurve.records import FinishReason
 from oncurve.rollouts.base import PolicyView, SamplingParams, padding_id
 from oncurve.rollouts.engine.cache import RowCache, left_pad
@@ -24,8 +26,6 @@ from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.fused import Around
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
-from oncurve.trunk.matrices import linear_layers
-from oncurve.trunk.weights import body_of, head_matrix, is_plain_head
 
 COMPACT_BELOW = 0.75
 """Finished rows are cut from the batch when no more than this share still runs: a cut copies the running rows."""
@@ -49,7 +49,7 @@ def rounded_matrices(model: PreTrainedModel) -> Iterator[None]:
 
 
 @dataclass
-class Row:
+class SampledRow:
     """One completion while it is being sampled."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ class ModuleSampling:
         self.model, self.params, self.keys, self.end_ids = policy.model, params, keys, end_ids
         self.stops = StopStrings(params.stop, policy.tokenizer)
         self.pad_id = padding_id(policy.tokenizer, end_ids)
-        self.rows = [Row() for _ in keys]
+        self.rows = [SampledRow() for _ in keys]
         self.running = np.arange(len(keys))
         self._is_padded = True
         """Some row of the batch is; known without asking the device."""
@@ -83,12 +83,12 @@ class ModuleSampling:
         self._read = self._forward if around is None else around("prefill", self._forward)
         self._next = self._forward if around is None else around("decode", self._forward)
 
-    def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:
+    def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[SampledRow]:
         """Prefill each prompt once, expand it to its group, decode."""
         with rounded_matrices(self.model) if self.rounds else nullcontext():
             return self._run(prompt_ids, group_size)
 
-    def _run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[Row]:
+    def _run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[SampledRow]:
         device = self.model.device
         ids, mask = left_pad(prompt_ids, pad_id=self.pad_id, device=device)
         is_short = np.repeat([len(prompt) < ids.shape[1] for prompt in prompt_ids], group_size)

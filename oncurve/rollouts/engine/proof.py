@@ -10,14 +10,14 @@ import logging
 import torch
 from torch import Tensor
 
-from oncurve.agreement import agreement, mean, worst_step
 from oncurve.algorithm.logprobs import from_hidden, from_logits
-from oncurve.memory import Shortage, first_line, is_out_of_memory, release
-from oncurve.products import arithmetic_type, head_type, widened
+from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision
+from oncurve.model.agreement import agreement, mean, worst_step
+from oncurve.model.decode_memory import GROWTH
+from oncurve.model.decoding import Decoder
+from oncurve.model.out_of_memory import Shortage, first_line, is_out_of_memory, release
+from oncurve.model.weights import Backbone, backbone_of, body_of, head_matrix
 from oncurve.rollouts.base import PolicyView
-from oncurve.trunk.decoding import Decoder
-from oncurve.trunk.room import GROWTH
-from oncurve.trunk.weights import Trunk, body_of, head_matrix, trunk_of
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ FLOOR, STEP_FLOOR = 0.01, 0.05
 FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 
 
-def needs_proof(trunk: Trunk) -> bool:
+def needs_proof(backbone: Backbone) -> bool:
     """It decodes with kernels that the tests have not seen."""
-    return trunk.device.type != "cpu"
+    return backbone.device.type != "cpu"
 
 
-def objection(policy: PolicyView, trunk: Trunk, *, tokens: int = GROWTH + 4) -> str | None:
-    """What speaks against decoding by the trunk, in the arithmetic of here and now; None if nothing does.
+def objection(policy: PolicyView, backbone: Backbone, *, tokens: int = GROWTH + 4) -> str | None:
+    """What speaks against decoding by the backbone, in the arithmetic of here and now; None if nothing does.
 
     Rows of random ``tokens`` are long enough for the buffers to grow once.
     """
@@ -45,10 +45,10 @@ def objection(policy: PolicyView, trunk: Trunk, *, tokens: int = GROWTH + 4) -> 
     prompts = [torch.randint(0, vocabulary, (length,), generator=draw) for length in PROMPTS]
     rows = torch.randint(0, vocabulary, (len(PROMPT_OF), tokens), generator=draw)
     expected = torch.stack([_by_module(policy, prompts[of], row) for of, row in zip(PROMPT_OF, rows, strict=True)])
-    with widened(policy.model), torch.autocast(trunk.device.type, enabled=False):
+    with in_full_precision(policy.model), torch.autocast(backbone.device.type, enabled=False):
         exact = torch.stack([_by_module(policy, prompts[of], row) for of, row in zip(PROMPT_OF, rows, strict=True)])
     try:
-        found = _by_trunk(policy, trunk, prompts, rows)
+        found = _by_backbone(policy, backbone, prompts, rows)
     except FAILURES as error:
         if is_out_of_memory(error):  # which says nothing of the step
             raise
@@ -73,14 +73,14 @@ def _by_module(policy: PolicyView, prompt: Tensor, row: Tensor) -> Tensor:
     return from_hidden(hidden.to(dtype), head_matrix(model), row.to(hidden.device))[0].cpu()
 
 
-def _by_trunk(policy: PolicyView, trunk: Trunk, prompts: list[Tensor], rows: Tensor) -> Tensor:
+def _by_backbone(policy: PolicyView, backbone: Backbone, prompts: list[Tensor], rows: Tensor) -> Tensor:
     """The same for all rows [R, T], token by token."""
-    compute_type, (count, tokens) = trunk.compute_type(), rows.shape
+    compute_type, (count, tokens) = backbone.compute_type(), rows.shape
     lengths = torch.tensor([PROMPTS[prompt] for prompt in PROMPT_OF])
     found = torch.empty(count, tokens)
-    with torch.autocast(trunk.device.type, enabled=False):
+    with torch.autocast(backbone.device.type, enabled=False):
         decoder = Decoder(
-            trunk,
+            backbone,
             head_matrix(policy.model),
             compute_type,
             slots=count,
@@ -100,28 +100,28 @@ def _by_trunk(policy: PolicyView, trunk: Trunk, prompts: list[Tensor], rows: Ten
 
 
 class Proof:
-    """Remembers of a policy's trunk whether it may decode; on a CPU it may."""
+    """Remembers of a policy's backbone whether it may decode; on a CPU it may."""
 
     def __init__(self, *, on_gpu: bool = True) -> None:
         """Without ``on_gpu`` it may on a CPU alone (``rollouts.cuda_graphs``)."""
         self.on_gpu = on_gpu
-        self._trunk: Trunk | None = None
+        self._backbone: Backbone | None = None
         self._holds = False
 
-    def trunk(self, policy: PolicyView) -> Trunk | None:
-        """The trunk to decode with, or None where the model's module must do it.
+    def backbone(self, policy: PolicyView) -> Backbone | None:
+        """The backbone to decode with, or None where the model's module must do it.
 
-        Found out once for each trunk, in the arithmetic of here and now.
+        Found out once for each backbone, in the arithmetic of here and now.
         """
-        trunk = trunk_of(policy.model)
-        if trunk is None or not needs_proof(trunk):
-            return trunk
+        backbone = backbone_of(policy.model)
+        if backbone is None or not needs_proof(backbone):
+            return backbone
         if not self.on_gpu:
             return None
-        if self._trunk is not trunk:
+        if self._backbone is not backbone:
             reason: str | None = None
             with Shortage() as shortage:
-                reason = objection(policy, trunk)
+                reason = objection(policy, backbone)
             if shortage.reason is not None:
                 release()
                 log.warning(
@@ -130,7 +130,7 @@ class Proof:
                     shortage.reason,
                 )
                 return None
-            self._trunk, self._holds = trunk, reason is None
+            self._backbone, self._holds = backbone, reason is None
             if reason is not None:
                 log.warning("the model samples through its own module, slower: its decode step %s", reason)
-        return trunk if self._holds else None
+        return backbone if self._holds else None

@@ -1,4 +1,4 @@
-"""What is known of each completion while a batch is sampled, and which may start next?
+"""State of each completion while a batch is sampled, and admission of the next ones.
 
 Rows wait in order. A row starts when a slot is free, together with as many others as there is room for; the slot and,
 after the last row of its group, the prompt's slot are handed on when it ends.
@@ -13,16 +13,16 @@ from functools import partial
 import numpy as np
 
 from oncurve.errors import SamplerError
+from oncurve.model.decode_memory import prompts_held
 from oncurve.records import FinishReason
 from oncurve.rollouts.base import SamplingParams
-from oncurve.trunk.room import prompts_held
 
 ADMIT_SHARE = 0.25
 """Waiting rows start when this share of all slots is free: starting a few at a time would read few prompts at once."""
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """How much is held at one time."""
 
     slots: int
@@ -40,7 +40,7 @@ class Room:
         completion_tokens: int,
         max_rows: int,
         kv_tokens: int | None,
-    ) -> Room:
+    ) -> Capacity:
         """As many rows as the limit on rows and the budget of positions allow.
 
         Raises SamplerError if the budget does not hold one row.
@@ -61,7 +61,7 @@ class Room:
 class Rows:
     """The completions of one call: their tokens so far, and which run in which slot."""
 
-    def __init__(self, num_prompts: int, group_size: int, room: Room, params: SamplingParams) -> None:
+    def __init__(self, num_prompts: int, group_size: int, room: Capacity, params: SamplingParams) -> None:
         total = num_prompts * group_size
         self.params, self.room, self.group_size = params, room, group_size
         self.prompt_of = np.repeat(np.arange(num_prompts), group_size)

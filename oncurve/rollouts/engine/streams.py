@@ -1,4 +1,4 @@
-"""Which random number decides a token? A pure function of (seed, step, prompt, completion, position).
+"""The random number of a token: a pure function of (seed, step, prompt, completion, position).
 
 There is no generator and so no state: a completion does not depend on who else is in the batch, on the order of work,
 or on what was sampled before a restart.

@@ -1,1 +1,1 @@
-"""Which machines sample for the trainer, and what if they die?"""
+"""Rollout servers: sampling on other machines, and surviving their loss."""

@@ -52,7 +52,7 @@ class ChildServers:
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
         devices: Sequence[str] = (),
-        say: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``command`` gives the words for a port; ``devices`` the GPUs that each server sees, as CUDA names them."""
         if devices and len(devices) != count:
@@ -60,7 +60,7 @@ class ChildServers:
         self.name, self.logs = name, logs
         self.ports = free_ports(count)
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
-        self._command, self._environment, self._say = command, dict(environment), say
+        self._command, self._environment, self._say = command, dict(environment), notify
         self._devices = dict(zip(self.ports, devices, strict=False))
         self._ended = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}

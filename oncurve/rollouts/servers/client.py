@@ -1,4 +1,4 @@
-"""How is one rollout server talked to? Every call has a deadline, and every failure names the server."""
+"""Client of one rollout server. Every call has a deadline, and every failure names the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from oncurve.errors import SamplerError
-from oncurve.rollouts.servers import contract
+from oncurve.rollouts.servers import protocol
 
 _SHOWN = 400
 """Characters of a server's answer that are shown in a message."""
@@ -53,8 +53,8 @@ class ServerClient:
 
     async def report(self, *, within: float) -> Report:
         """Whether it is well, and which weights it has."""
-        await self._call("GET", contract.HEALTH, within=within)
-        found = await self._call("GET", contract.WEIGHT_INFO, within=within)
+        await self._call("GET", protocol.HEALTH, within=within)
+        found = await self._call("GET", protocol.WEIGHT_INFO, within=within)
         return Report(
             label=str(found.get("weight_version")),
             takes_keys=bool(found.get("takes_keys")),
@@ -64,39 +64,39 @@ class ServerClient:
 
     async def generate(self, body: Mapping[str, Any], *, within: float) -> Any:
         """Completions of one prompt."""
-        return await self._call("POST", contract.GENERATE, within=within, body=body)
+        return await self._call("POST", protocol.GENERATE, within=within, body=body)
 
     async def pause(self, *, within: float) -> None:
         """End what it still samples for nobody, forget the cached prompts, begin nothing."""
-        await self._call("POST", f"{contract.PAUSE}?mode=abort&clear_cache=true", within=within)
+        await self._call("POST", f"{protocol.PAUSE}?mode=abort&clear_cache=true", within=within)
 
     async def resume(self, *, within: float) -> None:
         """Sample again."""
-        await self._call("POST", contract.RESUME, within=within)
+        await self._call("POST", protocol.RESUME, within=within)
 
     async def sleep(self, level: int, *, within: float) -> None:
         """Give memory back: with level 1 weights go to the machine's memory, with 2 they are dropped."""
-        await self._call("POST", f"{contract.SLEEP}?level={level}", within=within)
+        await self._call("POST", f"{protocol.SLEEP}?level={level}", within=within)
 
     async def wake(self, tag: str, *, within: float) -> None:
         """Take memory again, for ``weights`` or for the ``kv_cache``."""
-        await self._call("POST", f"{contract.WAKE}?tags={tag}", within=within)
+        await self._call("POST", f"{protocol.WAKE}?tags={tag}", within=within)
 
     async def is_sleeping(self, *, within: float) -> bool:
         """It gave memory back, or somebody paused it."""
-        return bool((await self._call("GET", contract.IS_SLEEPING, within=within))["is_sleeping"])
+        return bool((await self._call("GET", protocol.IS_SLEEPING, within=within))["is_sleeping"])
 
     async def num_workers(self, *, within: float) -> int:
         """Over how many GPUs it is spread."""
-        return int((await self._call("GET", contract.WORLD_SIZE, within=within))["world_size"])
+        return int((await self._call("GET", protocol.WORLD_SIZE, within=within))["world_size"])
 
     async def choose_way(self, way: str, settings: Mapping[str, Any], *, within: float) -> None:
         """Agree on how weights come from now on. Members of a group answer when all have met."""
-        await self._call("POST", contract.INIT, within=within, body={"init_info": {"way": way, "settings": settings}})
+        await self._call("POST", protocol.INIT, within=within, body={"init_info": {"way": way, "settings": settings}})
 
     async def start_update(self, *, within: float) -> None:
         """Begin to take new weights as files; an update that somebody left in its middle is given up first."""
-        await self._call("POST", contract.INIT, within=within, body={"init_info": {}})
+        await self._call("POST", protocol.INIT, within=within, body={"init_info": {}})
         await self.begin(within=within)
 
     async def begin(self, *, within: float) -> None:
@@ -105,22 +105,22 @@ class ServerClient:
         An update that is refused ends the session that it belongs to, so nothing is sent to that purpose.
         """
         try:
-            await self._call("POST", contract.START, within=within)
+            await self._call("POST", protocol.START, within=within)
         except ServerFailed:
             try:
-                await self._call("POST", contract.UPDATE, within=within, body={"update_info": {"give_up": True}})
+                await self._call("POST", protocol.UPDATE, within=within, body={"update_info": {"give_up": True}})
             except ServerFailed:
-                await self._call("POST", contract.START, within=within)
+                await self._call("POST", protocol.START, within=within)
             else:
                 raise
 
     async def send_update(self, message: Mapping[str, Any], *, within: float) -> None:
         """Tell it where the weights are; it fetches and checks them, and its model stays as it is."""
-        await self._call("POST", contract.UPDATE, within=within, body={"update_info": dict(message)})
+        await self._call("POST", protocol.UPDATE, within=within, body={"update_info": dict(message)})
 
     async def finish_update(self, label: str, *, within: float) -> None:
         """Let the new weights take the place of the old ones."""
-        await self._call("POST", contract.FINISH, within=within, body={"weight_version": label})
+        await self._call("POST", protocol.FINISH, within=within, body={"weight_version": label})
 
     async def _call(self, method: str, route: str, *, within: float, body: Mapping[str, Any] | None = None) -> Any:
         """One request.
@@ -150,7 +150,7 @@ class ServerClient:
         """What a status in the four hundreds means to the user."""
         said = f"rollout server {self.url}{route} refuses with {status}: {text[:_SHOWN]}"
         if status in (401, 403):
-            return f"{said}. Set {contract.TOKEN_VARIABLE} to the token that the server was started with"
+            return f"{said}. Set {protocol.TOKEN_VARIABLE} to the token that the server was started with"
         if status == 404:
             return (
                 f"{said}. It lacks this route: start it with `oncurve serve`, or vLLM with --enable-scale-out, "

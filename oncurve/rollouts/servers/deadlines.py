@@ -1,4 +1,4 @@
-"""How long may a rollout server take for what?"""
+"""Deadlines and backoff of calls to rollout servers."""
 
 from __future__ import annotations
 

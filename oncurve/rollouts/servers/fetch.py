@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oncurve.rollouts.servers.manifest import SIDE_BY_SIDE, check, verify
+from oncurve.rollouts.servers.weight_manifest import SIDE_BY_SIDE, check, verify
 
 FETCH_SECONDS = 60.0
 """A trainer that sends nothing for so long while a file is fetched is lost."""

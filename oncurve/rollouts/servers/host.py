@@ -1,4 +1,4 @@
-"""How do servers fetch weights that do not see the trainer's disk? From the trainer, over HTTP, with a token."""
+"""HTTP host of weight files in the trainer, with a token, for servers that do not see its disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from oncurve.errors import ConfigError
-from oncurve.rollouts.servers.manifest import Manifest
+from oncurve.rollouts.servers.weight_manifest import Manifest
 
 
 class WeightHost:

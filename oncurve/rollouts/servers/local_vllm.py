@@ -35,7 +35,7 @@ class VllmServers(ChildServers):
         tensor_parallel: int = 1,
         sleeps: bool = False,
         share: float | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON. ``devices`` are the GPUs that
         each server sees, over ``tensor_parallel`` of which it spreads the model. With ``sleeps`` it can give
@@ -60,7 +60,7 @@ class VllmServers(ChildServers):
             command=self.command,
             environment=self._common(count),
             devices=devices,
-            say=say,
+            notify=notify,
         )
 
     def close(self) -> None:

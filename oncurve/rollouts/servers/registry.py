@@ -1,4 +1,4 @@
-"""How does a server that starts later make itself known? It leaves its address in a folder that both can see."""
+"""Discovery of servers that start later, through a shared folder."""
 
 from __future__ import annotations
 

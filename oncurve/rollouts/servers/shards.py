@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.products import SAFETENSORS_TYPES
-from oncurve.rollouts.servers.manifest import SIDE_BY_SIDE, WeightFile
-from oncurve.rollouts.servers.transfer.shipment import Shipment
+from oncurve.algorithm.precision import SAFETENSORS_TYPES
+from oncurve.rollouts.servers.transfer.weight_stream import Shipment
+from oncurve.rollouts.servers.weight_manifest import SIDE_BY_SIDE, WeightFile
 
 FILE_BYTES = 2**25
 """Of a file, about; a weight that is larger has one for itself."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from oncurve.errors import SamplerError
 from oncurve.rollouts.servers.machine_memory import MEMORY, free_bytes, is_memory
-from oncurve.rollouts.servers.manifest import Manifest, WeightFile, label_of, write_manifest
+from oncurve.rollouts.servers.weight_manifest import Manifest, WeightFile, label_of, write_manifest
 
 GB = 1e9
 ROOM = 0.5
@@ -36,11 +36,11 @@ class WeightStore:
         run: str,
         keep: int = 2,
         memory: Path | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``run`` goes into every label. With ``memory``, a folder in the machine's memory, the versions are put there
         if ``keep`` of them fit. Folders of processes that died on this machine are removed."""
-        self.run, self.keep, self._memory, self._say = run, keep, memory, say
+        self.run, self.keep, self._memory, self._say = run, keep, memory, notify
         self._name = f"{own_prefix()}{run}"
         self.root = root.resolve() / self._name
         self.published: list[Manifest] = []

@@ -1,1 +1,1 @@
-"""How does one machine sample for a trainer somewhere else?"""
+"""`oncurve serve`: sampling for a trainer on another machine."""

@@ -1,4 +1,4 @@
-"""Who runs the model of a server? One thread, which samples for all callers and stands still for new weights."""
+"""The thread that runs a server's model, for all callers, and pauses for new weights."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from oncurve.errors import SamplerError
-from oncurve.memory import Shortage, release
+from oncurve.model.decode_memory import MOST_ROWS, DecodeCall
+from oncurve.model.out_of_memory import Shortage, release
 from oncurve.rollouts.base import PolicyView, SamplingParams
-from oncurve.rollouts.engine.budget import Budget
+from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.proof import Proof
-from oncurve.rollouts.servers.contract import Asked, Sampled
-from oncurve.rollouts.serving.batch import OpenBatch, Request, Sizes, sample_through_module
-from oncurve.trunk.room import MOST_ROWS, Call
+from oncurve.rollouts.servers.protocol import GeneratedCompletion, GenerateRequest
+from oncurve.rollouts.serving.open_batch import BufferSizes, OpenBatch, Request, sample_through_module
 
 SMALLEST = 64
 """Tokens of prompts and completions for which buffers are made at least; they double as requests need it."""
 
-NO_BATCH = Sizes(1, 1, SMALLEST, SMALLEST)
+NO_BATCH = BufferSizes(1, 1, SMALLEST, SMALLEST)
 
 
 class Paused(Exception):
@@ -40,7 +40,7 @@ class Sampling:
         self, policy: PolicyView, *, max_rows: int | None = None, label: str = "default", cuda_graphs: bool = True
     ) -> None:
         """At most ``max_rows`` completions run at one time; None: what fits into a GPU, elsewhere the usual number."""
-        self.policy, self.budget, self.label = policy, Budget(max_rows), label
+        self.policy, self.budget, self.label = policy, RowBudget(max_rows), label
         self._arrived: deque[Request] = deque()
         self._dropped: set[Request] = set()
         self._batch: OpenBatch | None = None
@@ -68,7 +68,7 @@ class Sampling:
         """Completions of requests that have no answer yet."""
         return self._num_running
 
-    def submit(self, asked: Asked) -> Request:
+    def submit(self, asked: GenerateRequest) -> Request:
         """Take a request; its future gives the completions. Raises Paused while nothing is taken."""
         keys = asked.keys or np.random.default_rng().integers(0, 2**63, asked.count, dtype=np.uint64)
         request = Request(asked, np.array(keys, dtype=np.uint64))
@@ -169,7 +169,7 @@ class Sampling:
         del batch
         self._shrink(self._sizes.rows, shortage.reason, self._call(self._sizes))
 
-    def _shrink(self, rows: int, reason: str, call: Call) -> None:
+    def _shrink(self, rows: int, reason: str, call: DecodeCall) -> None:
         """Raises SamplerError if there was one completion; what others ask for later may be smaller."""
         release()
         try:
@@ -178,9 +178,9 @@ class Sampling:
             self._sizes, self.budget.limit = NO_BATCH, None
             raise
 
-    def _call(self, sizes: Sizes) -> Call:
+    def _call(self, sizes: BufferSizes) -> DecodeCall:
         """What a batch of these sizes is to the rule for memory: any number of requests."""
-        return Call(
+        return DecodeCall(
             num_prompts=MOST_ROWS,
             group_size=1,
             is_open=True,
@@ -195,7 +195,7 @@ class Sampling:
         for request in [request for request in self._arrived if chosen(request)]:
             self._arrived.remove(request)
             for place in range(request.asked.count):
-                request.give(place, Sampled([], [], "abort", ()))
+                request.give(place, GeneratedCompletion([], [], "abort", ()))
 
     def _take_arrived(self) -> None:
         """Let requests join the batch, in their order, up to the first that does not fit."""
@@ -210,7 +210,7 @@ class Sampling:
             assert self._batch is not None
             self._batch.add(self._arrived.popleft())
 
-    def _fits(self, asked: Asked) -> bool:
+    def _fits(self, asked: GenerateRequest) -> bool:
         batch = self._batch
         return (
             batch is not None
@@ -219,31 +219,31 @@ class Sampling:
             and asked.params.max_completion_tokens <= batch.sizes.completion_tokens
         )
 
-    def _make_batch(self, asked: Asked) -> bool:
+    def _make_batch(self, asked: GenerateRequest) -> bool:
         """Buffers that hold the request and all before it; False for a model whose layers we do not compute."""
         with torch.inference_mode(), self.policy.compute():
-            trunk = self._proof.trunk(self.policy)
-        if trunk is None:
+            backbone = self._proof.backbone(self.policy)
+        if backbone is None:
             return False
         self._batch = None  # its buffers are free before the new ones are made
         old = self._sizes
-        sizes = Sizes(
+        sizes = BufferSizes(
             1,
             1,
             _double_until(old.prompt_tokens, len(asked.token_ids)),
             _double_until(old.completion_tokens, asked.params.max_completion_tokens),
         )
         with self.policy.compute():
-            rows = self.budget.rows(self.policy.model, trunk, self._call(sizes))
+            rows = self.budget.rows(self.policy.model, backbone, self._call(sizes))
         self._sizes = replace(sizes, rows=rows, prompts=rows)
         params, end_ids = _settings(asked)
-        self._batch = OpenBatch(self.policy, trunk, params, end_ids, self._sizes, self.label)
+        self._batch = OpenBatch(self.policy, backbone, params, end_ids, self._sizes, self.label)
         return True
 
     def _sample_whole(self) -> None:
         """The first request and those that are like it, from beginning to end."""
         first, together, rows = self._arrived[0].asked, [], 0
-        call = Call(
+        call = DecodeCall(
             num_prompts=len(self._arrived),
             group_size=first.count,
             prompt_tokens=max(len(request.asked.token_ids) for request in self._arrived),
@@ -286,7 +286,7 @@ def _refuse(requests: list[Request], error: Exception) -> None:
             )
 
 
-def _settings(asked: Asked) -> tuple[SamplingParams, tuple[int, ...]]:
+def _settings(asked: GenerateRequest) -> tuple[SamplingParams, tuple[int, ...]]:
     """What rows must have in common to run together; how long they may become is each row's own."""
     return replace(asked.params, max_completion_tokens=1), asked.end_ids
 

@@ -31,8 +31,8 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 
 from oncurve.rollouts.servers.fetch import fetched
 from oncurve.rollouts.servers.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
-from oncurve.rollouts.servers.manifest import names_in
-from oncurve.rollouts.servers.thin import ThinWeights, check_base, merged, read_thin
+from oncurve.rollouts.servers.lora_weights import LoraWeights, check_base, merged, read_thin
+from oncurve.rollouts.servers.weight_manifest import names_in
 
 BACKEND = "file"
 
@@ -80,7 +80,7 @@ class FileEngine(WeightTransferEngine):
         super().__init__(*args, **kwargs)
         self._staged: ExitStack | None = None
         self._opened: list[Any] = []
-        self._thin: ThinWeights | None = None
+        self._thin: LoraWeights | None = None
         self._expected: frozenset[str] | None = own_names(self.model_config.model)
         self._device: DeviceWay | None = None
         """How weights come without files, where that was agreed on."""

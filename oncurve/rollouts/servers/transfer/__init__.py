@@ -1,1 +1,1 @@
-"""How do weights reach vLLM without files? From GPU to GPU, or on one."""
+"""Weight transfer to vLLM without files, from GPU to GPU or on one GPU."""

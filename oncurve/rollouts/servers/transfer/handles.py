@@ -1,4 +1,4 @@
-"""How does the address of a GPU's memory travel over HTTP without pickle? As plain values, read back one by one.
+"""CUDA IPC handles as plain values instead of pickles.
 
 vLLM's own client pickles it, and its server unpickles whatever it is sent. Nothing but torch is needed here, because
 vLLM's environment imports it too.

@@ -1,0 +1,185 @@
+"""Commands for a finished model: evaluate, sample, merge, publish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.errors import ConfigError
+from oncurve.observe.terminal import console, quiet_libraries
+
+NGRAM = 13
+Target = Annotated[str, typer.Argument(help="A run; or with --benchmark a model or `embedded`, otherwise a recipe.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as rollouts.max_rows=64.")]
+Also = Annotated[
+    list[str] | None, typer.Option(help="The same recipe trained with another seed; repeat it. They are pooled.")
+]
+Data = Annotated[list[str] | None, typer.Option(help="Local file or folder instead of the hub, or NAME=PATH.")]
+TrainedOn = Annotated[
+    str | None, typer.Option(help="Run, recipe or JSON lines: look for the problems in these training data.")
+]
+
+
+def evaluate(
+    target: Target,
+    overrides: Overrides = None,
+    benchmark: Annotated[str | None, typer.Option(help="Names with commas, such as gsm8k,math500.")] = None,
+    model: Annotated[str | None, typer.Option(help="With a recipe: the model, if not the recipe's own.")] = None,
+    against: Annotated[str | None, typer.Option(help="A second model, measured in the same way and compared.")] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(help="The same recipe trained with another seed; repeat it. They are pooled.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Local file or folder instead of the hub, or NAME=PATH.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="test, validation, or remainder: what validation leaves.")] = "test",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Completions of each problem.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Nucleus of the sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit on completion tokens.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling and of the bootstrap.")] = 0,
+    template: Annotated[str | None, typer.Option(help="Prompt template or text file, if not the benchmark's.")] = None,
+    chat: Annotated[bool | None, typer.Option(help="Chat template; unless said, if the tokenizer has one.")] = None,
+    sampler: Annotated[str, typer.Option(help="What rollouts.type may be: engine, transformers.")] = "engine",
+    trained_on: TrainedOn = None,
+    ngram: Annotated[int, typer.Option(min=1, help="Words in a row that count as seen in training.")] = NGRAM,
+    lm_eval: Annotated[bool, typer.Option("--lm-eval", help="Also write lm-evaluation-harness's files.")] = False,
+    card: Annotated[bool, typer.Option("--card", help="Write the results into the model's README.md.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder; one that was begun goes on where it stopped.")] = None,
+) -> None:
+    """Measure a model on benchmarks, or on the test problems of a run or recipe; compare two; pool several seeds.
+
+    Example: `oncurve evaluate runs/demo --benchmark gsm8k,math500 --samples 8 --temperature 0.6`
+    """
+    if benchmark is None:
+        refuse_given({
+            "--also": also, "--data": data, "--limit": limit, "--samples": samples, "--temperature": temperature,
+            "--top-p": top_p, "--max-tokens": max_tokens, "--seed": seed, "--template": template,
+            "--chat": chat is not None, "--trained-on": trained_on, "--lm-eval": lm_eval, "--card": card,
+            "--split": split != "test", "--sampler": sampler != "engine", "--ngram": ngram != NGRAM,
+        })  # fmt: skip
+        return evaluate_recipe(target, overrides or [], model, against, output or Path("evaluation"))
+    if model is not None or (against is not None and also):
+        raise ConfigError("with --benchmark the model stands first, and --against and --also exclude each other")
+    quiet_libraries()
+    from oncurve.commands.benchmark_models import BenchmarkRequest, short_labels  # lazy
+    from oncurve.commands.benchmark_run import evaluate_on_benchmarks  # lazy
+
+    request = BenchmarkRequest(
+        benchmarks=tuple(dict.fromkeys(name.strip() for name in benchmark.split(",") if name.strip())),
+        data=data_by_benchmark(data or []), split=split, limit=limit, samples=samples, temperature=temperature,
+        top_p=top_p, max_tokens=max_tokens, seed=seed, template=template, chat=chat, sampler=sampler,
+        overrides=tuple(overrides or ()), trained_on=trained_on, ngram_words=ngram, writes_harness=lm_eval,
+    )  # fmt: skip
+    models = [target, *([against] if against else also or ())]
+    folder = output or Path("evaluations") / short_labels(models)[0]
+    results = evaluate_on_benchmarks(models, request, folder, compares=against is not None, console=console())
+    if card:
+        from oncurve.commands.publish import card_with_results  # lazy
+
+        for name, result in zip(models, results, strict=True):
+            console().print(f"card: {card_with_results(name, result)}", highlight=False)
+
+
+def refuse_given(options: Mapping[str, object]) -> None:
+    """Refuse options that would do nothing for a recipe, whose own keys say the same."""
+    if given := [name for name, value in options.items() if value not in (None, False, 0)]:
+        raise ConfigError(
+            f"{', '.join(given)}: only with --benchmark. A recipe says it itself, such as evaluation.samples=8 or "
+            f"evaluation.temperature=0.6"
+        )
+
+
+def evaluate_recipe(target: str, overrides: list[str], model: str | None, against: str | None, output: Path) -> None:
+    """Measure a model on a recipe's test problems: of a run, its final model on the problems of its own recipe."""
+    from oncurve.config.load import load_config  # lazy
+    from oncurve.observe.run_model import is_run, resolve_model  # lazy
+    from oncurve.recipes.find import find_recipe  # lazy
+
+    if is_run(target):
+        model = model or resolve_model(target)
+        config = load_config(Path(target).expanduser() / "config.yaml", overrides)
+    else:
+        config = load_config(find_recipe(target), overrides)
+    quiet_libraries()
+    from oncurve.commands.examine import evaluate_models  # lazy
+
+    evaluate_models(config, [model or config.model, *([against] if against else [])], output, console=console())
+
+
+def data_by_benchmark(given: list[str]) -> dict[str, str]:
+    """Files by the name of their benchmark; the name "" stands for all.
+
+    >>> data_by_benchmark(["shared/data", "gsm8k=mine.jsonl"])
+    {'': 'shared/data', 'gsm8k': 'mine.jsonl'}
+    """
+    pairs = (one.partition("=") if "=" in one and not Path(one).exists() else ("", "=", one) for one in given)
+    return {name: path for name, _, path in pairs}
+
+
+def merge(
+    adapter: Annotated[Path, typer.Argument(help="A run that trained an adapter, or the folder of an adapter.")],
+    output: Annotated[Path, typer.Option(help="New folder for the whole model.")],
+) -> None:
+    """Add an adapter to its base model and save the sum as an ordinary model.
+
+    Example: `oncurve merge runs/demo/model --output runs/demo/merged`
+    """
+    quiet_libraries()
+    from oncurve.commands.publish import merge_with_card  # lazy
+
+    console().print(f"merged: {merge_with_card(adapter, output)}", highlight=False)
+
+
+def push(
+    model: Annotated[Path, typer.Argument(help="A run, or the folder of a model.")],
+    repo: Annotated[str, typer.Option(help="owner/name on the hub.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be uploaded.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="A new repository is private without this.")] = False,
+) -> None:
+    """Upload a model with its card to the hub; files with anything that looks like a key are refused.
+
+    Example: `oncurve push runs/demo --repo me/my-model --dry-run`
+    """
+    from oncurve.commands.publish import plan_upload, push_upload  # lazy
+    from oncurve.observe.run_model import resolve_model  # lazy
+
+    upload = plan_upload(Path(resolve_model(str(model))), repo)
+    console().print(upload.describe(), markup=False, highlight=False)
+    if not dry_run:
+        console().print(f"uploaded: {push_upload(upload, private=not public)}", highlight=False)
+
+
+def download(
+    name: Annotated[str, typer.Argument(help="gsm8k or math, or the hub name of a model.")],
+    output: Annotated[Path, typer.Option(help="Folder for the files.")],
+    split: Annotated[list[str] | None, typer.Option(help="Of a data set; repeat it. If none: train, test.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    include: Annotated[list[str] | None, typer.Option(help="Of a model: only such files, *.json; repeat it.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Of a model: no such files, *.bin; repeat it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch again what is there already.")] = False,
+) -> None:
+    """Fetch a data set as JSON lines, or a model, from the hub to a folder that recipes can name.
+
+    The token of a gated model is read from HF_TOKEN or `hf auth login`.
+
+    Example: `oncurve download math --output data/math`
+    """
+    from oncurve.data.download import SPLITS, download_data, download_model, is_model  # lazy
+
+    if is_model(name):
+        if split:
+            raise ConfigError("download: --split belongs to a data set; of a model, --include chooses files")
+        place = download_model(
+            name, output, revision=revision, include=include or (), exclude=exclude or (), force=force
+        )
+        console().print(f"model: {place}", highlight=False)
+        return
+    if include or exclude:
+        raise ConfigError("download: --include and --exclude belong to a model; of a data set, --split chooses parts")
+    for said in download_data(name, output, splits=split or SPLITS, revision=revision, force=force):
+        console().print(said, markup=False, highlight=False)

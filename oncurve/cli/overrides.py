@@ -1,0 +1,46 @@
+"""Commands that take settings of a recipe, with a hint for a setting that is written as an option."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from oncurve.errors import ConfigError
+
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")]
+
+
+class RecipeCommand(TyperCommand):
+    """A command whose arguments may be ``key=value``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises ConfigError for an unknown option that reads like a key of a recipe."""
+        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for place, word in enumerate(args):
+            if word == "--":
+                break
+            option, _, value = word.partition("=")
+            if option.startswith("--") and option not in {*known, "--help"}:
+                following = args[place + 1] if place + 1 < len(args) else ""
+                if key := key_for(option):
+                    given = value or ("VALUE" if following.startswith("-") or not following else following)
+                    raise ConfigError(f"there is no option {option}. Settings are written key=value: {key}={given}")
+        return super().parse_args(ctx, args)
+
+
+def key_for(option: str) -> str | None:
+    """The key of a recipe that an option such as --steps or --run.steps stands for; None if there is none.
+
+    >>> key_for("--learning-rate")
+    'optimizer.learning_rate'
+    """
+    from oncurve.config.messages import known_keys  # lazy
+
+    word = option.removeprefix("--").replace("-", "_")
+    keys: Sequence[str] = list(known_keys())
+    exact = [key for key in keys if key == word or key.rpartition(".")[2] == word]
+    return min(exact, key=lambda key: (key != word, not key.startswith("run."), keys.index(key)), default=None)

@@ -1,0 +1,68 @@
+"""The command `oncurve recipe`: list, show and copy the recipes in the package, and write their schema."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.cli.overrides import Overrides, RecipeArgument, RecipeCommand
+from oncurve.observe.terminal import console
+
+recipes = typer.Typer(name="recipe", help="The recipes in this package, and the keys that a recipe may have.")
+
+
+@recipes.command("list")
+def list_recipes() -> None:
+    """Names and purposes of the recipes in the package; behind a slash stands a variant.
+
+    Example: `oncurve recipe list`
+    """
+    from oncurve.recipes.find import described_recipes  # lazy
+
+    described = described_recipes()
+    width = max(len(name) for name, _ in described) + 2
+    for name, purpose in described:
+        console().print(f"{name:{width}}{purpose}", markup=False, highlight=False, soft_wrap=True)
+
+
+@recipes.command("show", cls=RecipeCommand)
+def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """A recipe with every default written out.
+
+    Example: `oncurve recipe show word_problems run.steps=5`
+    """
+    from oncurve.config.load import config_yaml, load_config  # lazy
+    from oncurve.recipes.find import find_recipe  # lazy
+
+    sys.stdout.write(config_yaml(load_config(find_recipe(recipe), overrides or ())))
+
+
+@recipes.command("copy")
+def copy(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe of the package.")],
+    folder: Annotated[Path | None, typer.Argument(help="New folder; one of the recipe's name if omitted.")] = None,
+) -> None:
+    """Put a recipe of the package with all of its files here, to be edited.
+
+    Example: `oncurve recipe copy custom_reward mine`
+    """
+    from oncurve.recipes.find import copy_recipe  # lazy
+
+    made = copy_recipe(recipe, folder)
+    console().print(f"{made}: edit it, then `oncurve train {made}`", markup=False, highlight=False, soft_wrap=True)
+
+
+@recipes.command("schema")
+def schema() -> None:
+    """JSON Schema of a recipe, for editors that complete YAML.
+
+    Example: `oncurve recipe schema > recipe.schema.json`
+    """
+    import json
+
+    from oncurve.config.schema import Config  # lazy
+
+    sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")

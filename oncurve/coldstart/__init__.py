@@ -1,0 +1,1 @@
+"""The small base model of the package, built from random weights by supervised training."""

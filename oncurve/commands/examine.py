@@ -1,0 +1,244 @@
+"""Commands besides training: evaluate, sample, serve, check, probe and coldstart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedTokenizerBase
+
+from oncurve import wiring
+from oncurve.config.rewards import JudgeReward, ProgramsReward
+from oncurve.config.schema import Config
+from oncurve.data.check import check_data
+from oncurve.data.datasets import statistics
+from oncurve.data.prompts import find_template, render_prompts, write_gold
+from oncurve.errors import ConfigError
+from oncurve.evaluate.compare import compare
+from oncurve.evaluate.evaluate import Evaluation
+from oncurve.observe.record import RunFolder
+from oncurve.policy.model_folder import load_tokenizer
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import grade
+from oncurve.rewards.probes import describe_probes, probe_gold, run_probes
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sandbox import describe_isolation
+from oncurve.session.session import Evaluator, keep_evaluation
+from oncurve.wiring.rewards import describe_rewards
+
+
+def bar(console: Console) -> Progress:
+    """A progress bar with the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+
+
+def evaluate_models(config: Config, models: Sequence[str], output: Path, *, console: Console) -> list[Evaluation]:
+    """Measure models on the same test prompts with the same decoding; two of them are compared."""
+    evaluations: list[Evaluation] = []
+    reward_function = wiring.make_reward_function(config.rewards)
+    with RunFolder(output) as folder:
+        for name in models:
+            evaluations.append(_measure(config.model_copy(update={"model": name}), reward_function, console))
+            label = ("base", "trained")[len(evaluations) - 1] if len(models) > 1 else "evaluation"
+            evaluations[-1] = replace(evaluations[-1], name=label)
+            keep_evaluation(folder, evaluations[-1])
+            console.print(f"{name}: {evaluations[-1].counts}", highlight=False)
+        if len(models) == 2:
+            comparison = compare(evaluations[0], evaluations[1], names=(short_name(models[0]), short_name(models[1])))
+            comparison.write(output)
+            console.print(comparison.table())
+    reward_function.close()
+    console.print(f"examples and counts: {output}", highlight=False)
+    return evaluations
+
+
+def short_name(model: str) -> str:
+    """A model's name for a column of a table: the last part of its path, or the run that it is the result of."""
+    path = Path(model)
+    return path.parent.name if path.name == "model" and path.parent.name else path.name
+
+
+def _measure(config: Config, reward_function: object, console: Console) -> Evaluation:
+    policy = wiring.make_policy(config)
+    context = wiring.context_of(policy.model.config)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context).test
+    sampler = wiring.make_sampler(config)
+    examiner = Evaluator(
+        policy,
+        sampler,
+        reward_function,  # type: ignore[arg-type]
+        params=wiring.evaluation_sampling(config),
+        samples=config.evaluation.samples,
+    )
+    try:
+        return examiner.measure(prompts, name="evaluation", step=0)
+    finally:
+        examiner.close()
+        sampler.close()
+
+
+def ask(
+    model: str,
+    questions: Sequence[str],
+    *,
+    template: str,
+    chat: bool,
+    count: int,
+    temperature: float,
+    max_tokens: int,
+    console: Console,
+) -> None:
+    """Print completions of questions; without questions, ask for them until the input ends."""
+    if count > 1 and temperature == 0:
+        raise ConfigError(f"--count {count} at temperature 0 would print the same completion; add --temperature 1")
+    config = Config.model_validate({"model": model, "data": {"type": "word_problems"}})
+    policy = wiring.make_policy(config)
+    params = SamplingParams(temperature=temperature, max_completion_tokens=max_tokens)
+    engine = InProcessEngine(params)
+    engine.load_weights(policy, version=0)
+    for place, question in enumerate(questions or _typed(console)):
+        rows = [{"question": question, "answer": ""}]
+        prompts, _ = render_prompts(rows, cast("Any", policy.tokenizer), template=template, chat=chat)
+        for group in engine.sample(prompts, count, step=place):
+            for completion in group.completions:
+                console.print(group.prompt.text, style="dim", end="", markup=False, highlight=False)
+                console.print(completion.text, markup=False, highlight=False)
+                console.print(f"[{len(completion.token_ids)} tokens, {completion.finish_reason}]", markup=False)
+
+
+def serve_model(
+    model: str,
+    *,
+    host: str,
+    port: int,
+    registry: Path | None,
+    max_rows: int | None,
+    overrides: Sequence[str],
+    console: Console,
+) -> None:
+    """Sample for trainers until SIGTERM.
+
+    Raises ConfigError if other machines can reach it and no token is set, or if the address is taken.
+    """
+    import asyncio
+    import os
+
+    from oncurve.config.load import parse_config  # lazy
+    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
+
+    require_aiohttp()
+    from oncurve.rollouts.serving.http_app import SamplingServer, check_host, serve  # lazy
+
+    token = os.environ.get(TOKEN_VARIABLE)
+    check_host(host, token)
+    config = parse_config("{data: {type: word_problems}}", [f"model={model}", *overrides], source="oncurve serve")
+    policy = wiring.make_policy(config)
+    server = SamplingServer(
+        policy,
+        max_rows=max_rows,
+        context_tokens=wiring.context_of(policy.model.config) or 2**31,
+        token=token,
+        cuda_graphs=config.rollouts.cuda_graphs,
+    )
+
+    def notify(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    asyncio.run(serve(server, host=host, port=port, registry=registry, notify=notify))
+
+
+def _typed(console: Console) -> Sequence[str]:
+    """Questions from the terminal, one per line, until an empty line or the end."""
+    return iter(lambda: console.input("question (empty to stop): ").strip(), "")  # type: ignore[return-value]
+
+
+def check_recipe(config: Config, *, console: Console) -> bool:
+    """Load everything but the weights of the model: True if nothing fatal was found."""
+    for finding in wiring.check_algorithm(config):
+        console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
+    for line in describe_rewards(config.rewards):
+        console.print(line, markup=False, highlight=False)
+    if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
+        console.print(describe_isolation().text, markup=False, highlight=False)
+    rows, few_shot, during, test = wiring.split_rows(config)
+    console.print(statistics(rows).describe(), markup=False, highlight=False)
+    model_config, tokenizer = load_tokenizer(
+        config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
+    )
+    reward_function = wiring.make_reward_function(config.rewards)
+
+    def pays(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        return grade(reward_function, prompts, completions)
+
+    limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(model_config))
+    findings = check_data(
+        rows,
+        cast("Any", tokenizer),
+        grade=pays,
+        template=config.data.template,
+        chat=config.data.chat,
+        few_shot=few_shot,
+        max_prompt_tokens=limit,
+        evaluation_rows=[*during, *test],
+    )
+    for finding in findings:
+        console.print(finding.describe(), markup=False, highlight=False)
+    console.print(probe(config, rows, few_shot, tokenizer, pays), markup=False, highlight=False)
+    reward_function.close()
+    if errors := sum(finding.severity == "error" for finding in findings):
+        console.print(f"not fit for this recipe: {errors} of the findings above must be mended first")
+        return False
+    console.print(f"{len(rows)} training and {len(during) + len(test)} other rows are fit for this recipe")
+    return True
+
+
+def probe(
+    config: Config,
+    rows: wiring.Rows,
+    few_shot: wiring.Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    pays: Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]],
+) -> str:
+    """What the recipe's reward would pay for completions that no honest policy writes, as a table."""
+    if any(isinstance(reward, JudgeReward) for reward in config.rewards):
+        return "no probes: a judge would be asked, and paid, for each of them"
+    prompts, _ = render_prompts(
+        rows[:200],
+        cast("Any", tokenizer),
+        template=config.data.template,
+        chat=config.data.chat,
+        few_shot=few_shot,
+    )
+    options: dict[str, Any] = {
+        "gold": partial(write_gold, template=find_template(config.data.template)),
+        "seed": config.run.seed,
+        "encode": lambda text: tokenizer.encode(text, add_special_tokens=False),
+    }
+    best = probe_gold(pays, prompts, **options)
+    return describe_probes(run_probes(pays, prompts, **options), best)
+
+
+def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:
+    """The cold start, with a progress bar."""
+    from oncurve.coldstart.supervised import UPDATES, Task, coldstart  # lazy
+
+    if task not in get_args(Task):
+        raise ConfigError(f"--task {task}: there is no such task. Use one of {', '.join(get_args(Task))}")
+    with bar(console) as progress:
+        shown = progress.add_task("supervised training", total=updates or UPDATES)
+
+        def show(done: int, total: int, loss: float) -> None:
+            progress.update(shown, completed=done, total=total, description=f"supervised training, loss {loss:.3f}")
+
+        folder = coldstart(
+            output, task=cast("Task", task), seed=seed, updates=updates or UPDATES, model=model, on_progress=show
+        )
+    console.print(f"checkpoint: {folder}", highlight=False)

@@ -1,0 +1,55 @@
+"""Starting a run in several processes, on this machine or through SLURM."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def launch(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines that train.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="And processes on each; 0: one process, no GPU.")] = 8,
+    rollout_nodes: Annotated[int, typer.Option(min=0, help="Machines that only sample.")] = 0,
+    time: Annotated[str, typer.Option(help="Limit of the job, as SLURM writes it.")] = "24:00:00",
+    grace: Annotated[int, typer.Option(help="Seconds before the end at which the run is told to save.")] = 300,
+    sbatch: Annotated[list[str] | None, typer.Option(help="A further line, such as --partition=gpu.")] = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Through SLURM, the one scheduler there is.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
+) -> None:
+    """Write the batch script of a run and submit it: it saves when it is told to go, and goes on by itself.
+
+    Example: `oncurve launch gsm8k run.name=first --slurm --nodes 2 --rollout-nodes 1 --dry-run`
+    """
+    from oncurve.config.load import load_config  # lazy
+    from oncurve.errors import ConfigError  # lazy
+    from oncurve.launch.slurm import Allocation, render_slurm, server_words, submit  # lazy
+    from oncurve.recipes.find import find_recipe  # lazy
+
+    if not slurm:
+        raise ConfigError("launch: say --slurm. Without a scheduler, `oncurve train --processes` starts a run")
+    path = find_recipe(recipe)
+    config = load_config(path, overrides or ())
+    allocation = Allocation(nodes, gpus_per_node, rollout_nodes, time, grace, tuple(sbatch or ()))
+    load_config(path, [*(overrides or ()), *server_words(config, allocation)])  # what the job will load
+    script = render_slurm(path, overrides or (), config=config, allocation=allocation, python=sys.executable)
+    sys.stdout.write(script if dry_run else submit(script, config))
+
+
+def supervise(
+    first: list[str], again: list[str], processes: int | None, restarts: int, grace_seconds: float = 25.0
+) -> int:
+    """Run a command in processes that are watched, and started again where that may help; the exit code."""
+    from oncurve.launch.local import GRACE_SECONDS, run_processes  # lazy
+
+    return run_processes(
+        first,
+        again,
+        processes=processes or 1,
+        restarts=restarts,
+        stop_seconds=grace_seconds + GRACE_SECONDS,
+        notify=lambda text: typer.echo(f"oncurve: {text}", err=True),
+    )

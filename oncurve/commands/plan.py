@@ -1,0 +1,79 @@
+"""The command ``oncurve plan``, from its arguments to its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from oncurve.config.load import load_config
+from oncurve.errors import ConfigError
+from oncurve.plan.find_shape import find_shape
+from oncurve.plan.fleet import FleetQuestion, planned_servers, servers_data, servers_text
+from oncurve.plan.from_recipe import PlanRequest, check_ranks, make_setup, make_work
+from oncurve.plan.hardware import find_device, load_devices
+from oncurve.plan.memory import rows_that_fit
+from oncurve.plan.report import as_data, as_text, make_plan
+from oncurve.plan.setup import Placement, Shard
+from oncurve.plan.weight_transfer import sync_bytes
+
+DEFAULT_GPU = "H100"
+
+
+def plan_recipe(
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    gpu: str | None = None,
+    gpus: int = 1,
+    devices: Path | None = None,
+    shard: str | None = None,
+    offload: bool = False,
+    placement: str = "colocated",
+    sampler_gpus: int = 0,
+    network_gbit: float = 100.0,
+    prompt_tokens: int | None = None,
+    mean_tokens: float | None = None,
+    fleet: FleetQuestion | None = None,
+    as_json: bool = False,
+) -> str:
+    """The plan of a recipe as text or JSON. No torch, no weights; config.json is fetched only for an unknown model.
+
+    Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
+
+    Raises ConfigError or CheckpointError for a recipe, a model or a device that is not there.
+    """
+    config = load_config(recipe, overrides)
+    table = load_devices(devices)
+    is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
+    device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
+    if shard is not None and shard not in get_args(Shard):
+        raise ConfigError(f"--shard {shard}: choose one of {', '.join(get_args(Shard))}")
+    if placement not in get_args(Placement):
+        raise ConfigError(f"--placement {placement}: choose one of {', '.join(get_args(Placement))}")
+    wishes = PlanRequest(
+        gpus=gpus,
+        shard=shard,  # type: ignore[arg-type]
+        offloads_optimizer=offload,
+        placement=placement,  # type: ignore[arg-type]
+        sampler_gpus=sampler_gpus,
+        prompt_tokens=prompt_tokens,
+        mean_tokens=mean_tokens,
+        is_gpu=device.is_gpu,
+    )
+    shape = find_shape(config.model, revision=config.policy.revision)
+    work, setup = make_work(config, wishes), make_setup(config, wishes)
+    check_ranks(work, setup)
+    if config.rollouts.max_rows == "auto" and device.is_gpu and placement == "colocated":
+        rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
+        work = replace(work, max_rows=rows) if rows >= work.group_size else work  # else it does not fit, and is told so
+    plan = make_plan(shape, work, setup, device, devices=table, network_gbit=network_gbit)
+    data, text = as_data(plan) if as_json else {}, "" if as_json else as_text(plan)
+    if fleet is not None:
+        rows = planned_servers(shape, work, setup, device, fleet, network_gbit=network_gbit)
+        size = sync_bytes(shape, replace(setup, placement="disaggregated", sampler_devices=1))
+        data["servers"] = servers_data(rows)
+        text += "\n" + servers_text(rows, setup=setup, fleet=fleet, size=size, network_gbit=network_gbit)
+    return json.dumps(data, indent=2) if as_json else text

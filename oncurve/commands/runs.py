@@ -1,0 +1,117 @@
+"""`oncurve report`, `compare` and `dashboard`; what they need is imported when they run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.errors import CheckpointError, ConfigError
+from oncurve.observe.terminal import console
+
+TOKEN = "ONCURVE_DASHBOARD_TOKEN"
+"""The environment variable with the token of a dashboard that others can reach."""
+
+Price = Annotated[
+    float | None, typer.Option(min=0.0, help="What all devices of the run cost per hour; else the planner's table.")
+]
+Output = Annotated[Path | None, typer.Option(help="Where the page goes.")]
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
+    output: Output = None,
+    names: Annotated[
+        str, typer.Option(help="Names of metrics the page opens with: oncurve, trl, tutorials.")
+    ] = "oncurve",
+    usd_per_hour: Price = None,
+    png: Annotated[bool, typer.Option("--png", help="Draw the curves as curves.png as well.")] = False,
+) -> None:
+    """Write a run as one HTML page to look at and to pass on, and print its summary; works while it runs.
+
+    Example: `oncurve report runs/demo`
+    """
+    from oncurve.observe.record import read_manifest, read_metrics  # lazy
+    from oncurve.observe.summary import summarize  # lazy
+    from oncurve.report.curves import names as known_names  # lazy
+    from oncurve.report.overview import json_if_there  # lazy
+    from oncurve.report.write import write_report  # lazy
+
+    if names not in ("oncurve", *known_names()):
+        raise ConfigError(f"--names {names}: choose one of {', '.join(('oncurve', *known_names()))}")
+    out = console()
+    try:
+        written = write_report(run, output, usd_per_hour=usd_per_hour, naming=names)
+    except OSError as error:
+        raise CheckpointError(
+            f"{output or run}: the page cannot be written ({error}). Name a place with --output."
+        ) from error
+    metrics = read_metrics(run)
+    if metrics:
+        manifest = read_manifest(run) if (run / "manifest.json").is_file() else None
+        text = summarize(metrics, manifest=manifest, comparison=json_if_there(run / "comparison.json"), title=str(run))
+        out.print(text, markup=False, highlight=False)
+    if png:
+        from oncurve.observe.plots import plot_run  # lazy
+
+        out.print(f"curves: {plot_run(metrics, run / 'curves.png', title=run.name)}", highlight=False)
+    left = written.recorded_steps - written.shown_steps
+    more = f"; completions of {left} of {written.recorded_steps} steps did not fit" if left else ""
+    out.print(f"report: {written.path} ({written.num_bytes / 2**20:.1f} MiB{more})", markup=False, highlight=False)
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of two or more runs; the first is the one to beat.")],
+    output: Output = None,
+    usd_per_hour: Price = None,
+) -> None:
+    """Runs side by side, with intervals, and what their recipes say otherwise; --output writes a page with the curves.
+
+    Example: `oncurve compare runs/a runs/b --output compare.html`
+    """
+    from oncurve.report.compared import comparison_tables, write_comparison  # lazy
+    from oncurve.report.comparing import compare_runs  # lazy
+
+    compared = compare_runs(runs, usd_per_hour=usd_per_hour)
+    out = console()
+    for table in comparison_tables(compared):
+        out.print(table)
+    if not compared.differences:
+        out.print("The recipes are the same.")
+    for note in compared.notes:
+        out.print(note, style="dim", markup=False, highlight=False)
+    if output is not None:
+        try:
+            out.print(f"page: {write_comparison(compared, output)}", markup=False, highlight=False)
+        except OSError as error:
+            raise CheckpointError(f"{output}: the page cannot be written ({error}). Name another place.") from error
+
+
+def dashboard(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or folders with runs in them.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to serve; others than this machine's own need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; the first free from 8420 if omitted.")
+    ] = None,
+    usd_per_hour: Price = None,
+) -> None:
+    """Watch runs live in a browser: the page of `report`, as it grows. It only reads the folders.
+
+    Where others can reach it, a token guards it: that of ONCURVE_DASHBOARD_TOKEN, or a new one.
+
+    Example: `oncurve dashboard runs`
+    """
+    from oncurve.report.dashboard_start import serve  # lazy
+
+    serve(
+        runs or [Path("runs")],
+        host=host,
+        port=port,
+        token=os.environ.get(TOKEN) or None,
+        usd_per_hour=usd_per_hour,
+        notify=lambda text: typer.echo(text, err=False),
+    )

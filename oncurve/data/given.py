@@ -1,0 +1,207 @@
+"""Rows and rewards that a Python program passes to a run, and the recipe that stands for them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+from oncurve.errors import ConfigError
+from oncurve.rewards.base import RewardFunction
+
+Row = dict[str, Any]
+PLAIN = (bool, int, float, str, bytes, type(None))
+"""Values whose text says all about them, so that a fingerprint can hold them."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run gets from Python instead of from files. Nothing of it is written into the run's folder."""
+
+    rows: list[Row] | None = None
+    """Training rows; None where the recipe's data section names them."""
+    evaluation_rows: list[Row] | None = None
+    rewards: Mapping[str, Any] = field(default_factory=dict)
+    """Reward functions by the names of their sections."""
+
+    def identity(self) -> dict[str, str]:
+        """A fingerprint of every reward by its name, by which a resumed run knows that they are the same."""
+        return {f"reward {name}": fingerprint(reward) for name, reward in self.rewards.items()}
+
+    def unknown(self) -> list[str]:
+        """Names of rewards whose source cannot be read, so that a change of them would not be noticed."""
+        return [name for name, reward in self.rewards.items() if source_of(reward) is None]
+
+
+NOTHING = Given()
+"""A run that gets everything from its recipe."""
+
+
+def fingerprint(reward: Any) -> str:
+    """Changes with the name and the source of a function or class, and with plain values that it was made with.
+
+    Plain values are those in closures, defaults and attributes that are numbers, texts, or lists and dictionaries of
+    such. Other objects count by their type.
+    """
+    owner, function = (reward.__self__, reward.__func__) if isinstance(reward, MethodType) else (None, reward)
+    digest = hashlib.sha256(_name_of(function).encode())
+    digest.update((source_of(reward) or "").encode())
+    if isinstance(function, FunctionType):
+        digest.update(_as_text([cell.cell_contents for cell in function.__closure__ or ()]).encode())
+        digest.update(_as_text([function.__defaults__, function.__kwdefaults__]).encode())
+    elif not isinstance(function, BuiltinFunctionType):
+        owner = function
+    digest.update(_as_text(_attributes(owner)).encode())
+    return digest.hexdigest()
+
+
+def source_of(reward: Any) -> str | None:
+    """The source of a function, or of an object's class; None where there is none to read."""
+    wanted = reward if inspect.isroutine(reward) or inspect.isclass(reward) else type(reward)
+    try:
+        return inspect.getsource(inspect.unwrap(wanted))
+    except (OSError, TypeError):
+        return None
+
+
+def _name_of(function: Any) -> str:
+    return function.__qualname__ if inspect.isroutine(function) else type(function).__qualname__
+
+
+def _attributes(owner: Any) -> Mapping[str, Any]:
+    try:
+        return vars(owner)
+    except TypeError:  # made without a dictionary: None, or a class with slots
+        return {}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_as_text(key)}:{_as_text(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        parts = [_as_text(one) for one in value]
+        return f"[{','.join(sorted(parts) if isinstance(value, (set, frozenset)) else parts)}]"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def recipe_of(
+    model: str | os.PathLike[str],
+    data: Any,
+    rewards: Any,
+    evaluation_data: Any = None,
+    *,
+    sections: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, Any], Given]:
+    """The recipe as a tree of keys, and what of it cannot be written down.
+
+    ``data`` is a list or any iterable of dictionaries, a ``datasets.Dataset``, a path, the name of a data type, or a
+    section of a recipe. ``rewards`` is one or a list of functions, objects, names of reward types, ``file.py:name``,
+    sections, or pairs (reward, weight). Raises ConfigError for anything else.
+    """
+    tree: dict[str, Any] = {name: dict(section) for name, section in sections.items()}
+    tree["model"] = os.fspath(model)
+    tree["data"], rows = data_section(data, tree.pop("data", {}))
+    evaluation_rows = None
+    if evaluation_data is not None:
+        own = dict(tree.get("evaluation", {}))
+        own["data"], evaluation_rows = data_section(evaluation_data, own.get("data") or like(tree["data"]))
+        tree["evaluation"] = own
+    given: dict[str, Any] = {}
+    if rewards is not None:
+        tree["rewards"] = [reward_section(reward, given) for reward in as_list(rewards)]
+    return tree, Given(rows, evaluation_rows, given)
+
+
+def like(section: Mapping[str, Any]) -> dict[str, Any]:
+    """How evaluation rows are written where nothing else is said: as the training rows."""
+    return {key: value for key, value in section.items() if key in ("columns", "template", "chat")}
+
+
+def data_section(data: Any, more: Mapping[str, Any]) -> tuple[dict[str, Any], list[Row] | None]:
+    """The data section of a recipe, and the rows where they were passed; ``more`` holds further keys of the section."""
+    if isinstance(data, Mapping):
+        if "type" not in data:
+            raise ConfigError(
+                f"data: a dictionary is a section of a recipe and needs a type; found the keys {', '.join(data)}. "
+                f"Pass rows as a list of dictionaries, such as [{{'question': '2+3?', 'answer': '5'}}]"
+            )
+        return {**data, **more}, None
+    if isinstance(data, (str, os.PathLike)):
+        return {**_stored(os.fspath(data)), **more}, None
+    if isinstance(data, Iterable):
+        rows = [dict(row) if isinstance(row, Mapping) else _no_row(place, row) for place, row in enumerate(data)]
+        if not rows:
+            raise ConfigError("data: there are no rows. Pass at least as many as a step takes (run.prompts_per_step)")
+        return {"type": "given", **more}, rows
+    raise ConfigError(
+        f"data: {type(data).__name__} is not a kind of data. Pass a list of dictionaries, a datasets.Dataset, a path, "
+        f"or a section such as {{'type': 'gsm8k'}}"
+    )
+
+
+def _no_row(place: int, row: Any) -> Row:
+    raise ConfigError(
+        f"data: row {place} is {type(row).__name__}, not a dictionary: {row!r:.60}. Write "
+        f"{{'question': ..., 'answer': ...}}"
+    )
+
+
+def _stored(place: str) -> dict[str, Any]:
+    """A file, a folder, a data set of the Hugging Face Hub, or one of the package's types by its name."""
+    from oncurve.data.datasets import DATASET_TYPES  # lazy
+
+    if place in DATASET_TYPES and not Path(place).exists():
+        return {"type": place}
+    kind = "jsonl" if place.endswith((".jsonl", ".json")) else "huggingface"
+    return {"type": kind, "path": place}
+
+
+def as_list(rewards: Any) -> list[Any]:
+    """One reward or several of them, as a list; a pair (reward, weight) is one."""
+    if isinstance(rewards, (list, Sequence)) and not isinstance(rewards, (str, tuple)):
+        return list(rewards)
+    return [rewards]
+
+
+def reward_section(reward: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The section that stands for a reward. A function or an object is put into ``given`` under the section's name."""
+    if isinstance(reward, tuple) and len(reward) == 2 and isinstance(reward[1], (int, float)):
+        return {**reward_section(reward[0], given), "weight": float(reward[1])}
+    if isinstance(reward, Mapping):
+        return dict(reward)
+    if isinstance(reward, str):
+        return {"type": "custom", "function": reward} if ":" in reward else {"type": reward}
+    if not callable(reward):
+        raise ConfigError(
+            f"rewards: {type(reward).__name__} cannot be called. Pass a function such as "
+            f"`def reward(completion, answer): ...`, the name of a reward type, or a section of a recipe"
+        )
+    base = _reward_name(reward)
+    name, number = base, 2
+    while name in given:
+        name, number = f"{base}_{number}", number + 1
+    given[name] = reward
+    return {"type": "given", "name": name}
+
+
+def _reward_name(reward: Any) -> str:
+    if isinstance(reward, RewardFunction) and not inspect.isroutine(reward):
+        return reward.name
+    name = reward.__name__ if inspect.isroutine(reward) else type(reward).__name__
+    return "reward" if name == "<lambda>" else name
+
+
+def recipe_text(tree: Mapping[str, Any]) -> str:
+    """The recipe as YAML, for the run's folder."""
+    import yaml
+
+    header = "# Written by oncurve.Trainer. Entries of type `given` stand for Python objects that the program passed.\n"
+    return header + yaml.safe_dump(json.loads(json.dumps(dict(tree))), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,292 @@
+"""Checks of the policy: divergence, entropy collapse, stalled updates, stale or mismatched sampler weights."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import fmean, pstdev
+
+from oncurve.doctor.case import Case, Curve, is_finite
+from oncurve.doctor.findings import Evidence, Finding
+from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise
+
+WATCHED = ("policy/loss", "policy/gradient_norm", "policy/entropy", "policy/kl", "policy/ratio_mean", "reward/mean")
+"""What must be a number in every step in which it is measured. The loss is read for nothing else."""
+
+HEAVY_BONUS = 0.1
+"""An entropy coefficient ten times the largest in common use."""
+
+
+def not_finite(case: Case) -> Finding | None:
+    """A loss, gradient, entropy, KL, ratio or reward that is no finite number, or updates left out for that."""
+    broken = [
+        Evidence(key, "not a finite number", (step, step))
+        for step, row in sorted(case.rows, key=lambda item: item[0])
+        for key in WATCHED
+        if step > 0 and key in row and not is_finite(row[key])
+    ]
+    left_out = case.curve("policy/nonfinite_updates")
+    shown = [left_out.on(place) for place, value in enumerate(left_out.values) if value > 0]
+    if not broken and not shown:
+        return None
+    return Finding(
+        severity="severe" if broken or left_out.mean > 0.02 else "warning",
+        what="Training has produced numbers that are not finite",
+        evidence=(*broken[:5], *shown[:3]),
+        do="Go back to a checkpoint before that step and lower optimizer.learning_rate; if it happens in the first "
+        "steps, look for a reward that is not finite or for 16-bit overflow (policy.compute_type).",
+    )
+
+
+def learning_rate_high(case: Case) -> Finding | None:
+    """The policy collapses: held-out answers fall below the base, or the reward to half its best."""
+    evidence = _held_out_fall(case) or _reward_fall(case)
+    if not evidence:
+        return None
+    shown = (case.curve("policy/gradient_norm"), case.curve("policy/entropy"))
+    return Finding(
+        severity="severe",
+        what="The policy has collapsed: it answers worse than before. The usual cause is too high a learning rate",
+        evidence=(
+            *evidence,
+            *(curve.over_all() for curve in shown if curve),
+            *case.configured("optimizer.learning_rate"),
+        ),
+        do="Go back to a checkpoint before the fall, divide optimizer.learning_rate by 10, warm it up "
+        "(optimizer.warmup_updates), make fewer updates on a batch, and keep max_gradient_norm at 1 or below.",
+    )
+
+
+def learning_rate_low(case: Case) -> Finding | None:
+    """Greedy held-out completions stay the same to the token although groups have a signal: the weights do not move."""
+    lengths, shares = case.held_out("evaluation/mean_tokens"), answers_held_out(case)
+    signal = case.curve("group/std_mean")
+    if case.number("evaluation.temperature") != 0 or len(lengths) < 3 or len(shares) < 3 or not signal.mean > 0.01:
+        return None
+    if len(set(lengths.values)) > 1 or len(set(shares.values)) > 1:
+        return None
+    return Finding(
+        severity="severe",
+        what="The weights hardly move: the greedy answers to held-out problems are the same as before training",
+        evidence=(
+            Evidence(lengths.key, lengths.values[0], (lengths.steps[0], lengths.steps[-1])),
+            Evidence(shares.key, shares.values[0], (shares.steps[0], shares.steps[-1])),
+            *case.configured("optimizer.learning_rate"),
+        ),
+        do="Raise optimizer.learning_rate tenfold until something changes: 1e-6 is common for large models, 1e-5 and "
+        "more for small ones and for LoRA.",
+    )
+
+
+def not_learning(case: Case) -> Finding | None:
+    """Over 20 steps and more the reward does not rise although groups carry a signal and there is room."""
+    reward, dead = case.curve("reward/mean"), case.curve("group/zero_signal_fraction")
+    if len(reward) < 20 or not dead or dead.mean > 0.6 or case.curve("reward/correct").end > 0.9:
+        return None
+    if abs(reward.end - reward.start) > max(2 * reward_noise(case, reward.window), 0.02):
+        return None
+    return Finding(
+        severity="warning",
+        what="The reward does not rise although the groups carry a signal",
+        evidence=(*reward.both_ends(), dead.over_all(), *case.configured("optimizer.learning_rate")),
+        do="Raise optimizer.learning_rate threefold, or take more prompts and larger groups; see whether the reward "
+        "is noise. The loss cannot tell you.",
+    )
+
+
+def oscillation(case: Case) -> Finding | None:
+    """From step to step the reward jumps by more than twice what sampling prompts explains."""
+    reward, noise = case.curve("reward/mean"), reward_noise(case, 1)
+    if len(reward) < 10 or noise <= 0:
+        return None
+    jumps = [after - before for before, after in pairwise(reward.values)]
+    swing = pstdev(jumps) / math.sqrt(2)
+    if swing <= 2 * noise:
+        return None
+    return Finding(
+        severity="warning",
+        what="The reward swings wildly from step to step",
+        evidence=(
+            reward.over_all(),
+            Evidence("swing of reward/mean between steps", swing),
+            Evidence("swing that chance explains at most", noise),
+        ),
+        do="Lower optimizer.learning_rate, or take more prompts in a step (run.prompts_per_step).",
+    )
+
+
+def gradient_spikes(case: Case) -> Finding | None:
+    """Gradient norms above ten times their median."""
+    norms = case.curve("policy/gradient_norm")
+    if len(norms) < 5:
+        return None
+    spikes = [place for place, value in enumerate(norms.values) if value > 10 * norms.median > 0]
+    if not spikes:
+        return None
+    return Finding(
+        severity="warning" if len(spikes) > 0.05 * len(norms) else "note",
+        what="The gradient has spikes",
+        evidence=(Evidence("median of policy/gradient_norm", norms.median), *(norms.on(k) for k in spikes[:3])),
+        do="Keep optimizer.max_gradient_norm at 1 or below, lower the learning rate, or warm it up for longer.",
+    )
+
+
+def clipping(case: Case) -> Finding | None:
+    """Clipping removes the gradient of a fifth of the trained tokens and more; of a twentieth if it is very narrow."""
+    clipped = case.curve("policy/clip_fraction")
+    if not clipped or clipped.mean <= (0.05 if _is_narrow(case) else 0.2):
+        return None
+    return Finding(
+        severity="severe" if clipped.mean > 0.4 else "warning",
+        what="Most of the gradient is clipped away: updates on one batch leave its rollouts behind",
+        evidence=(
+            clipped.over_all(),
+            *case.configured("run.completions_per_update"),
+            *case.configured("algorithm.clip_low"),
+            *case.configured("algorithm.clip_high"),
+        ),
+        do="Make fewer updates on each batch (raise run.completions_per_update), lower the learning rate, or widen "
+        "the clip (0.2 is common for ratios of tokens).",
+    )
+
+
+def kl_growth(case: Case) -> Finding | None:
+    """KL to the reference above 0.1 nats and still growing by half over the last ten steps, or above 1 nat."""
+    kl = case.curve("policy/kl")
+    if len(kl) < 5:
+        return None
+    before = kl.values[max(0, len(kl) - 10)]
+    is_growing = kl.values[-1] > 0.1 and kl.values[-1] > 1.5 * before
+    if not is_growing and kl.end <= 1.0:
+        return None
+    return Finding(
+        severity="warning",
+        what="The policy is running away from the reference: the KL is high and growing",
+        evidence=(kl.on(max(0, len(kl) - 10)), kl.on(-1), *case.configured("algorithm.kl_coef")),
+        do="Raise algorithm.kl_coef (doubling it is a start; lowering it would speed the drift), or lower the "
+        "learning rate; once answers got worse, go back to a checkpoint from before.",
+    )
+
+
+def kl_too_strong(case: Case) -> Finding | None:
+    """A KL coefficient of 1 or more holds the policy at the reference: the KL is near 0 and the reward is flat."""
+    kl, reward = case.curve("policy/kl"), case.curve("reward/mean")
+    if not case.number("algorithm.kl_coef") >= 1 or not kl or kl.mean > 0.01 or not reward.has_two_ends:
+        return None
+    if reward.end - reward.start > 2 * reward_noise(case, reward.window):
+        return None
+    return Finding(
+        severity="warning",
+        what="The KL term holds the policy where it started",
+        evidence=(kl.over_all(), *reward.both_ends(), *case.configured("algorithm.kl_coef")),
+        do="Lower algorithm.kl_coef: 0 to 0.04 is usual where the reward can be verified.",
+    )
+
+
+def entropy_bonus(case: Case) -> Finding | None:
+    """With an entropy bonus the entropy triples and rises by 0.3 nats; or a bonus of 0.1 and more, and answers fall."""
+    entropy, weight = case.curve("policy/entropy"), case.number("algorithm.entropy_coef")
+    fall = (_held_out_fall(case) or _reward_fall(case)) if weight >= HEAVY_BONUS else ()
+    if not weight > 0 or not entropy or not (_has_exploded(entropy) or fall):
+        return None
+    return Finding(
+        severity="severe" if fall or entropy.end > 1.0 or entropy.best[1] > 1.0 else "warning",
+        what="The entropy bonus drives the policy towards random tokens",
+        evidence=(entropy.on(0), entropy.at_end(), *(fall or ()), *case.configured("algorithm.entropy_coef")),
+        do="Lower algorithm.entropy_coef tenfold, or give a target instead (algorithm.entropy_target).",
+    )
+
+
+def entropy_explosion(case: Case) -> Finding | None:
+    """The entropy has tripled and risen by 0.3 nats."""
+    entropy = case.curve("policy/entropy")
+    if not _has_exploded(entropy):
+        return None
+    return Finding(
+        severity="warning",
+        what="The entropy rises: the policy becomes random instead of sure",
+        evidence=(entropy.on(0), entropy.at_end()),
+        do="Lower the learning rate; look for a reward that pays noise; lower algorithm.entropy_coef if used.",
+    )
+
+
+def entropy_collapse(case: Case) -> Finding | None:
+    """The entropy fell below a tenth of its start and groups lost their signal while many answers are still wrong."""
+    entropy, dead = case.curve("policy/entropy"), case.curve("group/zero_signal_fraction")
+    if not entropy.has_two_ends or not dead or entropy.end >= 0.1 * entropy.start or dead.end < 0.5:
+        return None
+    if dead.end < dead.start + 0.2 or case.curve("reward/correct").end > 0.9:
+        return None
+    return Finding(
+        severity="warning",
+        what="The policy has become sure of itself too early: its completions are the same, right or wrong",
+        evidence=(*entropy.both_ends(), *dead.both_ends()),
+        do="Raise algorithm.clip_high (0.28), sample at temperature 1, add an entropy target "
+        "(algorithm.entropy_target), lower the learning rate, or take larger groups.",
+    )
+
+
+def stale_weights(case: Case) -> Finding | None:
+    """Completions come from weights more than one step older than those they train."""
+    if not case.lags or max(case.lags.values()) <= 1:
+        return None
+    worst = max(case.lags, key=lambda step: case.lags[step])
+    return Finding(
+        severity="severe" if case.lags[worst] > 4 else "warning",
+        what="Completions were sampled from old weights",
+        evidence=(Evidence("steps between sampling and training", float(case.lags[worst]), (worst, worst)),),
+        do="See that every sampler took the last weights; allow less staleness, or correct for it "
+        "(algorithm.correction).",
+    )
+
+
+def mismatch(case: Case) -> Finding | None:
+    """Sampler and trainer disagree about the same tokens: KL above 0.01 nats, or effective sample below 0.8."""
+    kl, effective = case.curve("mismatch/kl"), case.curve("mismatch/effective_sample_fraction")
+    is_apart, is_thin = bool(kl) and kl.mean > 0.01, bool(effective) and effective.mean < 0.8
+    if not is_apart and not is_thin:
+        return None
+    is_severe = (bool(kl) and kl.mean > 0.1) or (bool(effective) and effective.mean < 0.5)
+    return Finding(
+        severity="severe" if is_severe else "warning",
+        what="Sampler and trainer disagree about the probability of the sampled tokens",
+        evidence=tuple(curve.over_all() for curve in (kl, effective, case.curve("mismatch/max_ratio")) if curve),
+        do="See that both have the same weights, precision and temperature; correct for the rest "
+        "(algorithm.correction truncate).",
+    )
+
+
+def _held_out_fall(case: Case) -> tuple[Evidence, ...]:
+    """Evidence that the last evaluation is worse than the first by more than chance, or nothing."""
+    held_out = answers_held_out(case)
+    if len(held_out) < 2 or held_out.steps[0] != 0:
+        return ()
+    low, high = held_out_interval(case, held_out, 0)[0], held_out_interval(case, held_out, -1)[1]
+    return (held_out.on(0), held_out.on(-1)) if high < low else ()
+
+
+def _reward_fall(case: Case) -> tuple[Evidence, ...]:
+    """Evidence that the reward fell from its best by more than half of its range and by more than chance."""
+    reward = case.curve("reward/mean")
+    if not reward.has_two_ends:
+        return ()
+    place, best = reward.best
+    lowest = min(case.curve("reward/min").values, default=0.0)
+    fall = best - reward.end
+    if fall <= 0.5 * (best - min(lowest, 0.0)) or fall <= 3 * reward_noise(case, reward.window):
+        return ()
+    peak = Evidence(reward.key, best, (reward.steps[place], reward.steps[place + reward.window - 1]))
+    return (peak, reward.at_end())
+
+
+def _is_narrow(case: Case) -> bool:
+    """A clip below a hundredth for the ratios of tokens; those of whole sequences (gspo) are clipped more narrowly."""
+    widest = max(case.number("algorithm.clip_low"), case.number("algorithm.clip_high"))
+    return widest < 0.01 and not str(case.setting("algorithm.type")).startswith("gspo")
+
+
+def _has_exploded(entropy: Curve) -> bool:
+    if len(entropy) < 3:
+        return False
+    top = max(entropy.end, fmean(entropy.values[len(entropy) // 2 :]))
+    return top > 3 * entropy.values[0] and top > entropy.values[0] + 0.3

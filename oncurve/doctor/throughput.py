@@ -1,0 +1,91 @@
+"""Checks of speed and of resources that run out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from oncurve.doctor.case import Case
+from oncurve.doctor.findings import Finding, Severity
+
+STEP = "time/step_seconds"
+
+
+def grading_bound(case: Case) -> Finding | None:
+    """Grading takes more than three tenths of the step."""
+    return _phase(
+        case,
+        "grade",
+        limit=0.3,
+        severity="warning",
+        what="Grading takes a large part of every step",
+        do="Make the grader faster, give it more processes, or lower its time limit; it should cost next to nothing.",
+    )
+
+
+def rollout_bound(case: Case) -> Finding | None:
+    """Sampling takes more than 85 % of the step."""
+    return _phase(
+        case,
+        "sample",
+        limit=0.85,
+        severity="note",
+        what="Steps wait for sampling: the trainer is idle most of the time",
+        do="Add samplers or a faster engine (rollouts.type), sample more rows at once (rollouts.max_rows), shorten "
+        "completions, or sample the next step while this one trains.",
+    )
+
+
+def trainer_bound(case: Case) -> Finding | None:
+    """Training takes more than 85 % of the step."""
+    return _phase(
+        case,
+        "train",
+        limit=0.85,
+        severity="note",
+        what="Steps wait for the trainer: the sampler is idle most of the time",
+        do="Use larger microbatches (policy.tokens_per_microbatch), leave out gradient checkpointing if memory allows, "
+        "use bfloat16, or train on more devices.",
+    )
+
+
+def slowing(case: Case) -> Finding | None:
+    """Steps take twice as long as at the start, and completions have not grown as much."""
+    step, length = case.curve(STEP), case.curve("completion/mean_tokens")
+    if len(step) < 20 or step.end <= 2 * step.start:
+        return None
+    if length.has_two_ends and length.end > 1.7 * length.start:
+        return None
+    return Finding(
+        severity="warning",
+        what="Steps take longer and longer, and not because completions grow",
+        evidence=step.both_ends(),
+        do="Look at memory, at the disk, and at what else runs on the machine.",
+    )
+
+
+def memory_growth(case: Case) -> Finding | None:
+    """The process has grown by half over at least 50 steps, and is larger in every fifth of them."""
+    memory = case.curve("memory/process_gib")
+    if len(memory) < 50 or memory.end <= 1.5 * memory.start:
+        return None
+    fifths = [memory.values[len(memory) * part // 5] for part in range(5)]
+    if any(after <= 1.02 * before for before, after in pairwise(fifths)):
+        return None
+    return Finding(
+        severity="warning",
+        what="The memory of the process grows steadily: something leaks",
+        evidence=memory.both_ends(),
+        do="Look for a reward function or a sampler that keeps what it was given; save often until it is found.",
+    )
+
+
+def _phase(case: Case, phase: str, *, limit: float, severity: Severity, what: str, do: str) -> Finding | None:
+    part, whole = case.curve(f"time/{phase}_seconds"), case.curve(STEP)
+    if len(part) < 3 or len(whole) < 3 or part.median <= limit * whole.median:
+        return None
+    return Finding(
+        severity=severity,
+        what=what,
+        evidence=(part.over_all(), whole.over_all()),
+        do=do,
+    )

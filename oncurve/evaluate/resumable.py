@@ -1,0 +1,154 @@
+"""Partial results of an evaluation, from which it is resumed without doing anything twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from oncurve.errors import ConfigError, DataError
+from oncurve.evaluate.benchmarks import Grader
+from oncurve.evaluate.evaluate import Evaluation, Example, grade_groups
+from oncurve.observe.lock import RunLock
+from oncurve.observe.record import read_json, read_rows, to_json, write_json, write_lines
+from oncurve.records import Prompt
+from oncurve.rollouts.base import Sampler, SamplingParams
+
+COMPLETIONS_PER_CALL = 256
+"""Completions that are sampled together; an evaluation is kept in such parts."""
+PROMPTS_PER_CALL = 64
+"""The most prompts of a part: what a stop costs where each prompt has one completion."""
+
+
+def prompts_per_call(samples: int) -> int:
+    """Prompts that go to the sampler together, with so many completions each; at least one."""
+    return max(1, min(PROMPTS_PER_CALL, COMPLETIONS_PER_CALL // samples))
+
+
+class PartialResults:
+    """The examples of one evaluation on the disk, as far as it came: ``samples.jsonl`` beside ``settings.json``.
+
+    Only whole parts of ``prompts_per_call`` prompts are kept, so that every call of the sampler is the same as in a run
+    that was never stopped, and gives the same completions. Owns the folder's lock until ``close()``.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], *, samples: int, num_prompts: int) -> None:
+        """Raises ConfigError if the folder holds an evaluation with other settings, or is in use."""
+        self.folder, self.samples = folder, samples
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = RunLock(folder)
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be written ({error}). Choose another --output") from error
+        try:
+            self._check(json.loads(to_json(settings)))
+            self.examples = self._read(num_prompts)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def add(self, examples: Sequence[Example]) -> None:
+        """Keep a part; it is on the disk when this returns."""
+        with (self.folder / "samples.jsonl").open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(to_json(asdict(example)) + "\n" for example in examples)
+            file.flush()
+            os.fsync(file.fileno())
+        self.examples += examples
+
+    def close(self) -> None:
+        """Give the folder free."""
+        self._lock.close()
+
+    def __enter__(self) -> PartialResults:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, settings: dict[str, Any]) -> None:
+        path = self.folder / "settings.json"
+        if not path.exists():
+            write_json(path, settings)
+            return
+        before = read_json(path)
+        changed = [key for key in sorted({*before, *settings}) if before.get(key) != settings.get(key)]
+        if changed:
+            shown = "; ".join(f"{key} {_short(before.get(key))}, now {_short(settings.get(key))}" for key in changed)
+            raise ConfigError(
+                f"{self.folder}: holds an evaluation with other settings ({shown}). Choose another --output, or the "
+                f"same settings to go on with it"
+            )
+
+    def _read(self, num_prompts: int) -> list[Example]:
+        path = self.folder / "samples.jsonl"
+        if not path.exists():
+            return []
+        rows = read_rows(path)
+        part = prompts_per_call(self.samples) * self.samples
+        whole = len(rows) if len(rows) == num_prompts * self.samples else len(rows) // part * part
+        try:
+            examples = [Example(**row) for row in rows[:whole]]
+        except TypeError as error:
+            raise DataError(f"{path}: holds no examples of this version ({error}). Remove the folder") from None
+        write_lines(path, rows[:whole])  # a part that was cut off is done again
+        return examples
+
+
+def measure(
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    grader: Grader,
+    *,
+    params: SamplingParams,
+    kept: PartialResults,
+    name: str = "evaluation",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """What a sampler's model does on the prompts, keeping every part as it comes, from where it was stopped.
+
+    Raises DataError without prompts, ConfigError if greedy decoding is asked for several completions of a prompt.
+    """
+    if not prompts:
+        raise DataError("there is no problem to evaluate on. Raise --limit, or check --data")
+    if params.temperature == 0 and kept.samples > 1:
+        raise ConfigError(
+            f"--samples {kept.samples} at temperature 0 gives the same completion {kept.samples} times. "
+            f"Add --temperature 0.6, or ask for one"
+        )
+    started = time.monotonic()
+    at_once = prompts_per_call(kept.samples)
+    for first in range(len(kept.examples) // kept.samples, len(prompts), at_once):
+        if on_progress is not None:
+            on_progress(first, len(prompts))
+        part = prompts[first : first + at_once]
+        groups = sampler.sample(part, kept.samples, step=first, params=params)
+        kept.add(list(grade_groups(groups, grader.strict, grader.loose, extract=grader.extract)))
+    if on_progress is not None:
+        on_progress(len(prompts), len(prompts))
+    seconds = time.monotonic() - started
+    return Evaluation(name, tuple(kept.examples), asdict(params), seconds=seconds, seed=params.seed)
+
+
+def pooled_outcomes(evaluations: Iterable[Evaluation]) -> list[list[float]]:
+    """Share of right completions by model and prompt, over the prompts that every model has a graded completion of."""
+    shares: list[dict[int, float]] = []
+    for evaluation in evaluations:
+        graded: dict[int, list[float]] = {}
+        for example in evaluation.examples:
+            if example.category != "error":
+                graded.setdefault(example.index, []).append(float(example.is_correct))
+        shares.append({index: sum(values) / len(values) for index, values in graded.items()})
+    common = sorted(set.intersection(*(set(one) for one in shares))) if shares else []
+    return [[one[index] for index in common] for one in shares]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

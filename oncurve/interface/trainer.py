@@ -1,0 +1,280 @@
+"""Training from Python: the same recipe, loop and run folder as on the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from oncurve import wiring
+from oncurve.config.load import read_text, read_tree, validate_tree
+from oncurve.config.run_folder import run_folder_path
+from oncurve.config.schema import Config
+from oncurve.data.given import NOTHING, Given, data_section, recipe_of, recipe_text
+from oncurve.data.prompts import render_prompts
+from oncurve.errors import ConfigError
+from oncurve.evaluate.evaluate import Evaluation
+from oncurve.observe.terminal import quiet_libraries
+from oncurve.policy.final_model import write_model
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipes.find import find_recipe
+from oncurve.records import Group
+from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.session.parts import Parts, make_parts
+from oncurve.session.result import Result, Steps, finish
+from oncurve.session.session import Evaluator
+from oncurve.session.training import recipe_steps, resume_steps
+from oncurve.train.run import Step
+
+KEPT_WITH_ROWS = ("columns", "template", "chat", "few_shot", "limit", "max_prompt_tokens", "retire_above")
+"""Keys of a recipe's data section that still hold when its rows are replaced."""
+
+
+def train(
+    model: str | os.PathLike[str],
+    data: Any = None,
+    rewards: Any = None,
+    *,
+    evaluation_data: Any = None,
+    **sections: Mapping[str, Any],
+) -> Result:
+    """Train a model with GRPO and give back where the run ended; the arguments are those of ``Trainer``.
+
+    Example: ``oncurve.train("embedded", data="word_problems", run={"steps": 12})``
+    """
+    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **sections).train()
+
+
+class Trainer:
+    """A training run in this process: to train, watch step by step, sample from, evaluate, save and resume.
+
+    Example::
+
+        rows = [{"question": "2+3?", "answer": "5"}, ...]
+
+        def correct(completion, answer):
+            return float(completion.strip().endswith(answer))
+
+        trainer = oncurve.Trainer("Qwen/Qwen2.5-0.5B", rows, correct, algorithm={"type": "dapo"}, run={"steps": 100})
+        result = trainer.train()
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        data: Any = None,
+        rewards: Any = None,
+        *,
+        evaluation_data: Any = None,
+        **sections: Mapping[str, Any],
+    ) -> None:
+        """What to train on what; every other argument is a section of a recipe with its keys.
+
+        ``model`` is a folder, a name on the Hugging Face Hub, "embedded", or the path of a recipe (.yaml).
+        ``data`` is a list of dictionaries, a ``datasets.Dataset``, any iterable of dictionaries, a path, the name of a
+        data type such as "gsm8k", or a section of a recipe. ``rewards`` is one or a list of functions, objects, names
+        of reward types, sections, or pairs (reward, weight); several are summed. Without ``evaluation_data`` some rows
+        are held out. Raises ConfigError for anything that a recipe must not say.
+        """
+        place = os.fspath(model)
+        if place.endswith((".yaml", ".yml")):
+            self._from_tree(read_tree(place), data, rewards, evaluation_data, sections, source=place)
+            return
+        if data is None and "data" not in sections:
+            raise ConfigError("data: there is none. Pass rows, a path, or the name of a data type such as 'gsm8k'")
+        tree, given = recipe_of(place, data, rewards, evaluation_data, sections=sections)
+        self._set(validate_tree(tree, source="Trainer"), recipe_text(tree), given)
+
+    @classmethod
+    def from_recipe(
+        cls, recipe: str, *overrides: str, data: Any = None, rewards: Any = None, evaluation_data: Any = None
+    ) -> Trainer:
+        """The trainer of a recipe file, of its folder, or of a recipe in the package, with ``key=value`` overrides.
+
+        Example: ``oncurve.Trainer.from_recipe("word_problems", "run.steps=12").train()``
+        """
+        trainer = cls.__new__(cls)
+        path = find_recipe(recipe)
+        if data is None and rewards is None and evaluation_data is None:
+            config = validate_tree(read_tree(path, overrides), source=str(path))
+            trainer._set(config, read_text(path), NOTHING)
+        else:
+            trainer._from_tree(read_tree(path, overrides), data, rewards, evaluation_data, {}, source=str(path))
+        return trainer
+
+    def _from_tree(
+        self,
+        tree: dict[str, Any],
+        data: Any,
+        rewards: Any,
+        evaluation_data: Any,
+        sections: Mapping[str, Mapping[str, Any]],
+        *,
+        source: str,
+    ) -> None:
+        """A recipe with what Python replaces in it."""
+        for name, section in sections.items():
+            own = tree.get(name)
+            tree[name] = {**own, **section} if isinstance(own, dict) else dict(section)
+        written = dict(tree.pop("data", {}))
+        kept = {key: value for key, value in written.items() if key in KEPT_WITH_ROWS}
+        named = tree.pop("rewards", None)
+        given_tree, given = recipe_of(
+            str(tree.pop("model", "")),
+            written if data is None else data,
+            rewards if rewards is not None else named,
+            evaluation_data,
+            sections={**tree, **({"data": kept} if data is not None else {})},
+        )
+        self._set(validate_tree(given_tree, source=source), recipe_text(given_tree), given)
+
+    def _set(self, config: Config, recipe: str, given: Given) -> None:
+        self.config: Config = config
+        """The recipe, with all defaults."""
+        self.folder: Path | None = Path(config.run.folder) / config.run.name if config.run.name else None
+        """The run's folder; without ``run.name`` it gets a name when training begins."""
+        self.result: Result | None = None
+        """Where the newest run ended; None before that."""
+        self._recipe, self._given = recipe, given
+        self._policy: TrainedPolicy | None = None
+        self._asked = 0
+        self._console: Console | None = None
+        self._owns_process = False
+
+    def train(self) -> Result:
+        """Train to the end. Ctrl-C stops after saving and leaves this object usable; see ``resume``."""
+        return self._finish(self._new_steps())
+
+    def steps(self) -> Iterator[Step]:
+        """Train step by step: each step is done when it is asked for.
+
+        Leaving the loop early saves the run, which ``resume`` continues; the result of a run that was not left is in
+        ``result``. Example: ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
+        """
+        self.result = yield from self._new_steps()
+
+    def resume(self) -> Result:
+        """Continue this run from its newest checkpoint, to the same result as if it had never stopped.
+
+        Raises ConfigError if rows, rewards or recipe are others than those it began with.
+        """
+        return self._finish(self._resumed_steps())
+
+    def resume_steps(self) -> Iterator[Step]:
+        """The same, step by step."""
+        self.result = yield from self._resumed_steps()
+
+    def sample(
+        self,
+        questions: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+        n: int = 1,
+        *,
+        temperature: float | None = None,
+        max_completion_tokens: int | None = None,
+    ) -> list[Group]:
+        """``n`` completions of each question with the current weights, in the recipe's template.
+
+        A question is text or a row; ``temperature`` and the limit are the recipe's unless they are given. Every call
+        draws anew.
+        """
+        rows = [questions] if isinstance(questions, (str, Mapping)) else list(questions)
+        rows = [{"question": row, "answer": ""} if isinstance(row, str) else {"answer": "", **row} for row in rows]
+        data, rollouts = self.config.data, {}
+        if temperature is not None:
+            rollouts["temperature"] = temperature
+        if max_completion_tokens is not None:
+            rollouts["max_completion_tokens"] = max_completion_tokens
+        policy = self.policy
+        tokenizer: Any = policy.tokenizer
+        prompts, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat)
+        settings = self.config.rollouts.model_copy(update=rollouts)
+        engine = InProcessEngine(wiring.make_sampling(self.config.model_copy(update={"rollouts": settings})))
+        engine.load_weights(policy, version=policy.num_updates)
+        self._asked += 1
+        try:
+            return engine.sample(prompts, n, step=-self._asked)
+        finally:
+            engine.close()
+
+    def evaluate(self, data: Any = None) -> Evaluation:
+        """The current weights on held-out problems: the recipe's own, or ``data``, in any form that a trainer takes."""
+        config, given = self.config, self._given
+        if data is not None:
+            kept = {key: value for key, value in config.data.model_dump().items() if key in KEPT_WITH_ROWS[:3]}
+            section, rows = data_section(data, kept)
+            tree = config.model_dump()
+            tree["evaluation"] = {**tree["evaluation"], "data": section}
+            config = validate_tree(tree, source="Trainer.evaluate")
+            given = Given(given.rows, rows, given.rewards)
+        policy = self.policy
+        context = wiring.context_of(policy.model.config)
+        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given).test
+        reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
+        examiner = Evaluator(
+            policy,
+            InProcessEngine(wiring.make_sampling(config)),
+            reward_function,
+            params=wiring.evaluation_sampling(config),
+            samples=config.evaluation.samples,
+        )
+        try:
+            return examiner.measure(prompts, name="evaluation", step=policy.num_updates)
+        finally:
+            examiner.close()
+            reward_function.close()
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the current weights as an ordinary Hugging Face checkpoint, or as an adapter; the folder."""
+        policy = self.policy
+        write_model(policy, Path(folder))
+        return Path(folder)
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """The model with its current weights; loaded when it is first needed."""
+        if self._policy is None:
+            quiet_libraries()
+            self._policy = wiring.make_policy(self.config)
+        return self._policy
+
+    def _new_steps(self) -> Steps:
+        quiet_libraries()
+        path = run_folder_path(self.config)
+        self.folder = path
+        config = self.config.model_copy(update={"run": self.config.run.model_copy(update={"name": path.name})})
+        return recipe_steps(
+            config,
+            self._recipe,
+            console=self._console or Console(),
+            given=self._given,
+            owns_process=self._owns_process,
+            load=self._load,
+        )
+
+    def _resumed_steps(self) -> Steps:
+        quiet_libraries()
+        if self.folder is None:
+            raise ConfigError("this trainer has no run yet. Name an earlier one with run={'name': ...}, or train first")
+        run = self.config.run.model_copy(update={"name": self.folder.name})
+        return resume_steps(
+            self.folder,
+            config=self.config.model_copy(update={"run": run}),
+            given=self._given,
+            load=self._load,
+            owns_process=self._owns_process,
+            console=self._console or Console(),
+        )
+
+    def _finish(self, steps: Steps) -> Result:
+        self.result = finish(steps)
+        return self.result
+
+    def _load(self, *arguments: Any) -> Parts:
+        """The parts of a run, whose policy this object keeps when the run has ended."""
+        self._policy = None  # two models at once may not fit
+        parts = make_parts(*arguments)
+        self._policy = parts.policy
+        return parts

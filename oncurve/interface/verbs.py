@@ -1,0 +1,181 @@
+"""The verbs of a training loop of one's own: sample, score, advantages, collate, forward and backward, step.
+
+policy = oncurve.load_policy("embedded", optimizer={"learning_rate": 1e-4})
+engine = oncurve.Engine(policy)
+prompts = policy.prompts(rows)
+for step in range(20):
+    groups = engine.sample(prompts[8 * step : 8 * step + 8], group_size=8)
+    scores = oncurve.score(groups, reward)
+    batch = oncurve.collate(groups, oncurve.advantages(scores))
+    policy.forward_backward(batch, loss="cispo")
+    policy.step()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from oncurve import wiring
+from oncurve.algorithm.algorithm import Algorithm
+from oncurve.algorithm.presets import build
+from oncurve.batch import Batch
+from oncurve.config.load import validate_tree
+from oncurve.config.schema import Config
+from oncurve.data.collate import stack_rewards
+from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.prompts import render_prompts
+from oncurve.errors import ConfigError
+from oncurve.observe.terminal import quiet_libraries
+from oncurve.policy.final_model import write_model
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.records import Group, Mean, Prompt, Reward
+from oncurve.rewards.custom import from_function
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.train.scoring import score as grade_groups
+
+
+def load_policy(model: str | os.PathLike[str], **sections: Mapping[str, Any]) -> Policy:
+    """A model that is ready to be trained; other arguments are sections of a recipe, such as ``optimizer``.
+
+    The schedule of the learning rate spans ``run["steps"]`` updates. Raises ConfigError or CheckpointError.
+    """
+    quiet_libraries()
+    tree: dict[str, Any] = {name: dict(section) for name, section in sections.items()}
+    tree |= {"model": os.fspath(model), "data": {"type": "given", **tree.get("data", {})}}
+    return Policy(validate_tree(tree, source="load_policy"))
+
+
+class Policy:
+    """A model in training, with the verbs of a loop of one's own."""
+
+    def __init__(self, config: Config) -> None:
+        """See ``load_policy``."""
+        self.config = config
+        self.algorithm = wiring.make_algorithm(config)
+        self.inner: TrainedPolicy = wiring.make_policy(config, with_reference=self.algorithm.needs_reference)
+        """The policy of the package, with everything that it can do."""
+        self._sums: dict[str, Mean] = {}
+
+    def prompts(self, rows: Sequence[Mapping[str, Any] | str]) -> list[Prompt]:
+        """Rows, or questions as text, as the policy reads them: in the template of the data section, as tokens."""
+        data, tokenizer = self.config.data, self.inner.tokenizer
+        given = adapt_given_rows(
+            [{"question": row} if isinstance(row, str) else dict(row) for row in rows], columns=data.columns
+        )
+        limit = wiring.prompt_limit(self.config, context_tokens=wiring.context_of(self.inner.model.config))
+        options: dict[str, Any] = {"template": data.template, "chat": data.chat, "max_prompt_tokens": limit}
+        return render_prompts(given, tokenizer, **options)[0]  # type: ignore[arg-type]
+
+    def forward_backward(self, batch: Batch, loss: str | None = None) -> dict[str, float]:
+        """Add the gradient of a batch, in microbatches of ``policy.tokens_per_microbatch``; its statistics.
+
+        ``loss`` is the name of an algorithm whose loss is taken, with its defaults; None takes the algorithm section.
+        The batch's own rows are the denominators, so several calls before ``step`` add up several updates' gradients.
+        Raises ConfigError for a loss that needs the rewards themselves.
+        """
+        algorithm = self.algorithm if loss is None else self._algorithm(loss)
+        if algorithm.needs_entropy or (algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"):
+            raise ConfigError(f"{algorithm.name} chooses tokens or shifts rewards before the loss. Use oncurve.Trainer")
+        batch = self.inner.annotate(batch, old=False, entropy=False, reference=algorithm.needs_reference)
+        update = batch if algorithm.needs_every_row else batch.with_signal()
+        sums: dict[str, Mean] = {}
+        for microbatch in self.inner.microbatches(update):
+            logprobs, entropy = self.inner.logprobs(microbatch)
+            value, statistics = algorithm.loss(logprobs, entropy, microbatch.to(logprobs.device))
+            self.inner.backward(value)
+            for key, mean in statistics.items():
+                sums[key] = sums[key] + mean if key in sums else mean
+        return {key: mean.total if key == "policy/loss" else mean.value for key, mean in sums.items()}
+
+    def step(self) -> dict[str, float]:
+        """Clip the gradient, move the weights, forget the gradient; the norm, the learning rate, what was skipped."""
+        return {key: mean.value for key, mean in self.inner.update().items() if key != "policy/loss"}
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the weights as an ordinary Hugging Face checkpoint, or as an adapter; the folder."""
+        write_model(self.inner, Path(folder))
+        return Path(folder)
+
+    def _algorithm(self, name: str) -> Algorithm:
+        chosen = self.config.algorithm
+        limit = self.config.rollouts.max_completion_tokens
+        try:
+            return build(name, group_size=chosen.group_size, max_completion_tokens=limit)
+        except ValueError as error:
+            raise ConfigError(f"loss: {error}") from None
+
+
+class Engine:
+    """Samples from a policy's current weights, in this process."""
+
+    def __init__(self, policy: Policy, **params: Any) -> None:
+        """``params`` are those of the recipe's rollouts section that say how tokens are drawn, such as temperature."""
+        known = sorted(field.name for field in fields(SamplingParams))
+        if unknown := [name for name in params if name not in known]:
+            raise ConfigError(f"Engine: there is no {unknown[0]!r}. Known: {', '.join(known)}")
+        self.policy = policy
+        self.params = replace(wiring.make_sampling(policy.config), **params)
+        self._engine = InProcessEngine(self.params)
+        self._calls = 0
+
+    def sample(self, prompts: Sequence[Prompt | str], group_size: int = 1, *, step: int | None = None) -> list[Group]:
+        """A group of completions for each prompt. Each call draws anew; ``step`` says by which random numbers."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        rendered: Iterator[Prompt] = iter(self.policy.prompts(texts)) if texts else iter(())
+        asked = [next(rendered) if isinstance(prompt, str) else prompt for prompt in prompts]
+        number = self._calls if step is None else step
+        self._calls += 1
+        self._engine.load_weights(self.policy.inner, version=number)
+        return self._engine.sample(asked, group_size, step=number)
+
+    def close(self) -> None:
+        """Let go of the policy."""
+        self._engine.close()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The rewards of groups, in their order."""
+
+    groups: Sequence[Group]
+    rewards: Sequence[Sequence[Reward]]
+
+    @property
+    def mean(self) -> float:
+        """The mean over all completions that could be graded; NaN if none could."""
+        values = [reward.value for row in self.rewards for reward in row if reward.value is not None]
+        return sum(values) / len(values) if values else float("nan")
+
+
+def score(groups: Sequence[Group], reward: Any) -> Scores:
+    """The reward of every completion by a function ``f(completion, answer)``, one of TRL's signature, or an object.
+
+    A function that fails gives an error, which is kept out of the group's baseline, and never a zero.
+    """
+    return Scores(groups, grade_groups(groups, from_function(reward)))
+
+
+def advantages(scores: Scores, algorithm: str = "grpo", **choices: Any) -> Float[Tensor, "P G"]:
+    """The advantage of every completion from the rewards of its group, as an algorithm of the table has it [P, G].
+
+        grpo:  A_i = (r_i - mean(r)) / (std(r) + epsilon)         DeepSeekMath, arXiv:2402.03300
+
+    ``choices`` replace the row's own, such as scale_by_std=False. Raises ConfigError for an unknown algorithm.
+    """
+    sizes = {len(group.completions) for group in scores.groups}
+    if len(sizes) != 1:
+        raise ConfigError(f"advantages: groups have {sorted(sizes)} completions; all must have the same number")
+    longest = max((len(c.token_ids) for group in scores.groups for c in group.completions), default=1)
+    try:
+        chosen = build(algorithm, group_size=sizes.pop(), max_completion_tokens=max(longest, 1), **choices)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"advantages: {error}") from None
+    return chosen.advantages(stack_rewards(scores.groups, scores.rewards))

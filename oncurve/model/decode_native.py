@@ -1,0 +1,78 @@
+"""Decoding with the compiled kernels: all layers in one call, on weights packed beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from oncurve.model.caches import LayerCache
+from oncurve.model.forward_backward import Angles
+from oncurve.model.ops_native import NativeOps
+from oncurve.model.weights import Backbone
+
+
+class NativeLayers:
+    """The layers of a backbone with their weights as they are now, packed and in the compute type."""
+
+    def __init__(self, backbone: Backbone, ops: NativeOps, rows: int) -> None:
+        """For calls of up to ``rows`` rows."""
+        self.backbone, self.ops, self.most_rows = backbone, ops, rows
+        self._weights = [self._of_layer(number) for number in range(len(backbone.layers))]
+        self._addresses: tuple[list[int], Tensor] = ([], torch.empty(0, dtype=torch.long))
+        self._scratch = ops.decode_scratch(self._sizes(rows, own=0, prompt=0))
+
+    def _of_layer(self, number: int) -> list[Tensor | None]:
+        """The weights in the order in which the kernel's ``Layer`` holds them."""
+        layer, pack = self.backbone.layers[number], self.ops.pack
+        bias = None
+        if layer.biases is not None:
+            joined = torch.cat([part.detach() for part in layer.biases]).to(self.ops.compute_type).float()
+            bias = torch.nn.functional.pad(joined, (0, -len(joined) % 16))
+        query_norm, key_norm = layer.head_norms or (None, None)
+        return [
+            layer.first_norm,
+            pack([matrix.current() for matrix in layer.qkv]),
+            bias,
+            query_norm,
+            key_norm,
+            pack([layer.output.current()]),
+            layer.second_norm,
+            pack([matrix.current() for matrix in layer.gate_up]),
+            pack([layer.down.current()]),
+        ]
+
+    def _sizes(self, rows: int, *, own: int, prompt: int) -> list[int]:
+        """The numbers of the kernel's ``Sizes``."""
+        layer, sizes = self.backbone.layers[0], self.backbone.sizes
+        mlp, hidden = layer.gate_up[0].weight.shape
+        heads = (sizes.heads, sizes.kv_heads, sizes.head_size)
+        return [rows, self.most_rows, len(self.backbone.layers), hidden, mlp, *heads, own, prompt]
+
+    def _layers(self, caches: Sequence[LayerCache]) -> Tensor:
+        """The addresses of weights and caches [layers, 13], made anew when a cache has moved."""
+        moves = [buffer.data_ptr() for cache in caches for buffer in cache.all()]
+        if self._addresses[0] != moves:
+            weights = [[0 if part is None else part.data_ptr() for part in layer] for layer in self._weights]
+            rows = [[*own, *moves[4 * number : 4 * number + 4]] for number, own in enumerate(weights)]
+            self._addresses = moves, torch.tensor(rows, dtype=torch.long)
+        return self._addresses[1]
+
+    def __call__(
+        self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
+    ) -> Tensor:
+        """One more token per row [R]: the normed output of the last layer [R, H].
+
+        ``angles`` are those of all positions; that of each row [R] follows from ``places``.
+        """
+        own, prompt = caches[0].positions, caches[0].prompt_keys.shape[-1]
+        return self.ops.decode(
+            self._layers(caches),
+            self.backbone.embed(tokens),
+            angles,
+            places,
+            (self.backbone.body.norm.weight, self.backbone.sizes.epsilon),
+            self._scratch,
+            self._sizes(len(tokens), own=own, prompt=prompt),
+        )

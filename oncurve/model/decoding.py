@@ -1,0 +1,221 @@
+"""The next token of many rows, when rows of one group share the keys and values of their prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oncurve.algorithm.precision import head_type
+from oncurve.model import ops_torch
+from oncurve.model.allocator import give_back
+from oncurve.model.caches import LayerCache
+from oncurve.model.decode_cuda_graph import Drawn, RecordedLayers
+from oncurve.model.decode_flash import FlashLayers, can_decode
+from oncurve.model.decode_memory import PREFILL_TOKENS, grown, whole_blocks
+from oncurve.model.decode_native import NativeLayers
+from oncurve.model.decode_torch import TorchLayers
+from oncurve.model.forward_backward import Angles, LayerPass
+from oncurve.model.ops import operations
+from oncurve.model.ops_native import NativeOps
+from oncurve.model.packing import prompt_layout
+from oncurve.model.weights import Backbone
+
+LONG = 128
+"""Where torch decodes, prompts of so many tokens are read faster in the compute type, shorter ones in the wide type."""
+JOIN_BYTES = 5 << 19
+"""Where torch decodes on a CPU, one layer's copies of the prompts may be so large for rows to be joined with theirs:
+reading a prompt once for its group takes three calls more than reading it with each row."""
+
+
+Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From logits [N, V] and a uniform number each to tokens and their log-probabilities."""
+
+
+class Decoder:
+    """Computes next-token logits from the current weights of a backbone, in a compute type."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: Tensor,
+        compute_type: torch.dtype,
+        *,
+        slots: int,
+        prompt_slots: int,
+        prompt_tokens: int,
+        completion_tokens: int,
+        kv_type: torch.dtype | None = None,
+        records: bool = True,
+        has_spare: bool = True,
+    ) -> None:
+        """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
+
+        Keys and values are kept in ``kv_type``; None is the compute type on a GPU and where kernels decode, which know
+        no other, and the wide type where torch does on a CPU, except for long prompts. With ``records`` a GPU repeats
+        steps as CUDA graphs. With ``has_spare`` there is room for copies of short prompts beside all rows.
+        """
+        self.backbone, self.compute_type, self.device = backbone, compute_type, backbone.device
+        on_cpu = self.device.type == "cpu"
+        self.ops, self.wide_ops = (operations(dtype, self.device.type) for dtype in (compute_type, backbone.wide))
+        self.words = len(head)
+        self.head = self.ops.head_matrix(head.detach(), head_type(self.device, compute_type, backbone.wide))
+        self.weights = backbone.weights(compute_type)
+        own_type = prompt_type = kv_type or compute_type
+        if kv_type is None and on_cpu and not isinstance(self.ops, NativeOps):
+            own_type, prompt_type = backbone.wide, compute_type if prompt_tokens >= LONG else backbone.wide
+        self.cache_ops = ops = self.ops if own_type == compute_type else ops_torch
+        self.layers: NativeLayers | TorchLayers
+        if isinstance(self.cache_ops, NativeOps):
+            self.layers = NativeLayers(backbone, self.cache_ops, slots)
+        elif on_cpu:
+            self.layers = TorchLayers(backbone, self.weights, self.ops, compute_type, slots=slots)
+        else:
+            is_flash = own_type == compute_type and can_decode(backbone.sizes, compute_type, self.device)
+            kind = FlashLayers if is_flash else RecordedLayers
+            self.layers = kind(backbone, self.weights, self.ops, compute_type, slots=slots, records=records)
+        self._joining: TorchLayers | None = None
+        if isinstance(self.layers, TorchLayers) and self.layers.reads_copies and own_type == backbone.wide:
+            self._joining = self.layers
+        self.completion_tokens = completion_tokens
+        self.angles = Angles(*backbone.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
+        self.capacity = 0  # on a CPU until the first step, when prompts may have been read and need nothing any more
+        self._position_bytes = 2 * backbone.sizes.kv_width * own_type.itemsize
+        spare = whole_blocks(prompt_tokens) if has_spare and self._is_joining_worth(slots, prompt_tokens) else 0
+        if not on_cpu:
+            spare = self.capacity = whole_blocks(completion_tokens)
+        own = (slots, spare, backbone.sizes, own_type)
+        prompts = (prompt_slots, whole_blocks(prompt_tokens), backbone.sizes, prompt_type)
+        with self.device:
+            self.caches = [LayerCache(ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in backbone.layers]
+
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
+        """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""
+        logits = []
+        start = 0
+        while start < len(prompts):
+            end, tokens = start + 1, len(prompts[start])
+            while end < len(prompts) and tokens + len(prompts[end]) <= PREFILL_TOKENS:
+                tokens += len(prompts[end])
+                end += 1
+            logits.append(self._prefill(prompts[start:end], slots[start:end]))
+            start = end
+        return torch.cat(logits)
+
+    def _prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
+        layout = prompt_layout(prompts, self.device)
+        angles, places = self.angles.at(layout.positions[0]), torch.tensor(slots)
+        pass_ = LayerPass(layout, angles, self.backbone.sizes, self.ops, self.compute_type)
+        residual, added = self.backbone.embed(layout.ids[0]), None
+        for layer, matrices, cache in zip(self.backbone.layers, self.weights, self.caches, strict=True):
+
+            def store(qkv: Tensor, cache: LayerCache = cache) -> None:
+                caches = (cache.prompt_keys, cache.prompt_values)
+                self.cache_ops.store_prompts(qkv, angles, layout, places, caches, self.backbone.sizes)
+
+            state = pass_.forward(layer, matrices, residual, added, store)
+            residual, added = pass_.feed_forward(state, matrices)
+        assert added is not None
+        residual, added = (part.index_select(0, layout.predicts) for part in (residual, added))
+        norm, epsilon = self.backbone.body.norm.weight, self.backbone.sizes.epsilon
+        _, hidden, _ = self.ops.add_norm(residual, added, norm, epsilon, self.backbone.wide)
+        return self._logits(hidden)
+
+    def end_prompts(self) -> None:
+        """No prompt is read from now on: kernels decode with weights in an order of their own and need no others."""
+        if self.weights:
+            self.weights = []
+            give_back()
+
+    def step(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+        """Logits [R, V] in the wide type, as in training, after one more token per row [R] at its position [R].
+
+        ``places`` holds for each row its slot, its tokens so far, its prompt's slot and the prompt's tokens [R, 4]. All
+        three lie on the CPU.
+        """
+        self._grow(int(places.numpy()[:, 1].max()) + 1)
+        return self._logits(self.layers(tokens, self.angles, positions, places, self.caches))
+
+    @property
+    def draws(self) -> bool:
+        """Tokens may be drawn where logits are computed, by ``draw``."""
+        return isinstance(self.layers, RecordedLayers)
+
+    @property
+    def reads_anywhere(self) -> bool:
+        """Rows are read as fast wherever they lie, so that they need not be moved together."""
+        return isinstance(self.layers, NativeLayers) or (self.draws and self.layers.reads_anywhere)
+
+    def draw(self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Draw) -> Drawn:
+        """A step, and the token that is drawn after it for each row [R] by its uniform number.
+
+        What is given lies on the CPU; a token of -1 is the one that was drawn last for its slot. ``choose`` takes
+        logits and uniform numbers and gives tokens and log-probabilities; it is the same in all calls and reads nothing
+        back from the device.
+        """
+        assert isinstance(self.layers, RecordedLayers)
+        self._grow(int(places.numpy()[:, 1].max()) + 1)
+
+        def choose_of(hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+            return choose(self._logits(hidden), uniform)
+
+        asked = (tokens, self.angles, positions, places, self.caches)
+        return self.layers.draw(*asked, uniform=uniform, choose=choose_of)
+
+    def close(self) -> None:
+        """Give back what sampling has taken of a GPU's memory; nothing is decoded after that."""
+        if self.device.type != "cuda":
+            return
+        torch.cuda.synchronize(self.device)
+        self.caches, self.weights, self._joining = [], [], None
+        if isinstance(self.layers, RecordedLayers):
+            self.layers.recordings.clear()
+            self.layers.layers.clear()
+        torch.cuda.empty_cache()
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of normed hidden states [R, H], by the products of training."""
+        return self.ops.logits(hidden, self.head, self.words)
+
+    def _grow(self, needed: int) -> None:
+        """Make the buffers of completions hold at least so many positions."""
+        if needed <= self.capacity:
+            return
+        more = grown(self.capacity, needed, self.completion_tokens) - self.capacity
+        self.capacity += more
+        for cache in self.caches:
+            cache.grow(cache.positions + more)
+
+    def move(self, slots: Tensor, to: Tensor, tokens: int) -> None:
+        """Let the rows in these slots, of up to so many tokens, lie in others, so that attention without a kernel reads
+        few slots."""
+        for cache in self.caches:
+            cache.move(slots.to(self.device), to.to(self.device), cache.front + tokens)
+
+    def should_join(self, rows: int, prompt_tokens: int) -> bool:
+        """Whether so many rows, the last ones, should lie behind a copy of their prompt each from now on."""
+        cache = self.caches[0]
+        if self._joining is None or not self.capacity or cache.front:
+            return False
+        if not self._is_joining_worth(rows, prompt_tokens):
+            return False
+        return cache.holds(self._joining.span(rows), prompt_tokens + self.capacity)
+
+    def _is_joining_worth(self, rows: int, prompt_tokens: int) -> bool:
+        """Whether attention reads copies of their prompts faster than it reads the prompts apart."""
+        if self._joining is None:
+            return False
+        return self._joining.span(rows) * prompt_tokens * self._position_bytes <= JOIN_BYTES
+
+    def join(self, places: Tensor, tokens: int) -> None:
+        """Let each of these rows, of up to so many tokens, lie behind a copy of its prompt, in slots 0, 1, ...
+
+        ``places`` is that of ``step``. No prompt is read and no row begins from now on.
+        """
+        assert self._joining is not None
+        slots, _, prompts, lengths = places.T
+        room, front = self._joining.span(len(places)), int(lengths.numpy().max())
+        for cache in self.caches:
+            cache.join(slots, prompts, room=room, front=front, tokens=tokens, positions=self.capacity)

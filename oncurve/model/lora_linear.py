@@ -1,0 +1,161 @@
+"""Weight matrices with or without a LoRA adapter beside them, and their gradients.
+
+An adapter adds scale B A to its matrix W (LoRA, arXiv:2106.09685, without dropout), so that a layer multiplies with one
+matrix whether there is an adapter or not. Its gradient never needs that of the whole matrix:
+
+    y = x (W + scale B A)^T        grad B = scale g^T (x A^T)        grad A = scale (g B)^T x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ADAPTER = "default"
+"""The name that peft gives to a model's only adapter."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The adapter beside a matrix, as peft's module holds it."""
+
+    module: Any
+
+    @property
+    def is_on(self) -> bool:
+        """It counts; peft switches it off to compute with the base alone."""
+        return not self.module.disable_adapters
+
+    @property
+    def a(self) -> Tensor:
+        """[rank, inputs]."""
+        return self.module.lora_A[ADAPTER].weight
+
+    @property
+    def b(self) -> Tensor:
+        """[outputs, rank]."""
+        return self.module.lora_B[ADAPTER].weight
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return float(self.module.scaling[ADAPTER])
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The matrix of a linear layer [outputs, inputs], and the adapter beside it where there is one."""
+
+    weight: Tensor
+    adapter: LowRank | None = None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What may be trained, in the order of ``gradients``."""
+        return [self.weight] if self.adapter is None else [self.weight, self.adapter.a, self.adapter.b]
+
+    @torch.no_grad()
+    def current(self) -> Tensor:
+        """W, or W + scale B A in float32 at least: what x is multiplied with."""
+        if not self.is_adapted:
+            return self.weight
+        assert self.adapter is not None
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        a, b = self.adapter.a.to(wide), self.adapter.b.to(wide)
+        return torch.addmm(self.weight.to(wide), b, a, alpha=self.adapter.scale)
+
+    @property
+    def is_adapted(self) -> bool:
+        """An adapter counts beside it."""
+        return self.adapter is not None and self.adapter.is_on
+
+    def gradients(self, g: Tensor, x: Tensor) -> list[Tensor | None]:
+        """Of the parameters, from the gradient of the outputs g [N, outputs] and the inputs x; None where frozen."""
+        own = (g.T @ x).to(self.weight.dtype) if self.weight.requires_grad else None
+        if self.adapter is None:
+            return [own]
+        if not self.adapter.is_on:
+            return [own, None, None]
+        a, b, scale = self.adapter.a, self.adapter.b, self.adapter.scale
+        grad_a = scale * ((g @ b.to(g.dtype)).T @ x).to(a.dtype) if a.requires_grad else None
+        grad_b = scale * (g.T @ (x @ a.to(x.dtype).T)).to(b.dtype) if b.requires_grad else None
+        return [own, grad_a, grad_b]
+
+
+@dataclass(frozen=True)
+class LoraDelta:
+    """The adapters beside matrices with one input, whose outputs are columns of one tensor: x -> (x A^T) B^T."""
+
+    a: Tensor
+    """Those of all [sum of ranks, inputs]."""
+    b: Tensor
+    """Each in the rows of its matrix and the columns of its rank, times its scale [outputs, sum of ranks]."""
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, matrices: Sequence[Matrix], dtype: torch.dtype) -> LoraDelta | None:
+        """None where no adapter counts."""
+        rows, pairs, blocks = 0, [], []
+        for matrix in matrices:
+            if matrix.is_adapted and (adapter := matrix.adapter) is not None:
+                pairs.append(adapter.a.to(dtype))
+                blocks.append((rows, (adapter.scale * adapter.b).to(dtype)))
+            rows += len(matrix.weight)
+        if not pairs:
+            return None
+        a = torch.cat(pairs)
+        b, column = a.new_zeros(rows, len(a)), 0
+        for row, block in blocks:
+            b[row : row + len(block), column : column + block.shape[1]] = block
+            column += block.shape[1]
+        return cls(a, b)
+
+    def add(self, out: Tensor, x: Tensor) -> Tensor:
+        """The outputs of the matrices [N, outputs] with those of the adapters, in their place."""
+        return out.addmm_(x @ self.a.T, self.b.T)
+
+
+def matrix_of(module: Any) -> Matrix:
+    """The matrix of a linear layer, with the adapter that peft may have put around it."""
+    return Matrix(module.weight) if type(module) is nn.Linear else Matrix(module.base_layer.weight, LowRank(module))
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """A linear layer, alone or in an adapter of which everything is known here: one, of whole weights, unmerged."""
+    if type(module) is nn.Linear:
+        return True
+    kind = type(module)
+    if (kind.__module__, kind.__name__) != ("peft.tuners.lora.layer", "Linear"):
+        return False
+    layer: Any = module
+    return (
+        type(layer.base_layer) is nn.Linear
+        and list(layer.lora_A) == [ADAPTER]
+        and list(layer.active_adapters) == [ADAPTER]
+        and not (layer.merged or layer.lora_variant or layer.fan_in_fan_out)
+        and layer.lora_B[ADAPTER].bias is None
+        and type(layer.lora_dropout[ADAPTER]) is nn.Identity
+    )
+
+
+def linear_layers(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers of a model whose matrix is not that of an embedding as well, which is not rounded."""
+    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    return [part for part in model.modules() if type(part) is nn.Linear and id(part.weight) not in embeddings]
+
+
+def joint_gradients(matrices: Sequence[Matrix], g: Tensor, x: Tensor, *, at_once: bool) -> list[Tensor | None]:
+    """Gradients of matrices whose outputs are columns of one tensor; ``at_once`` takes one product if all are trained.
+
+    g is [N, outputs of all]; the order is that of the matrices' parameters.
+    """
+    widths = [len(matrix.weight) for matrix in matrices]
+    if at_once and all(matrix.adapter is None and matrix.weight.requires_grad for matrix in matrices):
+        parts = (g.T @ x).split(widths)
+        return [part.to(matrix.weight.dtype) for part, matrix in zip(parts, matrices, strict=True)]
+    parts = g.split(widths, dim=1)
+    return [grad for part, matrix in zip(parts, matrices, strict=True) for grad in matrix.gradients(part, x)]

@@ -1,0 +1,105 @@
+"""Seconds of a step and of a weight sync: nominal rates of the device times the share of them that is reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncurve.plan import constants
+from oncurve.plan.hardware import GB, Device
+from oncurve.plan.setup import Setup, Work
+from oncurve.plan.shape import ModelShape
+from oncurve.plan.weight_transfer import Part, sync_bytes, way_of_weights
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one step, by what happens."""
+
+    sample: float
+    train: float
+    sync: float
+    sampled_tokens: float
+    trained_tokens: float
+    sync_bytes: float
+    way: tuple[Part, ...] = ()
+    """The parts of the weight sync."""
+
+    @property
+    def total(self) -> float:
+        """One after the other; sampling ahead while training would take the longer of the two instead."""
+        return self.sample + self.train + self.sync
+
+    @property
+    def sampled_per_second(self) -> float:
+        """Completion tokens sampled per second of sampling."""
+        return self.sampled_tokens / self.sample
+
+    @property
+    def trained_per_second(self) -> float:
+        """Prompt and completion tokens per second of training."""
+        return self.trained_tokens / self.train
+
+
+def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float) -> StepTime:
+    """Seconds of a step on a device."""
+    trained = work.tokens(completion_tokens=work.mean_completion_tokens, packed=setup.packed)
+    way = way_of_weights(shape, setup, device, network_gbit=network_gbit)
+    return StepTime(
+        sample=sample_seconds(shape, work, setup, device),
+        train=train_seconds(shape, work, setup, device),
+        sync=sum(part.seconds for part in way),
+        sampled_tokens=work.completions * work.mean_completion_tokens,
+        trained_tokens=trained,
+        sync_bytes=sync_bytes(shape, setup),
+        way=way,
+    )
+
+
+def flops_per_token(shape: ModelShape, work: Work, setup: Setup) -> float:
+    """Operations of training on one token.
+
+        forward 2 N, backward 4 N, or 2 N where the weights are frozen; checkpointing adds a forward pass;
+        all of it for each pass over the step;  each pass without a gradient adds 2 N;  N: matrix parameters
+        attention adds 4 layers Q (mean row length / 2) to each forward pass's worth of 2 N
+
+    Source: arXiv:2001.08361, section 2.1; PaLM, arXiv:2204.02311, appendix B.
+    """
+    backward = 2 if setup.method == "full" else 1
+    passes = work.passes * (1 + backward + (1 if setup.checkpointing else 0)) + work.extra_passes
+    row = work.prompt_tokens + work.mean_completion_tokens
+    return passes * (2.0 * shape.matrix_parameters + 4.0 * shape.layers * shape.query_size * row / 2)
+
+
+def train_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
+    """Tokens x operations per token / (rate x share x devices). Rows without a signal are not left out here."""
+    tokens = work.tokens(completion_tokens=work.mean_completion_tokens, packed=setup.packed)
+    rate = device.bf16 * 1e12 * (device.train_utilization or constants.TRAIN_UTILIZATION) * setup.ranks
+    return tokens * flops_per_token(shape, work, setup) / rate
+
+
+def decode_share(setup: Setup, device: Device) -> float:
+    """Share of the memory's bandwidth that decoding reaches: measured, or the estimate for the engine or for vLLM."""
+    has_servers = bool(setup.sampler_devices) or setup.has_server_beside
+    estimate = constants.SERVER_BANDWIDTH_UTILIZATION if has_servers else constants.SAMPLE_BANDWIDTH_UTILIZATION
+    return device.sample_utilization or estimate
+
+
+def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
+    """Reading the prompts, then one decoding step per token of the longest completion of each batch of rows.
+
+        decoding step = max( (weights + keys and values of the running rows) / bandwidth , 2 N rows / rate )
+        running rows  = rows x mean length / limit      rows leave the batch when they finish
+
+    Decoding is bound by memory until the batch is large: arXiv:2211.05102. Half-width weights on a GPU.
+    """
+    devices = setup.sampler_devices or setup.ranks
+    rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
+    bandwidth = device.bandwidth * GB * decode_share(setup, device)
+    rows = min(work.rows_at_once, -(-work.completions // devices))
+    running = max(1.0, rows * work.mean_completion_tokens / work.completion_tokens)
+    length = work.prompt_tokens + work.mean_completion_tokens / 2
+    read = setup.width * (shape.matrix_parameters + running * length * shape.kv_numbers_per_token)
+    one = max(read / bandwidth, 2.0 * shape.matrix_parameters * running / rate)
+    batches = -(-work.completions // (rows * devices))
+    prompts = 2.0 * shape.matrix_parameters * work.prompts * work.prompt_tokens / (rate * devices)
+    return prompts + batches * work.completion_tokens * one

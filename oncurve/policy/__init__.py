@@ -1,0 +1,1 @@
+"""The policy: log-probabilities, gradients and updates, on one device or on many."""

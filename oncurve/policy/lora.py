@@ -1,0 +1,316 @@
+"""LoRA adapters through peft; this is the only door to peft."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from oncurve.errors import CheckpointError, ConfigError
+from oncurve.rollouts.servers.lora_weights import LoraWeights, fingerprint
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+Quantization = Literal["nf4", "int8"]
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file by which peft and everybody else know a folder as an adapter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """A product of two thin matrices beside each chosen linear layer: W x + alpha / rank B A x, arXiv:2106.09685."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    """The product is scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Share of the adapter's inputs that is dropped in training passes."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Names of the layers, as they end; "all-linear" takes every linear layer but the head."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Which biases of the model are trained as well."""
+
+
+class Savable(Protocol):
+    """Something that transformers or peft know how to write into a folder."""
+
+    def save_pretrained(self, folder: str | Path, /) -> object:
+        """Write it."""
+        ...
+
+
+class Adapter:
+    """The adapter inside a model. The model itself stays the transformers module that it was."""
+
+    def __init__(self, peft_model: PeftModel) -> None:
+        self._peft = peft_model
+        self._dropouts = [
+            part
+            for name, part in peft_model.named_modules()
+            if isinstance(part, nn.Dropout) and ".lora_dropout." in name and part.p > 0
+        ]
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The module with the adapter in it."""
+        return self._peft.get_base_model()  # type: ignore[return-value]
+
+    @property
+    def has_dropout(self) -> bool:
+        """Two training passes over the same tokens differ."""
+        return bool(self._dropouts)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """While it lasts, the model computes with its base weights alone.
+
+        peft switches the gradients of the adapter along; what is trained stays what it was here.
+        """
+        trained = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
+        try:
+            with self._peft.disable_adapter():
+                _restore(trained)
+                yield
+        finally:
+            _restore(trained)
+
+    @contextmanager
+    def dropping_out(self) -> Iterator[None]:
+        """While it lasts, the adapter's own dropout is active; nothing else of the model leaves evaluation mode."""
+        for part in self._dropouts:
+            part.train()
+        try:
+            yield
+        finally:
+            for part in self._dropouts:
+                part.eval()
+
+    def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Write the adapter in peft's format; ``state_dict`` gives the model's weights where they are in pieces."""
+        wrapped = None if state_dict is None else {f"base_model.model.{key}": state_dict[key] for key in state_dict}
+        self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=wrapped)
+
+    def merge(self) -> PreTrainedModel:
+        """The model with the adapter added to its weights, an ordinary model from then on; the adapter is gone.
+
+        All of its weights can be trained again: peft leaves those of the base frozen.
+        """
+        return self._peft.merge_and_unload().requires_grad_(True)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights that a model with an adapter would have after ``merge``; the model stays as it is.
+
+    Those that differ from the model's are in the CPU's memory: beside a base that fills a GPU there is room for one.
+
+    Raises ConfigError for a base in few bits, which has no such weights.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    weights = {
+        name.replace(".base_layer", ""): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name
+    }
+    layers: list[tuple[str, Any]] = [
+        (name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer)
+    ]
+    _refuse_few_bits(part for _, part in layers)
+    for name, part in layers:
+        weights[f"{name}.weight"] = (weights[f"{name}.weight"] + part.get_delta_weight("default")).cpu()
+    return weights
+
+
+def thin_weights(model: PreTrainedModel) -> LoraWeights:
+    """The adapter in a model apart from it.
+
+    Raises ConfigError for a base in few bits, over which servers would not have the policy's weights.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers: dict[str, Any] = {
+        f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLayer)
+    }
+    _refuse_few_bits(layers.values())
+    pairs = {name: (part.lora_A["default"].weight, part.lora_B["default"].weight) for name, part in layers.items()}
+    return LoraWeights(
+        pairs,
+        {name: float(part.scaling["default"]) for name, part in layers.items()},
+        is_transposed=any(part.fan_in_fan_out for part in layers.values()),
+        base=fingerprint(pairs, lambda name: layers[name].get_base_layer().weight),
+    )
+
+
+def trains_pairs_only(model: nn.Module) -> bool:
+    """Nothing but the thin matrices of an adapter is trained: no bias of the base, no other weight."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return all(".lora_A." in name or ".lora_B." in name for name in trained)
+
+
+def _refuse_few_bits(layers: Iterable[Any]) -> None:
+    if any(not part.get_base_layer().weight.is_floating_point() for part in layers):
+        raise ConfigError(
+            "policy.quantization keeps the base in few bits, of which rollout servers cannot be given whole "
+            "weights. Leave it out, or sample with rollouts.type engine"
+        )
+
+
+def _restore(trained: Iterable[tuple[nn.Parameter, bool]]) -> None:
+    for parameter, is_trained in trained:
+        parameter.requires_grad_(is_trained)
+
+
+def add_adapter(
+    model: PreTrainedModel, settings: LoraSettings, *, base: str, revision: str | None = None, seed: int = 0
+) -> Adapter:
+    """Freeze a model and put a fresh adapter into it, which changes nothing until it is trained.
+
+    ``base`` is the model's name, under which the adapter's files will look for it.
+
+    Raises ConfigError for layers that are not there, and for the head or the embedding, which may share one matrix.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets = settings.target_modules
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        lora_dropout=settings.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        bias=settings.bias,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(part, Conv1D) for part in model.modules()),
+    )
+    _refuse_ends(model, targets)
+    try:
+        with torch.random.fork_rng(devices=[]), _without_old_names():
+            torch.manual_seed(seed)
+            peft_model = get_peft_model(model, config)
+    except ValueError as error:
+        found = ", ".join(_linear_names(model))
+        raise ConfigError(
+            f"policy.lora.target_modules is {targets!r}, which does not fit {type(model).__name__}: "
+            f"{' '.join(str(error).split())[:300]}. Its linear layers end in: {found}"
+        ) from None
+    _lora_config(peft_model).base_model_name_or_path = base
+    _lora_config(peft_model).revision = revision
+    return _finished(peft_model)
+
+
+def open_adapter(model: PreTrainedModel, folder: str | Path) -> Adapter:
+    """Put the adapter of a folder into the base model that it was made for, ready to be trained further.
+
+    Raises CheckpointError if the folder holds no LoRA adapter, or one for another model.
+    """
+    from peft import PeftModel
+
+    kind = read_adapter(folder).get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(f"{folder}: an adapter of type {kind!r}; oncurve reads LORA")
+    try:
+        with _without_old_names():
+            peft_model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder}: the adapter does not fit its base model: {' '.join(str(error).split())[:400]}"
+        ) from None
+    return _finished(peft_model)
+
+
+@contextmanager
+def _without_old_names() -> Iterator[None]:
+    """peft asks transformers for a property by its old name, and transformers warns whoever is near."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        yield
+
+
+def _finished(peft_model: PeftModel) -> Adapter:
+    """The adapter with weights of the model's own precision, and no dropout outside training passes."""
+    peft_model.eval()
+    return Adapter(peft_model)
+
+
+def _lora_config(peft_model: PeftModel) -> LoraConfig:
+    return peft_model.peft_config["default"]  # type: ignore[return-value]
+
+
+def _linear_names(model: nn.Module) -> list[str]:
+    """The last parts of the names of linear layers, each once."""
+    names = [name.rsplit(".")[-1] for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))]
+    return list(dict.fromkeys(names))
+
+
+def _refuse_ends(model: PreTrainedModel, targets: str | tuple[str, ...]) -> None:
+    """Head and embedding are read as plain matrices, and are one matrix in many models."""
+    ends = {id(end) for end in (model.get_output_embeddings(), model.get_input_embeddings()) if end is not None}
+    names = {name.rsplit(".")[-1] for name, part in model.named_modules() if id(part) in ends}
+    asked = {target.rsplit(".")[-1] for target in ([targets] if isinstance(targets, str) else targets)}
+    if found := sorted(names & asked):
+        raise ConfigError(f"policy.lora.target_modules names {found[0]!r}; the head and the embedding take no adapter")
+
+
+def is_adapter(place: str | Path) -> bool:
+    """Whether a folder holds an adapter rather than a model."""
+    return os.path.isfile(Path(place) / ADAPTER_CONFIG)  # False, not an error, in a closed folder
+
+
+def read_adapter(folder: str | Path) -> dict[str, object]:
+    """What peft wrote about an adapter: its base model, rank, layers. Raises CheckpointError if it cannot be read."""
+    path = Path(folder) / ADAPTER_CONFIG
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(described, dict):
+            raise TypeError(f"a {type(described).__name__} instead of an object")
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    return described
+
+
+def base_of(folder: str | Path) -> tuple[str, str | None]:
+    """Name and revision of the model that an adapter was made for. Raises CheckpointError if it names none."""
+    described = read_adapter(folder)
+    name, revision = described.get("base_model_name_or_path"), described.get("revision")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(
+            f"{folder}: its {ADAPTER_CONFIG} names no base model. Write base_model_name_or_path there"
+        )
+    return name, revision if isinstance(revision, str) else None
+
+
+def quantized(kind: Quantization, device: torch.device | str) -> dict[str, Any]:
+    """What transformers wants to hear to load linear layers in few bits: QLoRA's nf4, arXiv:2305.14314, or int8.
+
+    Raises ConfigError if bitsandbytes is not installed.
+    """
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"policy.quantization is {kind}, which needs bitsandbytes, and it is not installed. "
+            f"Run `pip install bitsandbytes`, or leave policy.quantization out"
+        )
+    on_gpu = torch.device(device).type == "cuda"
+    config = (
+        BitsAndBytesConfig(load_in_8bit=True)
+        if kind == "int8"
+        else BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16 if on_gpu else torch.float32,
+        )
+    )
+    return {"quantization_config": config, "device_map": {"": str(device)}}

@@ -1,0 +1,183 @@
+"""Models in folders: how they are loaded and saved, so that a folder is either whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from oncurve.errors import CheckpointError
+from oncurve.observe.run_model import resolve_model
+from oncurve.policy.lora import ADAPTER_CONFIG, Quantization, Savable, base_of, is_adapter, open_adapter, quantized
+
+RUNS = "runs"
+"""The folder that runs go to; a name that begins with it is no name on the Hugging Face Hub."""
+EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
+"""The small model inside this package, which the name "embedded" stands for."""
+
+
+def locate(name: str) -> str:
+    """The folder or hub name behind a model's name in a recipe or a command; for a run's folder, its final model.
+
+    Raises CheckpointError for a run that has no final model yet.
+    """
+    if name == "embedded":
+        return str(EMBEDDED)
+    return resolve_model(str(Path(name).expanduser()) if name.startswith("~") else name)
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    quantization: Quantization | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal language model and its tokenizer, from a folder, the hub, or this package.
+
+    A folder with an adapter gives its base model with the adapter in it.
+
+    Raises CheckpointError if there is none, or if its files cannot be read.
+    """
+    place, _ = _located(name)
+    if is_adapter(place):
+        base, base_revision = base_of(place)
+        own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
+        model, tokenizer = load_model(base, dtype=dtype, device=device, revision=base_revision, **own)
+        return open_adapter(model, place).model, tokenizer
+    few_bits = quantized(quantization, device) if quantization else {}
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    _, tokenizer = load_tokenizer(name, **options)
+    try:
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, report = load(place, dtype=dtype, output_loading_info=True, **options, **few_bits)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise _unloadable(name, error) from None
+    if absent := sorted(report["missing_keys"]):
+        raise CheckpointError(
+            f"model {name!r} is no whole causal language model: {len(absent)} of its weights are missing and would be "
+            f"random, among them {absent[0]}. Give a complete checkpoint"
+        )
+    model = model if quantization else model.to(device)
+    model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
+    return model, tokenizer
+
+
+def load_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The configuration and the tokenizer of a model, without its weights.
+
+    Raises CheckpointError as ``load_model``.
+    """
+    place, _ = _located(name)
+    if is_adapter(place):
+        base, revision = base_of(place)
+        return load_tokenizer(base, revision=revision, trust_remote_code=trust_remote_code)
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(place, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise _unloadable(name, error) from None
+    if len(tokenizer.get_added_vocab()) >= len(tokenizer):
+        raise CheckpointError(
+            f"model {name!r}: its tokenizer has no vocabulary. Put its tokenizer.json into the folder"
+        )
+    return config, tokenizer
+
+
+def _located(name: str) -> tuple[str, bool]:
+    """Where a model is, and whether that must be a folder. Raises CheckpointError if it must and is not there."""
+    place = locate(name)
+    path = Path(place)
+    is_hub_name = place.count("/") == 1 and not path.is_absolute() and not place.startswith(".")
+    looks_local = not is_hub_name or path.parts[0] == RUNS
+    if looks_local and not os.path.isdir(place):
+        raise CheckpointError(
+            f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as Qwen/Qwen2.5-0.5B, or "
+            f'"embedded"; a recipe whose base must be built first says how in its first line'
+        )
+    if os.path.isdir(place) and not any(os.path.isfile(path / file) for file in ("config.json", ADAPTER_CONFIG)):
+        raise CheckpointError(
+            f"model {name!r}: the folder holds no model, neither config.json nor {ADAPTER_CONFIG}. Give the folder "
+            f"that the model was saved in, or the folder of a finished run"
+        )
+    return place, looks_local
+
+
+def _unloadable(name: str, error: Exception) -> CheckpointError:
+    remedy = "" if _located(name)[1] else " Without a network, give a folder that holds the model: model=FOLDER"
+    return CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}{remedy}")
+
+
+def is_converted(model: PreTrainedModel) -> bool:
+    """Transformers names or cuts this model's weights otherwise in files than in modules, as those of many experts."""
+    return bool(get_model_conversion_mapping(model, add_legacy=False))
+
+
+def write_around(model: PreTrainedModel, folder: Path, files: Mapping[str, str]) -> None:
+    """Everything of a model's folder but the weights; the index if they lie in ``files``, given by their names."""
+    model.save_pretrained(folder, state_dict={})
+    (folder / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
+    if not files:
+        return
+    index = {"metadata": {}, "weight_map": dict(files)}
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
+
+
+def save_model(model: Savable, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+    """Write an ordinary Hugging Face checkpoint, or peft's for an adapter; the folder appears only when it is whole.
+
+    Raises CheckpointError if it cannot be written; an older checkpoint of that name is then still there.
+    """
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if old.exists():
+            old.rename(folder)
+        raise CheckpointError(
+            f"{folder}: the checkpoint cannot be written: {error}. Older ones are untouched"
+        ) from error
+    shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def merge_adapter(adapter: Path, output: Path) -> Path:
+    """Write the base model of an adapter's folder with the adapter added to its weights.
+
+    Raises CheckpointError if the folder holds no adapter, or if one of the two cannot be read or written.
+    """
+    if not is_adapter(adapter):
+        raise CheckpointError(f"{adapter}: no adapter there (adapter_config.json is missing). Nothing to merge")
+    base, revision = base_of(adapter)
+    model, tokenizer = load_model(base, revision=revision)
+    return save_model(open_adapter(model, adapter).merge(), tokenizer, output)

@@ -1,0 +1,384 @@
+"""The policy: how log-probabilities are computed, and how the weights are moved."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oncurve.algorithm.reference import move_reference
+from oncurve.batch import Batch
+from oncurve.errors import ConfigError, TrainingError
+from oncurve.model.allocator import give_back
+from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
+from oncurve.policy.deepspeed import Zero, ZeroSettings
+from oncurve.policy.distributed import ALONE, Processes, own_rows
+from oncurve.policy.forward import completion_logprobs, enable_packing, has_own_layers
+from oncurve.policy.half_precision import frozen_copy
+from oncurve.policy.lora import Adapter, merged_weights, thin_weights, trains_pairs_only
+from oncurve.policy.optimizer import OptimizerSettings, make_adamw
+from oncurve.policy.sharding import Reader, Room, Sharding, fill, is_cut, reshard, shard, split_by_cut, whole
+from oncurve.policy.shortage import in_smaller_parts, moving_weights
+from oncurve.policy.unread_model import Unread, fill_copy, whole_copy
+from oncurve.records import Mean
+from oncurve.rollouts.servers.lora_weights import LoraWeights
+
+ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
+WholeCopy = Literal["device", "cpu", "none"]
+
+
+class Scorer(nn.Module):
+    """The pass over a batch as a module, around which the weights of a model in parts can be put together."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, batch: Batch, temperature: float, packed: bool, recompute: bool = False
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Log-probabilities and entropies of the completion tokens."""
+        return completion_logprobs(self.model, batch, temperature=temperature, packed=packed, recompute=recompute)
+
+
+class TrainedPolicy:
+    """The model in training: weights and optimizer state in float32, arithmetic in the compute type.
+
+    bfloat16 has 8 bits of mantissa, so that an update of 1e-6 to a weight of 0.02 is lost in it: the master weights
+    stay in float32 and only the products are done in the smaller type.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        optimizer: OptimizerSettings,
+        temperature: float = 1.0,
+        compute_type: ComputeType = "float32",
+        tokens_per_microbatch: int = 8192,
+        gradient_checkpointing: bool = False,
+        offload_activations: bool = False,
+        packing: bool = True,
+        reference: PreTrainedModel | None = None,
+        adapter: Adapter | None = None,
+        processes: Processes = ALONE,
+        sharding: Sharding | ZeroSettings | None = None,
+        whole_copy: WholeCopy = "device",
+        unread: Unread | None = None,
+    ) -> None:
+        """``adapter`` is the one inside the model; without a ``reference``, the base under it is the reference.
+
+        With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``whole_copy`` says
+        where this process has all of them, to sample or to publish from. ``unread`` says where the weights of model and
+        reference are, if they are to be read when they are in parts.
+        """
+        self._model, self._tokenizer, self.reference = model, tokenizer, reference
+        self.adapter, self.processes = adapter, processes
+        self.settings, self.temperature = optimizer, temperature or 1.0
+        self.compute_type: ComputeType = compute_type
+        self.tokens_per_microbatch = tokens_per_microbatch
+        kind = torch_type(compute_type)
+        self._unread = unread
+        enable = enable_packing if unread is None else unread.enable_packing
+        self.is_packed = packing and all(enable(part, kind) for part in (model, reference) if part is not None)
+        self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
+        self._offloads_activations = offload_activations
+        self._scorers = {id(part): Scorer(part) for part in (model, reference) if part is not None}
+        self.is_divided = False
+        """The weights are in parts."""
+        self._whole_copy: WholeCopy = whole_copy
+        self._replica: PreTrainedModel | None = None
+        self.zero: Zero | None = None
+        """DeepSpeed, where it divides the work."""
+        if isinstance(sharding, ZeroSettings):
+            self._divide(sharding)
+        elif sharding is not None and processes.count > 1:
+            self._shard(sharding)
+        if self.zero is None:
+            self.optimizer = make_adamw(split_by_cut(self._trained()), optimizer)
+        else:
+            self.optimizer = self.zero.engine.optimizer
+        self.num_updates = 0
+        self._is_loss_finite = True
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The module to sample from: the one in training, or the whole copy of one in parts, where there is one."""
+        return self._model if self._replica is None else self._replica
+
+    @property
+    def trained_model(self) -> PreTrainedModel:
+        """The module in training; under sharding its weights are parts."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Text to tokens and back."""
+        return self._tokenizer
+
+    def compute(self) -> AbstractContextManager[object]:
+        """The arithmetic of the compute type, for training and for sampling in process."""
+        return compute_context(self._model.device, self.compute_type)
+
+    def ordinary_weights(self) -> dict[str, Tensor]:
+        """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
+        return self.model.state_dict() if self.adapter is None else merged_weights(self.model)
+
+    def thin_weights(self) -> LoraWeights | None:
+        """The adapter alone, for whoever has the base; None where weights of the base are trained as well."""
+        return thin_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
+
+    def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""
+        with self.compute(), self._training_pass():
+            scorer = self._scorers[id(self._model)] if self.zero is None else self.zero.engine
+            return scorer(batch, self.temperature, self.is_packed, bool(self._recomputed))
+
+    @contextmanager
+    def _training_pass(self) -> Iterator[None]:
+        """What a pass with gradients does besides: recompute, drop, move activations away."""
+        with ExitStack() as stack:
+            if self.adapter is not None:
+                stack.enter_context(self.adapter.dropping_out())
+            if self._offloads_activations:
+                pinned = self._model.device.type == "cuda"
+                stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))
+            stack.enter_context(recomputing(self._recomputed, self.adapter))
+            yield
+
+    @torch.no_grad()
+    def annotate(self, batch: Batch, *, old: bool, entropy: bool, reference: bool) -> Batch:
+        """The batch with what stays fixed during its updates, only what is asked for."""
+        if old or entropy:
+            logprobs, entropies = self._fixed(self._model, batch)
+            batch = replace(batch, old_logprobs=logprobs if old else None, old_entropy=entropies if entropy else None)
+        if reference:
+            batch = replace(batch, ref_logprobs=self._reference_logprobs(batch))
+        return batch
+
+    def _reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
+        """Under the reference: a model of its own, or the base with the adapter switched off."""
+        if self.reference is not None:
+            return self._fixed(self.reference, batch)[0]
+        if self.adapter is None:
+            raise TrainingError("a KL term needs a reference, and this policy was made without one")
+        with self.adapter.off():
+            return self._fixed(self._model, batch)[0]
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Bring the copy to sample from up to date, where there is one. All processes must call it."""
+        if not self.is_divided:
+            return
+        fill_copy(self._replica, self._model, self.full_tensor, only_trained=True)
+
+    def full_tensor(self, tensor: Tensor, room: Room | None = None) -> Tensor:
+        """All of a weight of which this process has a part, which all must call; other tensors as they are."""
+        is_divided = self.zero is not None and isinstance(tensor, nn.Parameter)
+        return self.zero.full_tensor(tensor) if is_divided else whole(tensor.detach(), room)  # type: ignore[union-attr]
+
+    def full_shape(self, tensor: Tensor) -> torch.Size:
+        """The shape of all of a weight."""
+        is_divided = self.zero is not None and isinstance(tensor, nn.Parameter)
+        return self.zero.full_shape(tensor) if is_divided else tensor.shape  # type: ignore[union-attr]
+
+    def load_shard(self, tensor: Tensor, read: Reader) -> None:
+        """Put values into a weight, or into this process's part of it."""
+        if self.zero is not None and isinstance(tensor, nn.Parameter):
+            self.zero.load_shard(tensor, read(slice(None)))
+        else:
+            fill(tensor, read)
+
+    def _divide(self, settings: ZeroSettings) -> None:
+        """Hand the model to DeepSpeed, with a copy to sample from where the weights are in parts as well."""
+        if settings.stage == 3:
+            self._copy_whole(
+                self._model.device, halved=self.reference is None
+            )  # a reference that moves reads the weights as they are
+        head = self._model.get_output_embeddings()
+        self.zero = Zero(
+            self._scorers[id(self._model)],
+            None if head is None else head.weight,
+            settings,
+            self.settings,
+            self.processes,
+            hidden_size=self._model.config.get_text_config().hidden_size,
+            half=self.compute_type == "bfloat16",
+        )
+
+    def _shard(self, sharding: Sharding) -> None:
+        """Make the copy to sample from, and leave this process its part of everything."""
+        device = self._model.device if self._unread is None else self._unread.device
+        self._copy_whole(device, halved=True)
+        compute = torch_type(self.compute_type)
+        for scorer in self._scorers.values():
+            blocks = recomputable_layers(scorer.model)
+            if self._unread is not None:
+                self._unread.put_on(scorer.model)
+            shard(scorer, blocks, self.processes, sharding, device=device, compute_type=compute)
+            if self._unread is not None:
+                self._unread.fill(scorer.model, offload=sharding.offload)
+        if self._unread is not None:
+            fill_copy(self._replica, self._model, self.full_tensor, only_trained=False)
+            self._unread = None  # with the files
+
+    def _copy_whole(self, device: torch.device, *, halved: bool) -> None:
+        """Make the copy of all weights before they are cut, where this process has one."""
+        self.is_divided = True
+        self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
+        if self._whole_copy != "none":
+            device = device if self._whole_copy == "device" else torch.device("cpu")
+            copied = frozen_copy if self._unread is None else whole_copy
+            self._replica = copied(self._model, device, halved=halved and self.compute_type == "bfloat16")
+
+    def _fixed(self, model: PreTrainedModel, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        logprobs, entropies = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.sampler_logprobs)
+        scorer: nn.Module = self._scorers[id(model)]
+        if self.zero is not None and model is self._model:
+            scorer = self.zero.engine
+
+        def compute() -> None:
+            for rows, part in self._own_parts(batch):
+                with compute_context(model.device, self.compute_type):
+                    pieces = scorer(part, self.temperature, self.is_packed)
+                for full, piece in zip((logprobs, entropies), pieces, strict=True):
+                    if len(rows):
+                        full[rows, : piece.shape[1]] = piece.to(full)
+
+        in_smaller_parts(self, batch, compute)
+        if self.is_divided and self.zero is None:
+            reshard(scorer)
+        return self.processes.all_reduce(logprobs), self.processes.all_reduce(entropies)
+
+    def _own_parts(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        """Rows and microbatches of this process's share, at most ``tokens_per_microbatch`` tokens each.
+
+        Weights in parts are put together by all processes at once, so all must make as many passes: who has fewer
+        microbatches adds passes over a row of which nothing is trained.
+        """
+        mine = own_rows(batch, self.processes, share_prompts=self.is_packed)
+        own = batch.select(mine)
+        plan = list(own.plan_microbatches(self.tokens_per_microbatch, share_prompts=self.is_packed))
+        in_step = self.is_divided or self.zero is not None
+        missing = 0 if not in_step else max(self.processes.all_gather(len(plan))) - len(plan)
+        for rows in plan:
+            yield mine[rows], own.select(rows)
+        for _ in range(missing):
+            idle = batch.select(batch.row_lengths.argmin()[None])
+            yield mine[:0], replace(idle, mask=torch.zeros_like(idle.mask), advantages=torch.zeros(1))
+
+    def move_reference(self, share: float) -> None:
+        """Let the reference follow the policy: by nothing (0), by a share, or all the way (1)."""
+        if share and self.reference is not None:
+            if self.zero is not None:
+                self.publish()
+            move_reference(self.reference, self._model if self.zero is None else self.model, share=share)
+
+    def microbatches(self, update: Batch) -> Iterator[Batch]:
+        """This process's rows of an update in parts of at most ``tokens_per_microbatch`` tokens."""
+        return (part for _, part in self._own_parts(update))
+
+    def backward(self, loss: Float[Tensor, ""]) -> None:
+        """Add the gradient of a microbatch to that of the update."""
+        self._is_loss_finite = self._is_loss_finite and math.isfinite(loss.item())
+        if self.zero is not None:
+            self.zero.backward(loss)
+        else:
+            loss.backward()
+
+    def update(self) -> dict[str, Mean]:
+        """Clip the gradient, move the weights, forget the gradient.
+
+        Without any gradient (no group of the update has a signal, or every token is masked) nothing moves, not even by
+        momentum, and the update is counted as skipped. So is one whose loss or gradient is not finite.
+        """
+        rate = self.settings.rate(self.num_updates)
+        is_finite = self.processes.all_true(self._is_loss_finite)
+        with moving_weights(self.num_updates + 1):
+            norm = self._move(rate, is_allowed=is_finite)
+        give_back()
+        is_finite, self._is_loss_finite = is_finite and math.isfinite(norm), True
+        count = Mean(0, 1 / self.processes.count)  # of updates; the microbatches of all processes gave the loss
+        if not is_finite or norm == 0:
+            return {
+                "policy/skipped_updates": Mean(1, 1),
+                "policy/nonfinite_updates": Mean(float(not is_finite), 1),
+                "policy/loss": count,
+            }
+        self.num_updates += 1
+        return {
+            "policy/gradient_norm": Mean(norm, 1),
+            "policy/learning_rate": Mean(rate, 1),
+            "policy/skipped_updates": Mean(0, 1),
+            "policy/nonfinite_updates": Mean(0, 1),
+            "policy/loss": count,
+        }
+
+    def _move(self, rate: float, *, is_allowed: bool) -> float:
+        """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
+        if self.zero is not None:
+            return self.zero.move(rate, is_allowed=is_allowed)
+        norm = self._clip(self.settings.max_gradient_norm or math.inf)
+        if is_allowed and math.isfinite(norm) and norm > 0:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _clip(self, limit: float) -> float:
+        """Add up the gradients of all processes and scale them down to a norm; the norm before."""
+        kinds = split_by_cut(self._trained())  # FSDP has added up the gradients of what is cut
+        for parameters in kinds:
+            if not is_cut(parameters[0]):
+                self.processes.add_gradients(parameters)
+        norms = [whole(nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])) for kind in kinds]
+        norm = norms[0] if len(norms) == 1 else torch.stack([one.to(norms[0].device) for one in norms]).norm()
+        for parameters in kinds:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return float(norm)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+
+def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze every weight whose name matches none of some regular expressions; what is frozen already stays so.
+
+    Raises ConfigError for an expression that is none, or that matches no weight that could be trained.
+    """
+    matched: set[str] = set()
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for pattern in patterns:
+        try:
+            found = {name for name in names if re.search(pattern, name)}
+        except re.error as error:
+            raise ConfigError(f"policy.train_only: {pattern!r} is no regular expression: {error}") from None
+        if not found:
+            some = ", ".join(names[:3])
+            raise ConfigError(f"policy.train_only: {pattern!r} matches no trainable weight. They are named {some}, ...")
+        matched |= found
+    for name, parameter in model.named_parameters():
+        if name not in matched:
+            parameter.requires_grad_(False)
+
+
+def torch_type(compute_type: ComputeType) -> torch.dtype:
+    """The type of torch that has this name."""
+    return getattr(torch, compute_type)
+
+
+def compute_context(device: torch.device, compute_type: ComputeType) -> AbstractContextManager[object]:
+    """Autocast to a half-width type; nothing for the full-width ones, whose weights have that type already."""
+    if compute_type in ("float32", "float64"):
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch_type(compute_type))

@@ -1,0 +1,73 @@
+"""Files of tensors: safetensors files read row by row, and one written tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from oncurve.algorithm.precision import SAFETENSORS_TYPES
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of some safetensors files by name, each read from the disk when it is asked for."""
+
+    def __init__(self, paths: Iterable[str | Path]) -> None:
+        """Raises SafetensorError or OSError for a file that cannot be read."""
+        self._places: dict[str, Any] = {}
+        for path in paths:
+            file: Any = safe_open(str(path), "pt")
+            self._places |= dict.fromkeys(file.keys(), file)  # closed with the last name of it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._places[name].get_tensor(name)
+
+    def shape(self, name: str) -> torch.Size:
+        """Without reading the tensor."""
+        return torch.Size(self._places[name].get_slice(name).get_shape())
+
+    def rows(self, name: str, wanted: slice) -> Tensor:
+        """Some rows of a tensor; nothing else of it is read."""
+        if wanted == slice(None):
+            return self[name]
+        return self._places[name].get_slice(name)[wanted]
+
+    def reader(self, name: str) -> Callable[[slice], Tensor]:
+        """What reads the rows of one tensor."""
+        return lambda wanted: self.rows(name, wanted)
+
+
+@contextmanager
+def tensor_writer(path: Path, described: Mapping[str, tuple[torch.dtype, torch.Size]]) -> Iterator[Callable[..., None]]:
+    """A safetensors file whose tensors are given one after the other, in the order in which they were described.
+
+    No more than one of them has to be in memory at a time.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in described.items():
+        start, end = end, end + shape.numel() * dtype.itemsize
+        header[name] = {"dtype": SAFETENSORS_TYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+
+        def write(tensor: Tensor) -> None:
+            flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+            if flat.numel():
+                file.write(flat.view(torch.uint8).numpy().data)
+
+        yield write

@@ -1,0 +1,107 @@
+"""What a run has used so far: time by phase, tokens, money."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from oncurve.plan.hardware import Device, load_devices
+
+PHASES = ("sample", "grade", "refill", "train", "evaluate", "save")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What one phase of the steps took in all."""
+
+    name: str
+    seconds: float
+    tokens: float | None
+    """Sampled or trained tokens; None for a phase that moves none."""
+
+
+def phases(rows: Sequence[Mapping[str, Any]]) -> list[Phase]:
+    """Time and tokens by phase, and the rest of the steps as "other"; phases that took no time are left out."""
+    found: list[Phase] = []
+    for name in PHASES:
+        seconds = total(rows, f"time/{name}_seconds")
+        moved = {"sample": "tokens/sampled", "train": "tokens/trained"}.get(name)
+        if seconds > 0:
+            found.append(Phase(name, seconds, total(rows, moved) if moved else None))
+    inside = sum(phase.seconds for phase in found if phase.name not in ("evaluate", "save"))
+    if (other := total(rows, "time/step_seconds") - inside) > 0.01:
+        found.append(Phase("other", other, None))
+    return found
+
+
+def total(rows: Iterable[Mapping[str, Any]], key: str) -> float:
+    """The sum of a metric over the rows that have a finite value of it."""
+    return sum(value for row in rows if math.isfinite(value := row.get(key, math.nan)))
+
+
+def elapsed_seconds(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Wall time up to the last row. The clock starts anew when a run is resumed, so that its falls are added up."""
+    clock = [value for row in rows if math.isfinite(value := row.get("time/elapsed_seconds", math.nan))]
+    return sum(before for before, after in pairwise(clock) if after < before) + (clock[-1] if clock else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Money, as far as it is known."""
+
+    device: str
+    """What the run ran on, in words."""
+    count: int
+    """Devices."""
+    hours: float
+    usd_per_hour: float | None
+    """Of all devices together; None: no price is known."""
+    basis: str
+    """Where the price comes from, or why there is none."""
+
+    @property
+    def usd(self) -> float | None:
+        """So far."""
+        return None if self.usd_per_hour is None else self.hours * self.usd_per_hour
+
+
+def spending(
+    rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any], *, usd_per_hour: float | None = None
+) -> Spending:
+    """Hours times the price of the planner's table, or ``usd_per_hour`` for all devices together.
+
+    A run of several processes has one device each. Steps that a crash lost, and the measurement after training, are not
+    in the metrics and not in the sum.
+    """
+    hardware = manifest.get("hardware") or {}
+    gpus = [str(gpu.get("name", "GPU")) for gpu in hardware.get("gpus") or []]
+    hours = elapsed_seconds(rows) / 3600
+    device = gpus[0] if gpus else f"{hardware.get('cpu_cores', '?')} cores of {hardware.get('cpu') or 'a CPU'}"
+    count = int(manifest.get("processes") or 1) if gpus else 1
+    if usd_per_hour is not None:
+        return Spending(device, count, hours, usd_per_hour, f"{usd_per_hour:g} USD per hour, as given")
+    priced = priced_device(gpus[0], load_devices()) if gpus else None
+    if priced is None or priced.on_demand is None:
+        return Spending(device, count, hours, None, "no price of this device is known; give it with --usd-per-hour")
+    dated = f", {priced.priced}" if priced.priced else ""
+    basis = f"{count} x {priced.on_demand:g} USD per hour on demand ({priced.source or 'unnamed source'}{dated})"
+    return Spending(device, count, hours, count * priced.on_demand, basis)
+
+
+def priced_device(name: str, devices: Mapping[str, Device]) -> Device | None:
+    """The row of the table for what a driver calls its GPU: the longest row whose every word is in the name.
+
+    >>> priced_device("NVIDIA A100-SXM4-80GB", load_devices()).name
+    'A100-80GB'
+    """
+    words = set(_words(name))
+    fitting = [device for device in devices.values() if device.is_gpu and set(_words(device.name)) <= words]
+    return max(fitting, key=lambda device: len(_words(device.name)), default=None)
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]

@@ -1,0 +1,97 @@
+"""Reward functions in a process of their own, which may hang or exhaust the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import RewardFunction, grade
+from oncurve.rewards.custom import from_function, load_function
+from oncurve.rewards.worker_pool import Outcome, WorkerPool
+
+
+class SubprocessReward:
+    """A function of somebody's, run in processes with a time and a memory limit.
+
+    It is named by ``module:name`` or ``path/to/file.py:name``, because every process imports it for itself; a closure
+    or state shared with the trainer is out of reach. One item is one group, so that functions that compare the
+    completions of a group still can; with ``by_group=False`` it is one completion, and the limits are per completion.
+    What the function breaks is an error of the item, never a zero: its limits are its author's to keep.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        name: str | None = None,
+        by_group: bool = True,
+        timeout_seconds: float = 10.0,
+        batch_seconds: float = 120.0,
+        memory_gib: float = 4.0,
+        workers: int = 1,
+    ) -> None:
+        self.name = name or location.rpartition(":")[2]
+        self.location = location
+        self.by_group = by_group
+        self._pool = WorkerPool(
+            "oncurve.rewards.subprocess_reward:call",
+            workers=workers,
+            timeout_seconds=timeout_seconds,
+            batch_seconds=batch_seconds,
+            memory_gib=memory_gib,
+        )
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion."""
+        pairs = list(zip(prompts, completions, strict=True))
+        if self.by_group:
+            items = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].prompt_ids)]
+        else:
+            items = [[pair] for pair in pairs]
+        outcomes = self._pool.map(self._payload(item) for item in items)
+        return [
+            reward for item, outcome in zip(items, outcomes, strict=True) for reward in _rewards_of(outcome, len(item))
+        ]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._pool.close()
+
+    def _payload(self, item: Sequence[tuple[Prompt, Completion]]) -> dict[str, Any]:
+        return {
+            "location": self.location,
+            "rows": [[asdict(prompt), asdict(completion)] for prompt, completion in item],
+        }
+
+
+def _rewards_of(outcome: Outcome, num_completions: int) -> list[Reward]:
+    if outcome.error is None:
+        return [Reward(**fields) for fields in outcome.result]
+    kind = "timeout" if outcome.error in ("timeout", "not_run") else "crashed"
+    return [Reward(value=None, error=kind, detail=outcome.detail)] * num_completions
+
+
+def call(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rewards of one item; runs in a grading process."""
+    prompts = [_prompt_of(prompt) for prompt, _ in payload["rows"]]
+    completions = [_completion_of(completion) for _, completion in payload["rows"]]
+    return [asdict(reward) for reward in grade(_loaded(payload["location"]), prompts, completions)]
+
+
+@lru_cache(maxsize=8)
+def _loaded(location: str) -> RewardFunction:
+    return from_function(load_function(location))
+
+
+def _prompt_of(fields: dict[str, Any]) -> Prompt:
+    messages = fields["messages"] and tuple(fields["messages"])
+    return Prompt(**{**fields, "prompt_ids": tuple(fields["prompt_ids"]), "messages": messages})
+
+
+def _completion_of(fields: dict[str, Any]) -> Completion:
+    sequences = {key: tuple(fields[key]) for key in ("prompt_ids", "token_ids", "sampler_logprobs")}
+    return Completion(**{**fields, **sequences})

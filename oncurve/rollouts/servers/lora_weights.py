@@ -1,0 +1,103 @@
+"""New weights for servers when only an adapter is trained: they get the adapter, and add it to their base.
+
+What travels is a hundredth of the weights. Servers sample from the sum, as they would from whole weights: under one
+version, at the full speed of a model without adapters. Nothing but torch and safetensors is needed here, because vLLM's
+environment imports it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FILE = "adapter_model.safetensors"
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_SEEN_NUMBERS = 4096
+"""Of each matrix of the base that the fingerprint looks at."""
+
+
+@dataclass(frozen=True)
+class LoraWeights:
+    """An adapter as it is handed to servers."""
+
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    """By the name of the matrix that they are added to: A [rank, in] and B [out, rank]."""
+    scales: Mapping[str, float]
+    """What the product of each is multiplied with: alpha / rank."""
+    is_transposed: bool
+    """The base's matrices are [in, out], as in GPT-2."""
+    base: str
+    """Fingerprint of the matrices that they are added to."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What its matrices take."""
+        return sum(part.numel() * part.element_size() for pair in self.pairs.values() for part in pair)
+
+    def save(self, folder: Path) -> None:
+        """Write it under peft's names."""
+        tensors = {}
+        for name, (first, second) in self.pairs.items():
+            plain = _PREFIX + name.removesuffix(".weight")
+            tensors |= {plain + _A: first.detach().contiguous().cpu(), plain + _B: second.detach().contiguous().cpu()}
+        save_file(tensors, folder / FILE)
+
+    def facts(self) -> dict[str, Any]:
+        """What servers are told beside the file."""
+        return {"scales": dict(self.scales), "is_transposed": self.is_transposed, "base": self.base}
+
+
+def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:
+    """An adapter from its file and what was told beside it. Raises ValueError if they do not fit together."""
+    tensors = load_file(path)
+    pairs = {}
+    for key in [key for key in tensors if key.endswith(_A)]:
+        plain = key.removesuffix(_A)
+        if plain + _B not in tensors:
+            raise ValueError(f"{path.name}: {plain} has no second matrix")
+        pairs[plain.removeprefix(_PREFIX) + ".weight"] = (tensors[key], tensors[plain + _B])
+    if not pairs or set(pairs) != set(facts["scales"]) or len(tensors) != 2 * len(pairs):
+        raise ValueError(f"{path.name} is not the adapter that was announced")
+    return LoraWeights(pairs, facts["scales"], bool(facts["is_transposed"]), str(facts["base"]))
+
+
+def check_base(thin: LoraWeights, base: Callable[[str], Tensor]) -> None:
+    """Raises ValueError if the adapter was made for another base than the one whose matrices ``base`` gives."""
+    if fingerprint(thin.pairs, base) != thin.base:
+        raise ValueError("the adapter was trained over another base than this server has; start it again with that one")
+
+
+@torch.no_grad()
+def merged(thin: LoraWeights, name: str, weight: Tensor) -> Tensor:
+    """W + (B A) scale, in the base's precision; the weight itself where no adapter belongs to it."""
+    if name not in thin.pairs:
+        return weight
+    first, second = (part.to(weight.device, torch.float32) for part in thin.pairs[name])
+    delta = second @ first
+    added = (delta.T if thin.is_transposed else delta) * thin.scales[name]
+    if added.shape != weight.shape:
+        raise ValueError(f"{name} has the shape {tuple(weight.shape)}, and its adapter {tuple(added.shape)}")
+    return (weight.float() + added).to(weight.dtype)
+
+
+def fingerprint(names: Iterable[str], base: Callable[[str], Tensor]) -> str:
+    """A checksum over names, shapes and the first numbers of matrices: other models, and the same trained on, differ.
+
+    Numbers in half width are compared after widening, which is exact. Raises ValueError for a matrix that is missing.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        try:
+            weight = base(name)
+        except KeyError:
+            raise ValueError(f"this model has no {name}, to which the adapter belongs") from None
+        seen = weight.detach().flatten()[:_SEEN_NUMBERS].to("cpu", torch.float32)
+        digest.update(f"{name}\0{tuple(weight.shape)}\0".encode() + seen.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,220 @@
+"""The sampler over rollout servers: weights in, groups out, as with any other."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from oncurve.errors import SamplerError
+from oncurve.records import Group, Prompt
+from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
+from oncurve.rollouts.engine.engine import occurrence_indices
+from oncurve.rollouts.engine.streams import stream_keys
+from oncurve.rollouts.servers.children import ChildServers
+from oncurve.rollouts.servers.deadlines import Deadlines
+from oncurve.rollouts.servers.event_loop import EventLoopThread
+from oncurve.rollouts.servers.host import WeightHost
+from oncurve.rollouts.servers.local_vllm import VllmServers
+from oncurve.rollouts.servers.pending_group import PendingGroup
+from oncurve.rollouts.servers.registry import registered
+from oncurve.rollouts.servers.server_pool import ServerPool
+from oncurve.rollouts.servers.shards import write_weights
+from oncurve.rollouts.servers.store import Contents, WeightStore
+from oncurve.rollouts.servers.transfer.endpoints import give_back_cache
+from oncurve.rollouts.servers.transfer.fallback import Copies
+from oncurve.rollouts.servers.transfer.transfer import Transfer
+from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
+from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
+
+
+class ServerSampler:
+    """Samples from rollout servers, each of which may die, stop, or come back at any time.
+
+    Weights are published as files that servers fetch. A step is sampled from its own weights alone: prompts of a
+    server that is lost go to others, and what a server gives that has other weights is not taken.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        urls: Sequence[str],
+        registry: Path | None = None,
+        weights_folder: Path,
+        memory_folder: Path | None = None,
+        matrix_type: torch.dtype | None = None,
+        weights_address: str | None = None,
+        token: str | None = None,
+        max_rows: int = 256,
+        deadlines: Deadlines | None = None,
+        local: ChildServers | None = None,
+        transfer: Transfer | None = None,
+        sleep: bool = False,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
+        ``matrix_type`` is that of the matrices of vLLM servers, None for full width. ``weights_address`` is host:port
+        where servers fetch weights that do not see the folder; ``local`` are servers that were started for this
+        sampler, and end with it; ``transfer`` brings them weights without files; ``sleep`` lets them give memory back
+        whenever the completions of a step are there."""
+        self.params, self.notify, self._local = params, notify, local
+        self.on_group: Callable[[Group], None] | None = None
+        self._matrix_type = matrix_type
+        self._store = WeightStore(
+            weights_folder, run=secrets.token_hex(4), memory=memory_folder, notify=lambda text: self.notify(text)
+        )
+        self._transfer, self._sleep = transfer, sleep
+        self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
+        if transfer is not None:
+            transfer.push.notify = lambda text: self.notify(text)
+        self._host: WeightHost | None = None
+        if weights_address is not None:
+            token = token or secrets.token_hex(16)
+            self._host = WeightHost(lambda: self._store.published, address=weights_address, token=token)
+        self.pool = ServerPool(
+            [*urls, *(local.urls if local is not None else ())],
+            find=partial(registered, registry) if registry is not None else tuple,
+            deadlines=deadlines or Deadlines(),
+            max_rows=max_rows,
+            token=token,
+            restart=local.restart if local is not None else None,
+            push=transfer.push if transfer is not None else None,
+            files=self._copies.files,
+            notify=lambda text: self.notify(text),
+        )
+        self._loop: EventLoopThread | None = None
+        self._policy: PolicyView | None = None
+        self._manifest: Manifest | None = None
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Publish the weights and wait until servers have them.
+
+        Raises SamplerError if none takes them in time.
+        """
+        if self._loop is None:
+            self._loop = EventLoopThread("rollout-servers")
+            self._loop.call(self._open())
+        if self._sleep:
+            give_back_cache()
+        if self._transfer is not None:
+            self._hand_over(policy, version)
+            return
+        manifest = self._write(policy, version)
+        if manifest is not self._manifest or not self.pool.ready:
+            self._loop.call(self.pool.publish(manifest))
+        self._policy, self._manifest = policy, manifest
+
+    def _hand_over(self, policy: PolicyView, version: int) -> None:
+        """Weights from the GPU to servers that can take them so; the others fetch files, which are written for them."""
+        assert self._transfer is not None
+        assert self._loop is not None
+        shipment = make_shipment(policy, self._store.run, version, matrix_type=self._transfer.matrix_type)
+        with self._copies.still():
+            if self._manifest is None or self._manifest.label != shipment.label:
+                self._policy, self._manifest = policy, self._copies.offer(shipment)
+            elif self.pool.ready:
+                return
+            self._loop.call(self.pool.publish(self._manifest, shipment))
+
+    def _wake(self) -> None:
+        """Servers that gave their memory back get the weights once more."""
+        assert self._policy is not None
+        assert self._manifest is not None
+        assert self._loop is not None
+        give_back_cache()
+        if self._transfer is not None:
+            self._hand_over(self._policy, self._manifest.version)
+        else:
+            self._loop.call(self.pool.publish(self._manifest))
+
+    def _write(self, policy: PolicyView, version: int) -> Manifest:
+        """An adapter alone where one is trained, whole weights otherwise."""
+        thin = policy.thin_weights()
+        if thin is None:
+            shipment = make_shipment(policy, self._store.run, version, matrix_type=self._file_type())
+            write = partial(write_weights, shipment)
+            return self._store.publish(version, write, size=shipment.num_bytes, label=shipment.label)
+
+        def write_thin(folder: Path) -> Contents:
+            thin.save(folder)
+            return describe_files(folder)
+
+        return self._store.publish(version, write_thin, size=thin.num_bytes, adapter=thin.facts())
+
+    def _file_type(self) -> torch.dtype | None:
+        """Of the matrices in files: that of vLLM, if nobody else reads them. ``oncurve serve`` samples the same tokens
+        as the trainer would, for which it needs all their digits."""
+        seen = [server for server in self.pool.servers if server.label]
+        are_vllm = bool(seen) or isinstance(self._local, VllmServers)
+        return self._matrix_type if are_vllm and not any(server.takes_keys for server in seen) else None
+
+    async def _open(self) -> None:
+        if self._host is not None:
+            self.pool.address = await self._host.open()
+        await self.pool.open()
+
+    async def _shut(self) -> None:
+        await self.pool.close()
+        if self._host is not None:
+            await self._host.close()
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group per prompt, all of the weights that were loaded last.
+
+        Raises SamplerError if no server is left for too long, or if one says that a request is wrong.
+        """
+        if self._policy is None or self._manifest is None or self._loop is None:
+            raise SamplerError("the servers have no weights yet; call load_weights before sample")
+        if not prompts:
+            return []
+        if self._sleep and self.pool.asleep:
+            self._wake()
+        is_measuring = params is not None
+        params, manifest, policy = params or self.params, self._manifest, self._policy
+        end_ids = end_token_ids(policy.model, policy.tokenizer)
+        indices = np.array(occurrence_indices(prompts, group_size))
+        jobs = [
+            PendingGroup(
+                manifest.label,
+                prompt.prompt_ids,
+                stream_keys(params.seed, step, np.full(group_size, prompt.index), places).tolist(),
+                params,
+                end_ids,
+            )
+            for prompt, places in zip(prompts, indices, strict=True)
+        ]
+        groups: dict[int, Group] = {}
+
+        def finish(place: int) -> None:
+            groups[place] = make_group(
+                prompts[place],
+                [(one.token_ids, one.logprobs, one.finish_reason) for one in jobs[place].completions],
+                tokenizer=policy.tokenizer,
+                end_ids=end_ids,
+                version=manifest.version,
+            )
+            if self.on_group is not None:
+                self.on_group(groups[place])
+
+        with self._copies.still():
+            self._loop.call(self.pool.sample(jobs, finish))
+        if self._sleep and not is_measuring:  # measurements sample again, and nothing trains between them
+            self._loop.call(self.pool.rest())
+        return [groups[place] for place in range(len(prompts))]
+
+    def close(self) -> None:
+        """Let go of the servers, and remove the published weights."""
+        if self._loop is not None:
+            self._loop.call(self._shut())
+            self._loop.close()
+            self._loop = None
+        if self._local is not None:
+            self._local.close()
+        self._store.close()

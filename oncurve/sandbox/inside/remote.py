@@ -1,0 +1,244 @@
+"""Remote calls between a test and the program that it tests, across two sandboxes.
+
+Both ends are alike: whoever has the word sends a call and then serves the other end's calls until its own is
+answered. Values cross as data. What is not data stays where it is and crosses as a reference; the test's end lets
+the program call functions that it was given and do nothing else with them.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+from . import frames
+from .caught import Caught, describe
+from .codec import MINE, YOURS, NotData, Payload, decode, encode
+
+_ENDS_ITERATION = ("StopIteration", "StopAsyncIteration")
+
+
+class CallStopped(BaseException):
+    """The program did not answer: it ended, ran out of time, or sent what is not data.
+
+    No ``except Exception`` of a test may take this for the exception it was waiting for.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+
+
+class Unsendable(NotData):
+    """The test wants to hand the program an object of a class that the program cannot know."""
+
+
+class RemoteFunction:
+    """A function of the other end. It can be called; it equals nothing but itself and is neither true nor false."""
+
+    def __init__(self, peer: Peer, target: int | str) -> None:
+        self._peer = peer
+        self._target = target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns at its own end."""
+        return self._peer.ask(self._target, "call", args, kwargs)
+
+    def __bool__(self) -> bool:
+        raise TypeError("an object of the program is neither true nor false")
+
+
+class RemoteObject(RemoteFunction):
+    """An object of the program whose class the test names. Its own comparisons decide among such objects only."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self._peer.ask(self._target, "get", (name,))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_peer", "_target"):
+            object.__setattr__(self, name, value)
+        else:
+            self._peer.ask(self._target, "set", (name, value))
+
+    def __len__(self) -> int:
+        return self._peer.ask(self._target, "len")
+
+    def __iter__(self) -> Any:
+        return iter(self._peer.ask(self._target, "list"))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._peer.ask(self._target, "item", (key,))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._peer.ask(self._target, "set_item", (key, value))
+
+    def __str__(self) -> str:
+        return self._peer.ask(self._target, "str")
+
+    def __repr__(self) -> str:
+        return self._peer.ask(self._target, "repr")
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, RemoteObject):
+            return self is other
+        return self._peer.ask(self._target, "same", (other,)) is True
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "get": getattr,
+    "set": setattr,
+    "len": len,
+    "list": list,
+    "item": lambda target, key: target[key],
+    "set_item": lambda target, key, value: target.__setitem__(key, value),
+    "str": str,
+    "repr": repr,
+    "same": lambda target, other: bool(target == other),
+}
+
+
+class Peer:
+    """One end of the conversation."""
+
+    def __init__(self, fd: int, *, find: Callable[[str], Any] | None = None, is_tested: bool) -> None:
+        self._fd = fd
+        self._find = find
+        self._is_tested = is_tested
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._references: dict[int, RemoteFunction] = {}
+        self.allows_objects = False
+        """Whether the other end's objects may be used, and not only its functions."""
+        self.exceptions: dict[str, type[Exception]] = {}
+        """Classes to raise for the other end's exceptions, besides the builtin ones."""
+        self.num_calls = 0
+        """How often the other end was asked for something."""
+
+    def name(self, name: str) -> Any:
+        """What the program calls by a name: data, or a reference.
+
+        Raises NameError if it has no such name.
+        """
+        return self.ask(name, "name", ())
+
+    def ask(
+        self, target: int | str, operation: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The other end's answer; serves its calls while waiting.
+
+        Raises what the operation raised there, or Stopped.
+        """
+        call = {"k": "call", "to": target, "op": operation}
+        try:
+            call["args"] = [self._encode(item) for item in args]
+            call["kwargs"] = {key: self._encode(item) for key, item in (kwargs or {}).items()}
+        except NotData as error:
+            raise CallStopped("unsendable" if isinstance(error, Unsendable) else "not_data", str(error)) from error
+        frames.send(self._fd, call)
+        self.num_calls += 1
+        reply = self._serve_until_reply()
+        if reply["k"] == "raise":
+            raise self._rebuilt(reply)
+        try:
+            for local, changed in zip(args, reply["args"], strict=False):  # a hostile program may send too few
+                if changed is not None:
+                    _replace_content(local, decode(changed, self._resolve))
+            return decode(reply["value"], self._resolve)
+        except NotData as error:
+            raise CallStopped("not_data", str(error)) from error
+
+    def serve(self) -> None:
+        """Answers calls until the other end is gone, which raises EOFError."""
+        while True:
+            self._serve_until_reply()
+
+    def _serve_until_reply(self) -> frames.Frame:
+        while True:
+            frame = frames.receive(self._fd)
+            if frame["k"] == "stop":
+                raise CallStopped(frame["kind"], frame["text"])
+            if frame["k"] != "call":
+                return frame
+            frames.send(self._fd, self._performed(frame))
+
+    def _performed(self, call: frames.Frame) -> frames.Frame:
+        with Caught() as caught:
+            args = [decode(item, self._resolve) for item in call["args"]]
+            value = self._perform(call, args)
+            changes = [self._changed(item, before) for item, before in zip(args, call["args"], strict=True)]
+            return {"k": "return", "value": self._encode(value), "args": changes}
+        error = caught.error or RuntimeError()
+        if not self._is_tested and isinstance(error, CallStopped | EOFError):
+            raise error
+        if self._is_tested and isinstance(error, NotData):
+            return {"k": "stop", "kind": "not_data", "text": str(error)}
+        return describe(error)
+
+    def _perform(self, call: frames.Frame, args: list[Any]) -> Any:
+        target, operation = call["to"], call["op"]
+        found = self._objects[target] if isinstance(target, int) else self._find(target) if self._find else None
+        if operation == "name" and self._is_tested:
+            return found
+        if operation == "call" and found is not None:
+            kwargs = {key: decode(item, self._resolve) for key, item in call["kwargs"].items()}
+            return found(*args, **kwargs)
+        if not self._is_tested:
+            raise TypeError("a function of the test can only be called")
+        return _OPERATIONS[operation](found, *args)
+
+    def _changed(self, value: Any, before: Payload) -> Payload:
+        """The new content of an argument that the call has changed in place; None if it did not."""
+        if not isinstance(value, list | dict | set | bytearray):
+            return None
+        after = self._encode(value)
+        return None if after == before else after
+
+    def _encode(self, value: Any) -> Payload:
+        return encode(value, self._export)
+
+    def _export(self, value: Any) -> Payload:
+        if isinstance(value, RemoteFunction):
+            return [YOURS, value._target, "object"]
+        is_function = callable(value) and (not isinstance(value, type) or not self._is_tested)
+        if not is_function and not self._is_tested:
+            raise Unsendable(f"an object of the test of type {type(value).__name__} cannot be sent to the program")
+        number = self._numbers.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
+        return [MINE, number, "function" if is_function else "object"]
+
+    def _resolve(self, payload: Payload) -> Any:
+        tag, number, kind = payload
+        if tag == YOURS:
+            return self._objects[number] if isinstance(number, int) else self._find(number) if self._find else None
+        if number not in self._references:
+            if kind == "object" and not self.allows_objects:
+                raise CallStopped("not_data", "the program returned an object where the test can use only data")
+            self._references[number] = (RemoteObject if kind == "object" else RemoteFunction)(self, number)
+        return self._references[number]
+
+    def _rebuilt(self, reply: frames.Frame) -> BaseException:
+        """An exception of a class that this end knows, as near to the raised one as possible."""
+        names, text = reply["names"], reply["text"]
+        if any(name in _ENDS_ITERATION for name in names):
+            return RuntimeError(f"{names[0]}: {text}")
+        for name in names:
+            kind = self.exceptions.get(name) or getattr(builtins, name, None)
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                with Caught():
+                    return kind(text)
+                return RuntimeError(f"{names[0]}: {text}")
+        return CallStopped("exited", f"{names[0] if names else 'an exception'}: {text}")
+
+
+def _replace_content(local: Any, new: Any) -> None:
+    match local:
+        case list() | bytearray():
+            local[:] = new
+        case dict() | set():
+            local.clear()
+            local.update(new)

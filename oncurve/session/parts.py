@@ -1,0 +1,173 @@
+"""The loaded parts of a recipe, and the identity by which a checkpoint recognizes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from rich.table import Table
+
+from oncurve import wiring
+from oncurve.algorithm.algorithm import Algorithm
+from oncurve.config.schema import Config
+from oncurve.data.curriculum import Curriculum
+from oncurve.data.given import NOTHING, Given
+from oncurve.errors import ConfigError
+from oncurve.observe.arithmetic import batch_arithmetic
+from oncurve.observe.manifest import describe_run
+from oncurve.observe.redact import redact_tree
+from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.rewards.base import RewardFunction
+from oncurve.rollouts.base import Sampler
+from oncurve.rollouts.prefetch import Prefetch
+from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
+from oncurve.train.interruption import Interruption
+from oncurve.train.state import checksum
+
+if TYPE_CHECKING:
+    from oncurve.rollouts.servers.server_sampler import ServerSampler
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a recipe stands for, loaded."""
+
+    config: Config
+    policy: TrainedPolicy
+    algorithm: Algorithm
+    sampler: Sampler
+    reward_function: RewardFunction
+    prompts: wiring.Rendered
+    data: Curriculum
+    servers: ServerSampler | None = None
+    """What talks to rollout servers, where this process does."""
+    given: Given = NOTHING
+    """What a Python program passed."""
+
+    @property
+    def moves_reference(self) -> bool:
+        """The reference follows the policy, so that a checkpoint must hold it."""
+        return any(self.algorithm.reference_share(step) for step in range(self.config.run.steps))
+
+
+def make_parts(
+    config: Config,
+    processes: Processes = ALONE,
+    interruption: Interruption | None = None,
+    given: Given = NOTHING,
+) -> Parts:
+    """Load the model and the data of a recipe. Each of several processes samples and grades a share.
+
+    ``given`` holds the rows and rewards that a Python program passed.
+
+    Raises ConfigError for arithmetic in which small gradients would be lost.
+    """
+    if config.policy.compute_type == "float16":
+        raise ConfigError(
+            "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
+            "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
+        )
+    reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
+    algorithm = wiring.make_algorithm(config)
+    policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes)
+    if processes.count > 1:
+        reward_function = ShardedRewards(reward_function, processes, interruption)
+    else:
+        reward_function = wiring.with_early_grading(reward_function, config.rewards)
+    context = wiring.context_of(policy.model.config)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given)
+    data = Curriculum(
+        prompts.train,
+        config.run.prompts_per_step,
+        seed=config.run.seed,
+        retire_above=config.data.retire_above,
+        prefer_half_solved=config.data.prefer_half_solved,
+    )
+    sampler, servers = make_sampler(config, processes, data, interruption)
+    return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
+
+
+def make_sampler(
+    config: Config, processes: Processes, data: Curriculum, interruption: Interruption | None
+) -> tuple[Sampler, ServerSampler | None]:
+    """What the loop samples with, and what talks to rollout servers inside of it: only one process does."""
+    several = processes.count > 1
+    if config.rollouts.type != "servers":
+        sampler = wiring.make_sampler(config)
+        return ShardedSampler(sampler, processes, interruption) if several else sampler, None
+    servers = wiring.make_server_sampler(config) if processes.is_main else None
+    leader: Sampler | None = servers
+    if servers is not None and config.rollouts.staleness:
+        leader = Prefetch(servers, data.at, total_steps=config.run.steps)
+    return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
+
+
+def identity(parts: Parts) -> dict[str, Any]:
+    """What a checkpoint belongs to: the recipe, the data, the base and the machine, for its manifest.
+
+    Call it in all processes, while the policy still has the weights of the base.
+
+    Raises ConfigError if another process loaded other data or another model.
+    """
+    facts = own_identity(parts)
+    names = {"data": "training prompts", "base": "weights of the base model", "recipe_sha256": "recipe"}
+    for rank, theirs in enumerate(parts.policy.processes.all_gather({key: facts[key] for key in names})):
+        if other := [text for key, text in names.items() if theirs[key] != facts[key]]:
+            raise ConfigError(
+                f"process {rank} has another {other[0]} than process {parts.policy.processes.rank}. Put recipe, data "
+                f"and model where all machines see the same files"
+            )
+    return facts
+
+
+def own_identity(parts: Parts) -> dict[str, Any]:
+    """The same, as this process sees it."""
+    config = recorded(parts.config)
+    digest = hashlib.sha256()
+    for prompt in parts.prompts.train:
+        digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
+    model = parts.policy.trained_model
+    whole = parts.policy.full_tensor
+    described = describe_run()
+    return {
+        "config": config,
+        "recipe_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        "data": {"num_prompts": len(parts.prompts.train), "sha256": digest.hexdigest()},
+        "base": {
+            "name": config["model"],
+            "sha256": checksum(model.named_parameters(), in_full_precision=True, whole=whole),
+        },
+        **({"given": parts.given.identity()} if parts.given.rewards else {}),
+        "rank": 0,
+        "world_size": parts.policy.processes.count,
+        "threads": torch.get_num_threads(),
+        "device": str(model.device.type),
+        "versions": {"oncurve": described["oncurve"], "python": described["python"], **described["packages"]},
+    }
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """A recipe as it is written down: resolved, as JSON gives it back, without what looks like a key."""
+    return json.loads(json.dumps(redact_tree(config.model_dump(mode="json"))))
+
+
+def count_prompts(prompts: wiring.Rendered) -> dict[str, int]:
+    """How many prompts there are for what, for the manifest."""
+    return {
+        "training": len(prompts.train),
+        "test": len(prompts.test),
+        "held_out": len(prompts.during),
+        "too_long": len(prompts.excluded),
+    }
+
+
+def arithmetic(config: Config, prompts: wiring.Rendered) -> Table:
+    """How the numbers of the batch follow from each other, with their units."""
+    table = Table(title="batch arithmetic", show_header=False, title_justify="left")
+    for name, value in batch_arithmetic(config.model_dump(mode="json"), count_prompts(prompts)):
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,280 @@
+"""A run with its folder: the model is measured, trained, and measured again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from oncurve import wiring
+from oncurve.doctor.live import Watch
+from oncurve.errors import RewardError, SamplerError
+from oncurve.evaluate.analysis import analysis_markdown
+from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
+from oncurve.observe.progress import Progress
+from oncurve.observe.record import RunFolder, read_metrics
+from oncurve.observe.redact import redact_tree
+from oncurve.observe.sinks import open_tracker
+from oncurve.observe.tokens import TokenRecord
+from oncurve.policy.final_model import write_model
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.records import Prompt
+from oncurve.rewards.base import RewardFunction
+from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.session.parts import Parts
+from oncurve.session.result import Result, Steps
+from oncurve.train.checkpointer import Checkpointer
+from oncurve.train.guards import Guards
+from oncurve.train.interruption import Interrupted, Interruption
+from oncurve.train.loop import train
+from oncurve.train.profiling import make_profiler
+from oncurve.train.run import Run, Step
+
+
+class Evaluator:
+    """Measures the policy on prompts, always with the same decoding."""
+
+    def __init__(
+        self,
+        policy: TrainedPolicy,
+        sampler: Sampler,
+        reward_function: RewardFunction,
+        *,
+        params: SamplingParams,
+        samples: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self.policy, self.sampler, self.reward_function = policy, sampler, reward_function
+        self.params, self.samples, self.progress = params, samples, progress
+        self.loose = wiring.make_loose_reward()
+
+    def measure(self, prompts: list[Prompt], *, name: str, step: int) -> Evaluation:
+        """Sample, grade, count."""
+        self.sampler.load_weights(self.policy, version=step)
+
+        def show(done: int, total: int) -> None:
+            if self.progress is not None:
+                self.progress.status(f"measuring {name}: {done}/{total}")
+
+        return evaluate(
+            prompts,
+            self.sampler,
+            self.reward_function,
+            loose_reward_function=self.loose,
+            params=self.params,
+            samples_per_prompt=self.samples,
+            name=name,
+            step=step,
+            on_progress=show,
+        )
+
+    def close(self) -> None:
+        """End the graders' processes."""
+        self.loose.close()
+
+
+class Session:
+    """A run with its folder: measured before, trained, measured after."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        folder: RunFolder,
+        facts: Mapping[str, Any],
+        interruption: Interruption,
+        console: Console,
+        *,
+        first_step: int = 0,
+    ) -> None:
+        self.parts, self.folder, self.interruption = parts, folder, interruption
+        config = parts.config
+        self.progress = Progress(config.run.steps, first_step=first_step, console=console)
+        interruption.notify = self.note
+        if parts.servers is not None:
+            parts.servers.notify = self.note
+        self.guards = Guards(
+            max_nonfinite=config.run.max_nonfinite_updates,
+            returns_on_kl=config.run.on_kl_alarm == "return",
+            notify=self.note,
+        )
+        self.saver = Checkpointer(
+            parts.policy,
+            parts.algorithm,
+            parts.data,
+            self.guards,
+            folder.checkpoints,
+            facts=facts,
+            every_steps=config.run.save_every_steps,
+            keep=config.run.keep_checkpoints,
+            on_error=config.run.on_save_error,
+            moves_reference=parts.moves_reference,
+            notify=self.note,
+        )
+        self.pending: Mapping[str, float] | None = None
+        """Metrics of the last step that still miss their measurement."""
+        self.examiner = Evaluator(
+            parts.policy,
+            parts.sampler,
+            parts.reward_function,
+            params=wiring.evaluation_sampling(config),
+            samples=config.evaluation.samples,
+            progress=self.progress,
+        )
+        self.during = partial(measure_during, self.examiner, parts.prompts.during)
+        resolved = redact_tree(config.model_dump(mode="json"))
+        if parts.policy.processes.is_main:
+            folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, notify=self.note)
+        known = read_metrics(folder.path) if first_step and parts.policy.processes.is_main else ()
+        self.watch = Watch(resolved, known)
+        self.profiler = make_profiler(
+            parts.policy,
+            parts.sampler,
+            folder.path,
+            is_profiled=config.run.profile,
+            trace_step=config.run.profile_trace_step,
+            notify=self.note,
+        )
+        self.training = make_run(self)
+        self.training.steps_done = first_step
+
+    def note(self, text: str) -> None:
+        """Say something that stays, on the screen and in the log."""
+        self.progress.note(text)
+        self.folder.log(text)
+
+    def steps(self, base: Evaluation | None = None) -> Steps:
+        """Everything that is left to do; ``base`` is the measurement before training, where it was made before."""
+        with ExitStack() as stack:
+            for closing in (self.examiner, self.parts.reward_function, self.parts.sampler, self.saver):
+                stack.callback(closing.close)
+            if self.profiler is not None:
+                stack.callback(self.profiler.close)
+            stack.enter_context(self.progress)
+            if base is None:
+                base = self.measure_base()
+            try:
+                yield from self.train()
+            except (RewardError, SamplerError):
+                self.saver.save_marked()
+                raise
+            except GeneratorExit:  # whoever asks for the steps asks for no more
+                self.leave(base)
+                raise
+            except Interrupted:
+                return self.leave(base)
+            try:
+                trained = self.measure_trained()
+            except Interrupted:
+                return self.leave(base)
+            return Result(self.folder.path, base, trained, is_interrupted=False)
+
+    def measure_base(self) -> Evaluation:
+        """The model before training, and a checkpoint without weights from which a run that dies early goes on."""
+        if self.parts.config.run.save_every_steps and self.training.steps_done == 0:
+            self.saver.mark(0)
+            self.saver.save()
+            self.saver.wait()
+        self.folder.write_status(0, "measure")
+        with self.interruption.interruptible():
+            base = self.examiner.measure(self.parts.prompts.test, name="base", step=0)
+        keep_evaluation(self.folder, base)
+        return base
+
+    def train(self) -> Iterator[Step]:
+        """The steps that are left, and a checkpoint of the last one."""
+        self.saver.mark(self.training.steps_done, pending=self.pending)
+        if self.training.steps_done == 0:
+            self.write_first_row()
+        if self.pending is not None:
+            self.training.finish_pending(self.pending)
+        parts = self.parts
+        loop = train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.training)
+        for _ in loop:
+            if self.training.last is not None:
+                yield self.training.last
+        self.folder.sync()
+        if parts.config.run.save_every_steps:
+            self.saver.save_marked()
+        self.saver.wait()
+        self.interruption.check()
+
+    def write_first_row(self) -> None:
+        """The metrics before the first step."""
+        path, processes = self.folder.path, self.parts.policy.processes
+        if processes.broadcast_from_main(lambda: any(row["step"] == 0 for row in read_metrics(path))):
+            return
+        with self.interruption.interruptible():
+            if self.parts.prompts.during:
+                first = self.during(0)
+            else:
+                first = processes.broadcast_from_main(lambda: read_evaluation(path / "evaluations", "base").metrics())
+        self.folder.write_metrics(0, first)
+
+    def measure_trained(self) -> Evaluation:
+        """The final model, on the disk and measured."""
+        self.folder.write_status(self.training.steps_done, "measure")
+        policy = self.parts.policy
+        write_model(policy, self.folder.path / "model")  # by all processes
+        with self.interruption.interruptible():
+            trained = self.examiner.measure(self.parts.prompts.test, name="trained", step=self.training.steps_done)
+        keep_evaluation(self.folder, trained)
+        self.folder.write_status(self.training.steps_done, "finished")
+        return trained
+
+    def leave(self, base: Evaluation) -> Result:
+        """Save the end of the last step that is whole; a step that was begun is done again."""
+        self.folder.sync()
+        self.folder.write_status(self.training.steps_done, "stopped")
+        if self.saver.save_marked():
+            ending = f"saved as it was after step {self.saver.last_saved}"
+        else:
+            ending = "not saved again: the checkpoint before counts, and gives the same bits"
+        self.note(f"stopped; {ending}. Go on with: oncurve resume {self.folder.path}")
+        return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
+
+
+def make_run(session: Session) -> Run:
+    """The services around the loop, with what is due and when."""
+    config = session.parts.config
+    return Run(
+        session.folder,
+        session.progress,
+        total_steps=config.run.steps,
+        completions_per_step=config.completions_per_step,
+        completions_per_update=config.run.completions_per_update or config.completions_per_step,
+        passes_per_step=config.run.passes_per_step,
+        mask_truncated=config.algorithm.mask_truncated,
+        refill_rounds=config.run.refill_rounds,
+        max_staleness_steps=config.rollouts.staleness,
+        max_error_fraction=config.run.max_error_fraction,
+        rollouts_every_steps=config.run.rollouts_every_steps,
+        tokens=TokenRecord(
+            session.parts.policy.tokenizer.backend_tokenizer if session.parts.policy.tokenizer.is_fast else None,
+            num_groups=config.run.logprobs_of_prompts,
+        ),
+        every=((config.evaluation.every_steps, session.during),),
+        saver=session.saver,
+        guards=session.guards,
+        interruption=session.interruption,
+        seed=config.run.seed,
+        processes=session.parts.policy.processes,
+        watcher=session.watch,
+        profiler=session.profiler,
+    )
+
+
+def measure_during(examiner: Evaluator, prompts: list[Prompt], step: int) -> dict[str, float]:
+    """The held-out measurement in the middle of a run, as metrics."""
+    started = time.perf_counter()
+    metrics = examiner.measure(prompts, name="during", step=step).metrics()
+    return {**metrics, "time/evaluate_seconds": time.perf_counter() - started}
+
+
+def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:
+    """Write an evaluation's examples and counts, and a page that shows some of every category."""
+    analysis = analysis_markdown(evaluation)
+    folder.write_evaluation(evaluation.name, evaluation.rows(), evaluation.summary(), analysis=analysis)

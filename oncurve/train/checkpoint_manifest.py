@@ -1,0 +1,226 @@
+"""Manifests of checkpoint folders, with checksums, and moves that are atomic."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from oncurve.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+"""Written last; a folder without it was never finished."""
+FORMAT = 1
+"""Number of the layout of a checkpoint, raised when an older reader could not read a newer one."""
+_NAME = re.compile(r"step_(\d{6,})")
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old|deleted)-\d+")
+
+
+def write_checkpoint_manifest(
+    folder: Path, facts: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Flush every file of a folder to the disk and write its manifest: the facts, and size and SHA-256 of each file.
+
+    ``known`` are files that other processes wrote, flushed and summed up.
+    """
+    files: dict[str, Mapping[str, Any]] = dict(known or {})
+    for name, expected in files.items():
+        if (size := (folder / name).stat().st_size) != expected["size"]:
+            raise OSError(f"{name} has {size} bytes here, and {expected['size']} were written")
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if (name := path.relative_to(folder).as_posix()) not in files:
+            files[name] = sum_up(path)
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(_render({**facts, "format": FORMAT, "files": files}))
+        file.flush()
+        os.fsync(file.fileno())
+    for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
+        sync_folder(path)
+
+
+def sum_up(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, which is flushed to the disk."""
+    size, digest = _measure(path, flush=True)
+    return {"size": size, "sha256": digest}
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder, after every file was found to be what the manifest says.
+
+    Nothing of the folder is used before that: a flipped bit in a weight would train on silently.
+
+    Raises CheckpointError naming the file and what is wrong with it.
+    """
+    manifest = read_manifest(folder)
+    files: dict[str, Any] = manifest["files"]
+    for name, expected in files.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{folder / MANIFEST}: names {name!r}, which is outside of the folder")
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(f"{path}: is missing")
+        size, digest = _measure(path)
+        if size != expected["size"]:
+            raise CheckpointError(f"{path}: has {size} bytes, {expected['size']} were written")
+        if digest != expected["sha256"]:
+            raise CheckpointError(f"{path}: its content changed since it was written (SHA-256 differs)")
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_dir() and name not in files and name != MANIFEST and not path.name.startswith("."):
+            raise CheckpointError(f"{path}: is no part of the checkpoint. Move it elsewhere")
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest alone, checked against its own checksum. Raises CheckpointError if it is missing or changed."""
+    path = folder / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        facts = {key: value for key, value in manifest.items() if key != "sha256"}
+        is_whole = text == _render(facts)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no JSON object"
+        raise CheckpointError(f"{path}: cannot be read ({reason})") from None
+    if not is_whole:
+        raise CheckpointError(f"{path}: its content changed since it was written")
+    if facts.get("format") != FORMAT or not isinstance(facts.get("files"), dict):
+        raise CheckpointError(f"{path}: has format {facts.get('format')}; this version reads format {FORMAT}")
+    return facts
+
+
+def _render(facts: Mapping[str, Any]) -> str:
+    """The one text that a manifest can have: its keys sorted, and the checksum of all of it."""
+    body = json.dumps(facts, sort_keys=True, allow_nan=False)
+    whole = {**facts, "sha256": hashlib.sha256(body.encode("utf-8")).hexdigest()}
+    return json.dumps(whole, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+def _measure(path: Path, *, flush: bool = False) -> tuple[int, str]:
+    """Size and SHA-256 of a file, flushed to the disk on the way if asked for. Raises CheckpointError."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            if flush:
+                os.fsync(file.fileno())
+            while chunk := file.read(2**20):
+                size += len(chunk)
+                digest.update(chunk)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    return size, digest.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder as durable as the contents of its files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(partial: Path, folder: Path) -> None:
+    """Give a finished folder its name; one of that name that was there is replaced as a whole."""
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    if folder.exists():
+        folder.rename(old)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sweep(root: Path) -> None:
+    """Remove what a killed writer left behind, and give an old folder its name back if the new one never came."""
+    for path in sorted(root.glob(".*")) if root.is_dir() else []:
+        found = _LEFTOVER.fullmatch(path.name)
+        if found is None:
+            continue
+        name = root / found["name"]
+        if found["kind"] == "old" and not name.exists():
+            path.rename(name)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def checkpoints_in(root: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of all checkpoints, good or not, oldest first."""
+    if not root.is_dir():
+        return []
+    named = [(_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir()]
+    return sorted((int(found[1]), path) for found, path in named if found)
+
+
+def newest_good(root: Path, *, strict: bool, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint that is whole, with its manifest; what is wrong with newer ones is said aloud.
+
+    The model before the first step counts only as long as there never was another checkpoint: going back to it would
+    be a start from scratch.
+
+    Raises CheckpointError if there is none, or with ``strict`` if the newest one is broken.
+    """
+    found = checkpoints_in(root)
+    problems: list[str] = []
+    for step, path in reversed(found):
+        if step == 0 and problems:
+            break
+        try:
+            manifest = verify(path)
+            if manifest.get("step") != step:
+                raise CheckpointError(f"{path / MANIFEST}: belongs to step {manifest.get('step')}")
+        except CheckpointError as error:
+            problems.append(str(error))
+            if strict:
+                raise CheckpointError(
+                    f"{error}. It is the newest checkpoint; without --strict the one before it is taken"
+                ) from None
+            warn(f"CHECKPOINT {path.name} IS BROKEN: {error}")
+            continue
+        if problems:
+            warn(f"going on from {path.name}; the steps after it are done again")
+        return path, manifest
+    said = "".join(f"\n  {problem}" for problem in problems)
+    raise CheckpointError(
+        f"{root}: holds no good checkpoint to go on from{':' if said else '.'}{said}\n"
+        f"A run never starts from scratch by itself: restore a checkpoint, or start a new run with `oncurve train`"
+    )
+
+
+def quarantine(root: Path, *, after: int) -> None:
+    """Rename the checkpoints of later steps, which will be made again, so that none of them is ever taken."""
+    for step, path in checkpoints_in(root):
+        if step > after:
+            place = path.with_name(f"left_behind_{path.name}")
+            shutil.rmtree(place, ignore_errors=True)
+            path.rename(place)
+
+
+def prune(root: Path, *, keep: int) -> None:
+    """Delete all but the newest ``keep`` checkpoints and the one with the best held-out score."""
+    found = checkpoints_in(root)
+    scores = {path: score for _, path in found if (score := score_of(path)) is not None}
+    best = max(scores, key=lambda path: (scores[path], path.name)) if scores else None
+    for _, path in found[:-keep]:
+        if path != best:
+            gone = path.with_name(f".{path.name}.deleted-{os.getpid()}")
+            path.rename(gone)  # a folder that is half deleted must not have the name of a checkpoint
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def score_of(folder: Path) -> float | None:
+    """The held-out score of a checkpoint; None if it was not measured or its manifest cannot be read."""
+    try:
+        score = read_manifest(folder).get("score")
+    except CheckpointError:
+        return None
+    return float(score) if isinstance(score, (int, float)) else None

@@ -1,0 +1,153 @@
+"""Data parallel sampling and grading: the share of each process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, cast
+
+from oncurve.errors import OncurveError
+from oncurve.policy.distributed import Processes
+from oncurve.records import Completion, Group, Prompt, Reward
+from oncurve.rewards.base import RewardFunction, grade
+from oncurve.rollouts.base import PolicyView, Sampler, SamplingParams
+from oncurve.train.interruption import Interrupted, Interruption
+
+T = TypeVar("T")
+
+
+class InParts(Protocol):
+    """A policy whose weights may lie in parts on several processes."""
+
+    def publish(self) -> None:
+        """Put them together to sample from."""
+        ...
+
+
+class ShardedSampler:
+    """Every process samples its share of the prompts; all of them get all groups.
+
+    Random numbers belong to their place in the data, so that the engine samples the same completions however many
+    processes there are. A prompt that occurs twice stays with one process, which counts its completions.
+    """
+
+    def __init__(self, sampler: Sampler, processes: Processes, interruption: Interruption | None = None) -> None:
+        self.sampler, self.processes = sampler, processes
+        self.interruption = interruption or Interruption(is_alone=False)
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Sample from these weights from now on. Weights in parts are put together here, by all processes."""
+        cast("InParts", policy).publish()
+        self.sampler.load_weights(policy, version)
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group per prompt, in order, on every process. All processes must call it with the same prompts."""
+        places = own_places(prompts, self.processes)
+        mine = [prompts[place] for place in places]
+
+        def sample_share() -> list[tuple[int, tuple[Completion, ...]]]:
+            groups = self.sampler.sample(mine, group_size, step=step, params=params) if mine else []
+            return [(place, group.completions) for place, group in zip(places, groups, strict=True)]
+
+        sampled = dict(together(sample_share, self.processes, self.interruption))
+        return [Group(prompt, sampled[place]) for place, prompt in enumerate(prompts)]
+
+    def close(self) -> None:
+        """Give back what the sampler took."""
+        self.sampler.close()
+
+
+class MainRankSampler:
+    """The first process samples everything, from servers of its own; all of them get all groups."""
+
+    def __init__(self, sampler: Sampler | None, processes: Processes, interruption: Interruption | None = None) -> None:
+        """Only the first process has a ``sampler``."""
+        self.sampler, self.processes = sampler, processes
+        self.interruption = interruption or Interruption(is_alone=False)
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Sample from these weights from now on. All processes must call it."""
+        cast("InParts", policy).publish()
+        if self.sampler is not None:
+            self.sampler.load_weights(policy, version)
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group per prompt, in order, on every process. All processes must call it."""
+
+        def sample_all() -> list[tuple[Completion, ...]]:
+            if self.sampler is None:
+                return []
+            groups = self.sampler.sample(prompts, group_size, step=step, params=params)
+            return [group.completions for group in groups]
+
+        sampled = together(sample_all, self.processes, self.interruption)
+        return [Group(prompt, completions) for prompt, completions in zip(prompts, sampled, strict=True)]
+
+    def close(self) -> None:
+        """Let go of the servers."""
+        if self.sampler is not None:
+            self.sampler.close()
+
+
+class ShardedRewards:
+    """Every process grades the completions of its share of the prompts; all of them get all rewards."""
+
+    def __init__(
+        self, function: RewardFunction, processes: Processes, interruption: Interruption | None = None
+    ) -> None:
+        self.function, self.processes, self.name = function, processes, function.name
+        self.interruption = interruption or Interruption(is_alone=False)
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion, on every process. All processes must call it with the same completions."""
+        places = own_places(prompts, self.processes)
+        mine = [(prompts[place], completions[place]) for place in places]
+
+        def grade_share() -> list[tuple[int, Reward]]:
+            rewards = grade(self.function, [p for p, _ in mine], [c for _, c in mine]) if mine else []
+            return list(zip(places, rewards, strict=True))
+
+        graded = dict(together(grade_share, self.processes, self.interruption))
+        return [graded[place] for place in range(len(completions))]
+
+    def close(self) -> None:
+        """End the graders' processes."""
+        self.function.close()
+
+
+def together(work: Callable[[], list[T]], processes: Processes, interruption: Interruption) -> list[T]:
+    """Do the own share and put all shares together. All processes must call it.
+
+    Raises Interrupted in all of them if one was told to go in the middle of its share. An error for the user in one is
+    raised in all, so that they save together; it says what it is about where it happened, and nothing elsewhere.
+    """
+    share: list[T] | None = None
+    failed: OncurveError | None = None
+    try:
+        with interruption.own_share():
+            share = work()
+    except Interrupted:
+        pass  # the others are told where they wait for this share
+    except OncurveError as error:
+        failed = error
+    shares = processes.all_gather((share, interruption.number, type(failed) if failed else None))
+    if failed is not None:
+        raise failed
+    for _, _, kind in shares:
+        if kind is not None:
+            raise kind("")
+    if any(given is None for given, _, _ in shares):
+        interruption.ask(max(number for _, number, _ in shares))
+        raise Interrupted
+    return [part for given, _, _ in shares for part in given or ()]
+
+
+def own_places(prompts: Sequence[Prompt], processes: Processes) -> list[int]:
+    """Places of the prompts that are this process's share: every so-many-th of the different ones."""
+    numbers: dict[int, int] = {}
+    for prompt in prompts:
+        numbers.setdefault(prompt.index, len(numbers))
+    return [place for place, prompt in enumerate(prompts) if numbers[prompt.index] % processes.count == processes.rank]

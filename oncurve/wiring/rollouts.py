@@ -1,0 +1,46 @@
+"""The sampler of a recipe: in this process, or over rollout servers."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from oncurve.config.schema import Config
+from oncurve.wiring.sampling_params import make_sampling
+
+if TYPE_CHECKING:
+    from oncurve.rollouts.base import Sampler
+
+
+log = logging.getLogger(__name__)
+
+
+def make_sampler(config: Config) -> Sampler:
+    """What samples completions."""
+    params = make_sampling(config)
+    match config.rollouts.type:
+        case "engine" | "auto":  # what is only measured samples in this process
+            import torch
+
+            from oncurve.rollouts.engine.engine import InProcessEngine  # lazy
+
+            chosen = config.rollouts
+            max_rows = None if chosen.max_rows == "auto" else chosen.max_rows
+            kv_type = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[chosen.kv_dtype]
+            return InProcessEngine(
+                params,
+                max_rows=max_rows,
+                kv_tokens=chosen.kv_tokens,
+                kv_type=kv_type,
+                cuda_graphs=chosen.cuda_graphs,
+            )
+        case "transformers":
+            from oncurve.model.decode_memory import USUAL_ROWS  # lazy
+            from oncurve.rollouts.hf import HfSampler  # lazy
+
+            at_once = config.rollouts.max_rows
+            return HfSampler(params, max_rows=USUAL_ROWS if at_once == "auto" else at_once)
+        case "servers":
+            from oncurve.wiring.servers import make_server_sampler  # lazy
+
+            return make_server_sampler(config)

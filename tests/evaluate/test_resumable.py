@@ -1,0 +1,129 @@
+"""Does an evaluation that was stopped anywhere end at the same examples as one that was not?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from evaluation_fakes import Boxed, Reciter, prompts_of
+
+from oncurve.errors import ConfigError, DataError
+from oncurve.evaluate import resumable as module
+from oncurve.evaluate.benchmarks import Grader
+from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.resumable import PartialResults, measure, pooled_outcomes
+from oncurve.records import Group, Prompt
+from oncurve.rollouts.base import SamplingParams
+
+WARM = SamplingParams(temperature=0.7)
+TEXTS = [["[1]", "[x]"], ["[9]", "[9]"], ["[3]", "boom"], ["[4]", "[4]"], ["[x]", "[5]"], ["[6]", "[0]"], ["7", "[7]"]]
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMPLETIONS_PER_CALL", 4)  # two prompts of two completions
+
+
+class Interrupted(Reciter):
+    """Presses Ctrl-C instead of answering the given call."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(TEXTS)
+        self.at = at
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        if len(self.calls) == self.at:
+            raise KeyboardInterrupt
+        return super().sample(prompts, group_size, step=step, params=params)
+
+
+def grader() -> Grader:
+    return Grader(Boxed(), None, lambda text: text.strip("[]"), "boxed")
+
+
+def run(folder: Path, sampler: Reciter, *, settings: dict[str, object] | None = None) -> Evaluation:
+    with PartialResults(folder, settings or {"seed": 0}, samples=2, num_prompts=len(TEXTS)) as kept:
+        return measure(prompts_of(len(TEXTS)), sampler, grader(), params=WARM, kept=kept)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_after_ctrl_c_only_what_is_missing_is_sampled(at: int, tmp_path: Path) -> None:
+    whole_sampler = Reciter(TEXTS)
+    whole = run(tmp_path / "whole", whole_sampler)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", Interrupted(at))
+    sampler = Reciter(TEXTS)
+    resumed = run(tmp_path / "cut", sampler)
+    assert resumed.examples == whole.examples
+    assert sampler.calls == whole_sampler.calls[at:]
+    name = "samples.jsonl"
+    assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("lines", [1, 3, 5, 6])
+def test_a_part_that_was_cut_off_in_writing_is_done_again(lines: int, tmp_path: Path) -> None:
+    whole = run(tmp_path, Reciter(TEXTS))
+    path = tmp_path / "samples.jsonl"
+    text = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(text[:lines]) + text[lines][:20])
+    sampler = Reciter(TEXTS)
+    assert run(tmp_path, sampler).examples == whole.examples
+    assert sampler.calls[0][2] == lines // 4 * 2
+
+
+@pytest.mark.parametrize(("samples", "prompts"), [(1, 64), (4, 64), (8, 32), (32, 8), (1000, 1)])
+def test_a_part_is_what_a_stop_may_cost(samples: int, prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert module.prompts_per_call(samples) == prompts
+
+
+def test_what_is_finished_is_read_and_not_sampled(tmp_path: Path) -> None:
+    whole = run(tmp_path, Reciter(TEXTS))
+    sampler = Reciter(TEXTS)
+    assert run(tmp_path, sampler).examples == whole.examples
+    assert sampler.calls == []
+    assert whole.examples[5].error == "timeout"
+    assert whole.examples[0].extracted == "1"
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    run(tmp_path, Reciter(TEXTS))
+    with pytest.raises(ConfigError, match=r"other settings \(seed 0, now 1\)"):
+        run(tmp_path, Reciter(TEXTS), settings={"seed": 1})
+
+
+def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
+    with PartialResults(tmp_path, {}, samples=1, num_prompts=1), pytest.raises(ConfigError, match="another process"):
+        PartialResults(tmp_path, {}, samples=1, num_prompts=1)
+
+
+def test_rows_of_something_else_are_a_message_and_the_folder_stays_free(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text(json.dumps({"text": "x"}) + "\n")
+    for _ in range(2):
+        with pytest.raises(DataError, match="no examples of this version"):
+            PartialResults(tmp_path, {}, samples=1, num_prompts=1)
+
+
+def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        PartialResults(tmp_path / "file" / "folder", {}, samples=1, num_prompts=1)
+
+
+def test_greedy_completions_are_not_asked_for_twice(tmp_path: Path) -> None:
+    with PartialResults(tmp_path, {}, samples=2, num_prompts=1) as kept:
+        with pytest.raises(ConfigError, match="same completion 2 times"):
+            measure(prompts_of(1), Reciter(["[1]"]), grader(), params=SamplingParams(temperature=0.0), kept=kept)
+        with pytest.raises(DataError, match="no problem"):
+            measure([], Reciter(["[1]"]), grader(), params=WARM, kept=kept)
+
+
+def test_runs_are_pooled_over_the_problems_that_all_of_them_have_graded(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", Reciter(TEXTS))
+    second = run(tmp_path / "b", Reciter([["boom", "boom"], *TEXTS[1:]]))
+    assert pooled_outcomes([first]) == [[0.5, 0.0, 1.0, 1.0, 0.5, 0.5, 0.5]]
+    assert pooled_outcomes([first, second]) == [[0.0, 1.0, 1.0, 0.5, 0.5, 0.5]] * 2

@@ -1,0 +1,124 @@
+"""Does the memory that a step leaves behind serve the next one, or go back where it should?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from oncurve.data.collate import collate
+from oncurve.model import decoding
+from oncurve.model.build import library
+from oncurve.policy import policy as policy_module
+from oncurve.records import Group, Prompt
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine import engine as engine_module
+
+START = """
+import ctypes, resource, sys, torch
+from oncurve import heap
+if getattr(ctypes.CDLL(None), "mallopt", None) is None:
+    print("absent"); sys.exit()
+is_set = heap.keep_freed_memory(always=sys.argv[1] == "always")
+"""
+STEPS = """
+def step():
+    parts = [torch.ones(3_000_000) for _ in range(12)]
+    total = sum(float(part[-1]) for part in parts)
+    del parts
+    heap.give_back()
+    return total
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(is_set, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+BETWEEN = """
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+before = resident()
+for _ in range(3):
+    parts = [(torch.ones(200_000), torch.ones(1_000)) for _ in range(120)]
+    small = [part for _, part in parts]
+    del parts
+left = resident() - before
+heap.give_back()
+print(left, resident() - before)
+"""
+
+
+def printed(program: str, kept: str, **environment: str) -> list[str]:
+    """The words that a fresh process prints, in which memory is kept as said."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", START + program, kept]
+    done = subprocess.run(command, env=env | environment, capture_output=True, text=True, check=True)
+    if done.stdout.strip() == "absent":
+        pytest.skip("the C library is not glibc")
+    return done.stdout.split()
+
+
+def test_a_second_step_asks_for_no_memory() -> None:
+    """Of 144 MB; where it goes back after each step, every step asks for all of it."""
+    (is_kept, asked), (is_set, asked_again) = printed(STEPS, "always"), printed(STEPS, "until told")
+    assert is_kept == is_set == "True"
+    assert int(asked) < int(asked_again) / 10
+
+
+@pytest.mark.parametrize("kept", ["always", "until told"])
+def test_settings_of_ones_own_go_first(kept: str) -> None:
+    assert printed("print(is_set)", kept, MALLOC_TRIM_THRESHOLD_="1000000") == ["False"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is resident")
+@pytest.mark.parametrize("kept", ["always", "until told"])
+def test_memory_between_tensors_that_live_on_is_kept_or_goes_back(kept: str) -> None:
+    """Of 96 MB between small tensors."""
+    left, in_the_end = map(int, printed(BETWEEN, kept))
+    assert left > 60_000
+    assert (in_the_end > 60_000) is (kept == "always")
+
+
+def test_memory_goes_back_once_nothing_needs_it_any_more(
+    make_policy: Callable[..., policy_module.TrainedPolicy],
+    make_prompts: Callable[..., list[Prompt]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When prompts were read, when all is sampled, and when the weights have moved."""
+    told: list[str] = []
+    tables: list[weakref.ref[Tensor]] = []
+    cut_short = decoding.Decoder.end_prompts
+
+    def at(place: str, is_free: Callable[[], bool]) -> Callable[[], None]:
+        def give_back() -> None:
+            assert is_free(), place
+            told.append(place)
+
+        return give_back
+
+    def end_prompts(decoder: decoding.Decoder) -> None:
+        if decoder.weights:  # not again at every token
+            tables.append(weakref.ref(decoder.caches[0].prompt_keys))
+            layers = weakref.ref(decoder.weights[0])
+            monkeypatch.setattr(decoding, "give_back", at("prompts", lambda: layers() is None or not has_kernels))
+        cut_short(decoder)
+
+    policy, has_kernels = make_policy("qwen2"), library() is not None
+    monkeypatch.setattr(decoding.Decoder, "end_prompts", end_prompts)
+    monkeypatch.setattr(engine_module, "give_back", at("sampled", lambda: all(table() is None for table in tables)))
+    parameters = list(policy.model.parameters())
+    monkeypatch.setattr(policy_module, "give_back", at("moved", lambda: all(p.grad is None for p in parameters)))
+    engine = engine_module.InProcessEngine(SamplingParams(max_completion_tokens=6))
+    engine.load_weights(policy, version=0)
+    groups: list[Group] = engine.sample(make_prompts("1 + 1 =", "2 + 2 ="), 2)
+    batch = collate(groups, Tensor([[1, -1], [1, -1]]))
+    policy.backward(policy.logprobs(batch)[0].sum())
+    policy.update()
+    assert told == ["prompts", "sampled", "moved"]

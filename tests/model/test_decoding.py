@@ -1,0 +1,268 @@
+"""Does a decode step by the kernels equal one in torch alone, and is a row's result its own?"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+import torch
+from own_layer_cases import FAMILIES
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oncurve.model import decode_torch, ops_torch
+from oncurve.model.build import library
+from oncurve.model.decode_native import NativeLayers
+from oncurve.model.decoding import Decoder
+from oncurve.model.ops_native import NativeOps
+from oncurve.model.weights import Backbone
+
+PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]
+"""Longer and shorter than a block of positions, and one of one block and a rest."""
+PROMPT_OF = [0, 0, 0, 1, 2, 2, 0]
+SHAPES = {
+    "odd": {
+        "hidden_size": 36,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "intermediate_size": 50,
+        "head_dim": 6,
+    },
+    "wide": {
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "intermediate_size": 96,
+        "head_dim": 80,
+    },
+}
+types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@pytest.fixture
+def need_kernels() -> None:
+    if library() is None:
+        pytest.skip("no C++ compiler, so there are no kernels to compare")
+
+
+kernels = pytest.mark.usefixtures("need_kernels")
+
+
+def make(family: str, shape: str) -> PreTrainedModel:
+    config, kind = FAMILIES[family]
+    torch.manual_seed(0)
+    model = kind(config(vocab_size=64, num_hidden_layers=3, max_position_embeddings=256, **SHAPES[shape])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def decoder_of(model: PreTrainedModel, dtype: torch.dtype, *, slots: int) -> Decoder:
+    head = model.get_output_embeddings().weight.detach()
+    room = {"slots": slots, "prompt_slots": 3, "prompt_tokens": 41, "completion_tokens": 170}
+    return Decoder(Backbone(model), head, dtype, **room)
+
+
+def run(decoder: Decoder, tokens: Tensor, chosen: Sequence[int]) -> list[Tensor]:
+    """Logits [R, V] of each of the given tokens [steps, rows], for some of the rows."""
+    decoder.prefill(PROMPTS, [2, 0, 1])
+    lengths = torch.tensor([len(PROMPTS[PROMPT_OF[row]]) for row in chosen])
+    places = torch.tensor([[place, 0, [2, 0, 1][PROMPT_OF[row]], 0] for place, row in enumerate(chosen)])
+    places[:, 3] = lengths
+    logits = []
+    for step, ids in enumerate(tokens[:, chosen]):
+        places[:, 1] = step
+        logits.append(decoder.step(ids, lengths + step, places.contiguous()))
+    return logits
+
+
+@kernels
+@types
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_kernels_decode_what_torch_decodes(family: str, shape: str, dtype: torch.dtype) -> None:
+    model, everyone = make(family, shape), range(len(PROMPT_OF))
+    tokens = torch.randint(1, 64, (140, len(PROMPT_OF)))  # the buffers grow on the way
+    native = decoder_of(model, dtype, slots=len(PROMPT_OF))
+    assert isinstance(native.layers, NativeLayers)
+    with patch("oncurve.model.decoding.operations", return_value=ops_torch):
+        plain = decoder_of(model, dtype, slots=len(PROMPT_OF))
+    found, expected = (torch.stack(run(decoder, tokens, everyone)) for decoder in (native, plain))
+    bound = 2e-4 if dtype == torch.float32 else 0.15
+    torch.testing.assert_close(found, expected, atol=bound * float(expected.abs().max()), rtol=0)
+    if dtype == torch.bfloat16:  # no further from the exact logits than torch in that type, the head included
+        plain.head = plain.head.to(dtype)
+        rounded = torch.stack(run(plain, tokens, everyone))
+        with patch("oncurve.model.decoding.operations", return_value=ops_torch):
+            exact = torch.stack(run(decoder_of(model, torch.float32, slots=len(PROMPT_OF)), tokens, everyone))
+        assert (found - exact).square().mean() <= 1.1 * (rounded - exact).square().mean()
+
+
+@kernels
+@types
+@torch.no_grad()
+def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> None:
+    model, rows = make("qwen2", "odd"), len(PROMPT_OF)
+    tokens = torch.randint(1, 64, (20, rows))
+
+    def hidden(chosen: Sequence[int]) -> Tensor:
+        decoder = decoder_of(model, dtype, slots=rows)
+        prompts = run(decoder, tokens[:0], range(rows))
+        assert not prompts
+        decoder.head, decoder.words = (
+            decoder.ops.head_matrix(torch.eye(36), dtype),
+            36,
+        )  # in float32 the product is torch's
+        decoder.prefill = lambda *_: torch.empty(0)  # type: ignore[method-assign]
+        return torch.stack(run(decoder, tokens, chosen))
+
+    together = hidden(range(rows))
+    for row in range(rows):
+        assert torch.equal(hidden([row])[:, 0], together[:, row])
+
+
+@kernels
+@types
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 16), (17, 33), (48, 64), (16, 5)])
+def test_packing_keeps_every_weight_once(rows: int, inputs: int, dtype: torch.dtype) -> None:
+    built = library()
+    assert built is not None
+    matrix = torch.randn(rows, inputs)
+    packed = NativeOps(built, dtype).pack([matrix[: rows // 2], matrix[rows // 2 :]] if rows > 1 else [matrix])
+    assert len(packed) % (16 * 32) == 0
+    expected = matrix.to(dtype).flatten().sort().values
+    assert torch.equal(packed[packed != 0].sort().values, expected[expected != 0])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_a_matrix_arranged_beforehand_gives_the_same_product(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(shape).bfloat16() for shape in ((rows, 36), (50, 36), (50,)))
+    found = decode_torch.matrix_product(weight, bias)(x)
+    monkeypatch.setattr(decode_torch, "_can_arrange", lambda: False)
+    plain = decode_torch.matrix_product(weight, bias)(x)
+    exact = x.double() @ weight.double().T + bias.double()
+    assert (found - exact).abs().max() <= 1.5 * (plain - exact).abs().max()
+
+
+@torch.no_grad()
+def test_rows_in_any_slots_at_any_positions_decode_in_torch_what_they_decode_alone() -> None:
+    model = make("qwen2", "odd")
+    tokens, started = torch.randint(1, 64, (24, len(PROMPT_OF))), [0, 0, 3, 0, 9, 3, 0]
+    slots = [17, 2, 3, 11, 0, 9, 1]
+    with patch("oncurve.model.decoding.operations", return_value=ops_torch):
+        alone = [run(decoder_of(model, torch.float32, slots=20), tokens, [row]) for row in range(len(slots))]
+        decoder = decoder_of(model, torch.float32, slots=20)
+        decoder.prefill(PROMPTS, [2, 0, 1])
+        for step in range(20):
+            running = [row for row in range(len(slots)) if step >= started[row] and not (row == 3 and step > 5)]
+            past = torch.tensor([step - started[row] for row in running])
+            prompts = [PROMPT_OF[row] for row in running]
+            lengths = torch.tensor([len(PROMPTS[prompt]) for prompt in prompts])
+            at = torch.tensor([slots[row] for row in running]), past, torch.tensor([[2, 0, 1][p] for p in prompts])
+            logits = decoder.step(tokens[past, running], lengths + past, torch.stack([*at, lengths], dim=1))
+            for place, row in enumerate(running):
+                expected = alone[row][int(past[place])][0]
+                torch.testing.assert_close(logits[place], expected, atol=2e-5, rtol=1e-4)
+
+
+@kernels
+@torch.no_grad()
+def test_kernels_let_go_of_what_only_prompts_need_before_completions_have_room() -> None:
+    model, tokens = make("qwen2", "odd"), torch.randint(1, 64, (3, len(PROMPT_OF)))
+    expected = run(decoder_of(model, torch.bfloat16, slots=20), tokens, [0, 3])
+    decoder = decoder_of(model, torch.bfloat16, slots=20)
+    matrices = [weakref.ref(layer.down) for layer in decoder.weights]
+    with patch.object(decoder, "prefill", lambda *given: (Decoder.prefill(decoder, *given), decoder.end_prompts())):
+        assert {cache.positions for cache in decoder.caches} == {0}
+        found = run(decoder, tokens, [0, 3])
+    assert [matrix() for matrix in matrices] == [None] * 3
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("prompt_type", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_rows_behind_copies_of_their_prompts_decode_what_they_decode_apart(
+    family: str, prompt_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncurve.model.decoding.operations", lambda *_: ops_torch)
+    model = make(family, "odd")
+    joined, apart = (decoder_of(model, torch.float32, slots=20) for _ in range(2))
+    for decoder in (joined, apart):
+        decoder.prefill(PROMPTS, [2, 0, 1])
+        for cache in decoder.caches:
+            cache.prompt_keys, cache.prompt_values = (
+                cache.prompt_keys.to(prompt_type),
+                cache.prompt_values.to(prompt_type),
+            )
+    rows = [(17, 0, 0), (2, 0, 0), (3, 0, 3), (11, 1, 0), (0, 2, 1), (9, 2, 0)]
+    """Slot, prompt and tokens ahead of the others; slots change as they are joined and moved."""
+    at = {decoder: [slot for slot, _, _ in rows] for decoder in (joined, apart)}
+
+    def places(decoder: Decoder, step: int) -> Tensor:
+        kinds = [([2, 0, 1][prompt], len(PROMPTS[prompt])) for _, prompt, _ in rows]
+        return torch.tensor(
+            [[slot, step + row[2], *kind] for slot, row, kind in zip(at[decoder], rows, kinds, strict=True)]
+        )
+
+    for step in range(150):  # the buffers grow on the way
+        if step == 7:
+            assert joined.should_join(len(rows), 41)
+            joined.join(places(joined, step), step + 3)
+            at[joined] = list(range(len(rows)))
+            assert not joined.should_join(len(rows), 41), "they are joined already"
+            assert not joined.caches[0].prompt_keys.numel()
+        if step in (40, 80):  # rows of unequal prompts and lengths are left, then those of one prompt and length
+            left = {40: [1, 2, 3, 5], 80: [3]}[step]
+            rows = [rows[place] for place in left]
+            for decoder in (joined, apart):
+                slots = [at[decoder][place] for place in left]
+                decoder.move(torch.tensor(slots), torch.arange(len(left)), step + 3)
+                at[decoder] = list(range(len(left)))
+        tokens = torch.randint(1, 64, (len(rows),))
+        both = []
+        for decoder in (joined, apart):
+            where = places(decoder, step)
+            both.append(decoder.step(tokens, where[:, 1] + where[:, 3], where))
+        torch.testing.assert_close(*both, atol=1e-5 * float(both[1].abs().max()), rtol=0)
+
+
+@torch.no_grad()
+def test_rows_are_joined_where_copies_of_prompts_are_small_and_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("qwen2", "odd")
+    with patch("oncurve.model.decoding.operations", return_value=ops_torch):
+        decoder = decoder_of(model, torch.float32, slots=20)
+        full = Decoder(
+            Backbone(model),
+            torch.empty(64, 36),
+            torch.float32,
+            slots=20,
+            prompt_slots=3,
+            prompt_tokens=41,
+            completion_tokens=170,
+            has_spare=False,
+        )
+        narrow = Decoder(
+            Backbone(model),
+            torch.empty(64, 36),
+            torch.float32,
+            slots=20,
+            prompt_slots=3,
+            prompt_tokens=41,
+            completion_tokens=170,
+            kv_type=torch.bfloat16,
+        )
+    assert not decoder.should_join(20, 41), "before the first step there is nothing to join"
+    for each in (decoder, full, narrow):
+        run(each, torch.ones(1, len(PROMPT_OF), dtype=torch.long), [0])
+    assert decoder.should_join(20, 41)
+    assert not narrow.should_join(8, 41), "flash attention reads what is held in another type"
+    assert [full.should_join(rows, 41) for rows in (20, 16, 15, 8)] == [False, False, False, True]
+    copied = 2 * 12 * 4  # bytes of a position
+    monkeypatch.setattr("oncurve.model.decoding.JOIN_BYTES", 16 * 41 * copied)
+    assert [decoder.should_join(rows, 41) for rows in (17, 16)] == [False, True]

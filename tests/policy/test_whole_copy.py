@@ -1,0 +1,64 @@
+"""Where are all weights of a model that is cut into parts, and in which type?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from oncurve.config.load import parse_config
+from oncurve.policy.deepspeed import ZeroSettings
+from oncurve.policy.distributed import ALONE
+from oncurve.policy.half_precision import frozen_copy
+from oncurve.policy.sharding import Sharding
+from oncurve.wiring.policy import where_whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MakeModel = Callable[..., "PreTrainedModel"]
+CPU = torch.device("cpu")
+RECIPE = """
+model: x
+data: {type: word_problems}
+rewards: [{type: r1_zero}]
+"""
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
+def test_a_copy_computes_under_autocast_what_the_model_does(architecture: str, tiny_model: MakeModel) -> None:
+    model, ids = tiny_model(architecture), torch.arange(3, 40)[None]
+    copied = frozen_copy(model, CPU, halved=True)
+    assert not any(weight.requires_grad for weight in copied.parameters())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(copied(ids).logits, model(ids).logits)
+    halves = {name for name, weight in copied.named_parameters() if weight.dtype == torch.bfloat16}
+    assert not {name for name in halves if "norm" in name or "embed" in name or "wte" in name}
+    assert bool(halves) is (architecture != "gpt2"), "gpt2 has no linear layers of torch"
+    whole = frozen_copy(model, CPU, halved=False)
+    for name, weight in model.named_parameters():
+        assert torch.equal(whole.get_parameter(name), weight)
+        assert whole.get_parameter(name).data_ptr() != weight.data_ptr()
+
+
+def test_a_copy_shares_what_the_model_shares(tiny_model: MakeModel) -> None:
+    model = tiny_model("qwen2")
+    model.set_output_embeddings(torch.nn.Linear(*reversed(model.get_input_embeddings().weight.shape), bias=False))
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    copied = frozen_copy(model, CPU, halved=True)
+    assert copied.get_output_embeddings().weight is copied.get_input_embeddings().weight
+    assert copied.get_output_embeddings().weight.dtype == torch.float32
+
+
+def test_only_who_samples_or_publishes_has_all_weights() -> None:
+    sharding, several = Sharding(), replace(ALONE, count=2)
+    other = replace(several, rank=1)
+    here = parse_config(RECIPE, ["rollouts.type=engine"])
+    assert where_whole(here, several, sharding) == where_whole(here, other, sharding) == "device"
+    servers = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.servers=[http://127.0.0.1:1]"])
+    assert where_whole(servers, several, sharding) == "cpu"
+    assert where_whole(servers, other, sharding) == "none"
+    assert where_whole(servers, other, ZeroSettings({})) == "device"

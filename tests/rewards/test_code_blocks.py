@@ -1,0 +1,77 @@
+"""The program is the last fenced block, however the fence is spelled."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncurve.rewards.code_blocks import fenced_blocks, last_program, program_in
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nx = 1\n```",
+        "```Python\nx = 1\n```",
+        "```py\nx = 1\n```",
+        "```python3\nx = 1\n```",
+        "```python3.11\nx = 1\n```",
+        "```python \nx = 1\n``` ",
+        "``` python\nx = 1\n```",
+        "```\nx = 1\n```",
+        "````python\nx = 1\n````",
+        "~~~python\nx = 1\n~~~",
+        "~~~~\nx = 1\n~~~~~",
+        "```python\r\nx = 1\r\n```\r\n",
+        "```python\rx = 1\r```",
+        "```{python}\nx = 1\n```",
+        "```{.python .numberLines}\nx = 1\n```",
+        '```python title="a.py"\nx = 1\n```',
+        "text before ```not a fence``` and\n```python\nx = 1\n```\nand after",
+        "1. In a list:\n   ```python\n   x = 1\n   ```",
+        "> quoted:\n\n\t```python\n\tx = 1\n\t```",
+        "```python\nx = 1",
+        "```python\nx = 1\n",
+        "<think>\n```python\ny = 0\n```\n</think>\n```python\nx = 1\n```",
+        "```python\nx = 1\n```\n</think>\nThat is my answer.",
+        "```python\ndraft = 0\n```\nBetter:\n```python\nx = 1\n```",
+        "```python\nx = 1\n```\nIt prints:\n```\n1\n```",
+        "```python\nx = 1\n```\nRun it:\n```bash\npython a.py\n```",
+        "```python\nx = 1\n```\n```python\n\n```",
+        "```python\r\nx = 1\n```",
+    ],
+)
+def test_every_fence_spelling_gives_the_program(text: str) -> None:
+    program = last_program(text)
+    assert program is not None
+    assert program.strip() == "x = 1"
+
+
+def test_a_fence_within_a_longer_fence_is_content() -> None:
+    text = '````python\ns = """\n```\n"""\n````'
+    assert last_program(text) == 's = """\n```\n"""'
+    assert last_program("~~~python\n```\n~~~") == "```"
+
+
+def test_indentation_of_the_program_stays() -> None:
+    assert last_program("  ```python\n  def f():\n      return 1\n  ```") == "def f():\n    return 1"
+    assert last_program("```python\n    return 1\n```") == "    return 1"
+    assert last_program("> ```python\n> def f():\n>     return 1\n> ```") == "def f():\n    return 1"
+
+
+def test_without_a_block_there_is_no_program() -> None:
+    for text in ("", "x = 1", "```", "``` ```", "`x = 1`", "```python\n```"):
+        assert last_program(text) is None
+        assert program_in(text) is None
+
+
+def test_a_bare_program_is_taken_only_if_that_is_allowed() -> None:
+    assert program_in("<think>hm</think> <answer> a + b </answer>", require_fence=False) == "a + b"
+    assert program_in("hm</think>\ndef f():\n    return 1\n", require_fence=False) == "def f():\n    return 1"
+    assert program_in("\n  \n", require_fence=False) is None
+    assert program_in("x\n```py\ny\n```", require_fence=False) == "y"
+
+
+def test_a_megabyte_of_fences_takes_no_time() -> None:
+    text = "```python\nx = 1\n```\n" * 60_000
+    assert last_program(text) == "x = 1"
+    assert len(list(fenced_blocks(text))) < 3000

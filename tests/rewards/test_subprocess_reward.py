@@ -1,0 +1,90 @@
+"""A function in its own process: it may hang, crash or exit, and only its own group knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from reward_records import completion_of, prompt_of
+
+from oncurve.records import Reward
+from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.subprocess_reward import SubprocessReward
+
+SOURCE = """
+import os, time
+
+def pays(completion, answer):
+    match completion:
+        case "hang":
+            while True:
+                pass
+        case "exit":
+            os._exit(1)
+        case "memory":
+            return len(bytearray(8 * 2**30))
+        case "raise":
+            raise ValueError("no")
+        case "secret":
+            return float("SECRET_TOKEN" in os.environ)
+        case "none":
+            return None
+    return {"reward": float(completion == answer), "format": 1.0}
+
+def longest(completions, **kwargs):
+    most = max(map(len, completions))
+    return [float(len(text) == most) for text in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("isolated") / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def function(source: Path) -> Iterator[SubprocessReward]:
+    made = SubprocessReward(f"{source}:pays", by_group=False, timeout_seconds=0.5, memory_gib=1.0)
+    yield made
+    made.close()
+
+
+def graded(function: RewardFunction, *texts: str) -> list[Reward]:
+    return function([prompt_of()] * len(texts), [completion_of(text) for text in texts])
+
+
+def test_rewards_come_back_with_their_parts(function: SubprocessReward) -> None:
+    assert isinstance(function, RewardFunction)
+    assert function.name == "pays"
+    assert graded(function, "5", "6") == [
+        Reward(value=1.0, parts={"format": 1.0}),
+        Reward(value=0.0, parts={"format": 1.0}),
+    ]
+    assert function([], []) == []
+
+
+def test_what_the_function_breaks_is_an_error_of_its_kind(
+    function: SubprocessReward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "canary")
+    rewards = graded(function, "5", "hang", "exit", "memory", "raise", "none", "secret", "5")
+    errors = [reward.error for reward in rewards]
+    assert errors == [None, "timeout", "crashed", "crashed", "crashed", "not_applicable", None, None]
+    assert [rewards[place].value for place in (0, 6, 7)] == [1.0, 0.0, 1.0]
+
+
+def test_a_group_stays_together_and_groups_stay_apart(source: Path) -> None:
+    function = SubprocessReward(f"{source}:longest")
+    prompts = [prompt_of(index=index) for index in (0, 0, 1, 1)]
+    rewards = function(prompts, [completion_of(text) for text in ("a", "bb", "c", "c")])
+    assert [reward.value for reward in rewards] == [0.0, 1.0, 1.0, 1.0]
+    function.close()
+
+
+def test_a_function_that_does_not_exist_is_an_error_that_says_so(source: Path) -> None:
+    function = SubprocessReward(f"{source}:absent")
+    assert "has no 'absent'" in graded(function, "5")[0].detail
+    function.close()

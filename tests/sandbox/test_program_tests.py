@@ -1,0 +1,119 @@
+"""Tests are read from the rows of the usual data sets, and rows that hold none say so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from oncurve.sandbox.program_tests import ProgramCases, TestProgram, UnusableTests, read_tests, sources_of, starts_of
+
+HUMANEVAL = {
+    "prompt": 'import math\n\ndef helper(x):\n    return x\n\ndef f(x: int) -> int:\n    """ Twice. """\n',
+    "entry_point": "f",
+    "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4\n",
+}
+
+
+def cases(row: dict[str, Any]) -> ProgramCases:
+    tests = read_tests(row)
+    assert isinstance(tests, ProgramCases)
+    return tests
+
+
+def program(row: dict[str, Any]) -> TestProgram:
+    tests = read_tests(row)
+    assert isinstance(tests, TestProgram)
+    return tests
+
+
+def test_humaneval() -> None:
+    tests = program(HUMANEVAL)
+    assert (tests.style, tests.entry_point, tests.count) == ("check", "f", 2)
+    assert tests.setup == (HUMANEVAL["prompt"],)
+
+
+def test_mbpp() -> None:
+    row = {
+        "test_list": ["assert f(1) == 2", "f(2) == 4"],
+        "test_setup_code": "import math",
+        "test_imports": ["import re"],
+    }
+    tests = program(row)
+    assert (tests.style, tests.entry_point, tests.count) == ("asserts", None, 2)
+    assert tests.setup == ("import re", "import math")
+    assert tests.code == "assert f(1) == 2\nassert f(2) == 4"
+
+
+def test_apps() -> None:
+    written = {"inputs": ["1\n", ["2", "3"]], "outputs": ["2\n", ["4"]]}
+    tests = cases({"input_output": json.dumps(written)})
+    assert tests.function is None
+    assert [(case.stdin, case.expected) for case in tests.cases] == [("1\n", "2\n"), ("2\n3", "4")]
+    called = cases({"input_output": {"fn_name": "f", "inputs": [[1, [2]]], "outputs": [3]}})
+    assert called.function == "f"
+    assert called.cases[0].args == (1, ["l", 2])
+
+
+def test_columns_of_inputs_and_outputs() -> None:
+    tests = cases({"inputs": '["1", "2"]', "outputs": ["2", "4"]})
+    assert [case.stdin for case in tests.cases] == ["1", "2"]
+
+
+def test_lists_of_cases() -> None:
+    row = {"tests": [{"input": {"x": 1}, "output": (1, 2)}, {"input": "ab", "output": None}], "fn_name": "f"}
+    tests = cases(row)
+    assert tests.cases[0].kwargs == {"x": 1}
+    assert tests.cases[1].args == ("ab",)
+    assert cases({"tests": [[[1, 2], 3]], "entry_point": "f"}).cases[0].args == (1, 2)
+
+
+def test_unittest() -> None:
+    code = "import unittest as u\nclass T(u.TestCase):\n    def test_a(self): self.assertTrue(f())\n"
+    code += "    def test_b(self): pass"
+    tests = program({"unittest": code})
+    assert (tests.style, tests.count) == ("unittest", 2)
+
+
+def test_a_named_column_is_the_only_one_looked_at() -> None:
+    row = {"test_list": ["assert f() == 1"], "hidden": ["assert f() == 2", "assert f() == 3"]}
+    assert read_tests(row, column="hidden").count == 2
+    with pytest.raises(UnusableTests, match="looked for absent"):
+        read_tests(row, column="absent")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"tests": []},
+        {"test_list": ""},
+        {"test_list": ["assert f( == 1"]},
+        {"test": "def check(candidate):\n    assert candidate(1)\n"},
+        {"test": "x = 1", "entry_point": "f"},
+        {"input_output": '{"inputs": [1]}'},
+        {"input_output": {"inputs": ["1"], "outputs": ["1", "2"]}},
+        {"inputs": ["1"]},
+        {"inputs": "not json", "outputs": "[]"},
+        {"tests": [{"input": [1]}], "entry_point": "f"},
+        {"tests": [{"input": [1], "output": object()}], "entry_point": "f"},
+        {"tests": [1, 2], "entry_point": "f"},
+        {"tests": [[1, 2, 3]], "entry_point": "f"},
+        {"test": "assert f()\0", "entry_point": "f"},
+    ],
+)
+def test_rows_without_usable_tests_are_refused(row: dict[str, Any]) -> None:
+    with pytest.raises(UnusableTests):
+        read_tests(row)
+
+
+def test_a_prompt_that_is_code_lends_its_imports_and_helpers() -> None:
+    assert starts_of(HUMANEVAL["prompt"], "f") == "import math\n\ndef helper(x):\n    return x\n"
+    assert sources_of("def f(x):\n    return 2", HUMANEVAL)[0].startswith("import math")
+    assert sources_of("def f(x):\n    return 2", HUMANEVAL)[1] == "def f(x):\n    return 2"
+    assert sources_of("    return 2 * x", HUMANEVAL) == [HUMANEVAL["prompt"] + "    return 2 * x"]
+    assert sources_of("return 2 * x", HUMANEVAL) == [HUMANEVAL["prompt"] + "    return 2 * x"]
+    assert sources_of("f = lambda x: 2", HUMANEVAL)[1] == "f = lambda x: 2"
+    assert sources_of("x = 1", {"prompt": "Write f.", "entry_point": "f"}) == ["x = 1"]
+    assert sources_of("def f_2(x): pass", HUMANEVAL) == [HUMANEVAL["prompt"] + "    def f_2(x): pass"]

@@ -1,0 +1,75 @@
+"""No hostile program gets paid, gets out, reads a secret, leaves a process or takes longer than it may."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_tiers import TIERS
+
+from oncurve.sandbox.interpreter import as_user, interpreter_for_sandbox
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "tests" / "redteam" / "run_programs.py"
+ORDINARY_USER = 64990
+
+
+def rows() -> list[dict[str, Any]]:
+    path = SCRIPT.with_name("programs.jsonl")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(command: list[str], tier: str, *only: str) -> dict[str, Any]:
+    arguments = ["-B", str(SCRIPT), "--tier", tier, *(["--only", *only] if only else [])]
+    environment = {"PATH": os.environ["PATH"], "HOME": "/tmp"}
+    ended = subprocess.run(
+        [*command, *arguments], env=environment, cwd="/", capture_output=True, text=True, check=False, timeout=280
+    )
+    assert ended.stdout, ended.stderr[-2000:]
+    return json.loads(ended.stdout)
+
+
+def test_there_are_many_programs_of_every_kind() -> None:
+    kinds = Counter(row["category"] for row in rows())
+    assert sum(kinds.values()) - kinds["control"] >= 60
+    assert set(kinds) == {"control", "broken", "fake_pass", "exfiltrate", "damage", "exhaust"}
+    assert len({row["id"] for row in rows()}) == len(rows())
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_nothing_gets_out_and_nothing_is_paid(tier: str) -> None:
+    quick = [row["id"] for row in rows() if row["category"] != "exhaust"]
+    report = run([sys.executable], tier, *quick)
+    assert report["problems"] == []
+    assert report["programs"] == len(quick)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_program_as_this_user(tier: str) -> None:
+    report = run([sys.executable], tier)
+    assert report["problems"] == []
+    assert report["programs"] == len(rows())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_program_as_an_ordinary_user(tier: str, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the run as this user was one as an ordinary user")
+    python = interpreter_for_sandbox(ORDINARY_USER).executable
+    probe = subprocess.run(
+        as_user(ORDINARY_USER, [python, "-c", f"open({str(SCRIPT)!r}).read()"]), env={}, cwd="/", check=False
+    )
+    if probe.returncode != 0 or shutil.which("bwrap") is None:
+        pytest.skip("an ordinary user cannot read this source tree")
+    report = run(as_user(ORDINARY_USER, [python]), tier)
+    assert report["problems"] == []
+    assert report["user"] == ORDINARY_USER

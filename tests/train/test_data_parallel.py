@@ -1,0 +1,75 @@
+"""Do all processes get what the first one sampled from its servers?"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from oncurve.records import Completion, Group, Prompt
+from oncurve.train.data_parallel import MainRankSampler
+
+PROMPTS = [Prompt("", (1,), 0), Prompt("", (2,), 1)]
+
+
+class TwoThreads:
+    """What the sampler needs of two processes, as two threads."""
+
+    count = 2
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2, timeout=10)
+        self.given: dict[int, Any] = {}
+
+    def of(self, rank: int) -> Any:
+        outer = self
+
+        class Own:
+            def all_gather(self, mine: Any) -> list[Any]:
+                outer.given[rank] = mine
+                outer.barrier.wait()
+                found = [outer.given[0], outer.given[1]]
+                outer.barrier.wait()
+                return found
+
+        return Own()
+
+
+class Numbered:
+    version = -1
+
+    def load_weights(self, policy: Any, version: int) -> None:
+        self.version = version
+
+    def sample(self, prompts: list[Prompt], group_size: int, **options: Any) -> list[Group]:
+        def completion(prompt: Prompt, place: int) -> Completion:
+            return Completion(prompt.prompt_ids, (place,), "", (-1.0,), "stop", self.version, place)
+
+        return [Group(prompt, tuple(completion(prompt, place) for place in range(group_size))) for prompt in prompts]
+
+    def close(self) -> None:
+        pass
+
+
+class Published:
+    times = 0
+
+    def publish(self) -> None:
+        self.times += 1
+
+
+def test_the_first_process_samples_for_all() -> None:
+    threads, policies = TwoThreads(), [Published(), Published()]
+    samplers = [MainRankSampler(Numbered() if rank == 0 else None, threads.of(rank)) for rank in range(2)]  # type: ignore[arg-type]
+
+    def work(rank: int) -> list[list[Group]]:
+        samplers[rank].load_weights(policies[rank], 5)  # type: ignore[arg-type]
+        return [samplers[rank].sample(prompts, 3) for prompts in (PROMPTS, [])]
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(work, range(2))
+    assert first == second
+    assert [group.prompt for group in first[0]] == PROMPTS
+    assert {one.policy_version for group in first[0] for one in group.completions} == {5}
+    assert first[1] == []
+    assert [policy.times for policy in policies] == [1, 1], "weights in parts are put together by all"
