@@ -78,7 +78,10 @@ def read_stored(
         path, usual_subset = HUB_NAMES[type]
         subset = subset or usual_subset
     local = Path(path).expanduser()
-    file = _split_file(local, type, split) if local.is_dir() else local
+    try:
+        file = _split_file(local, type, split) if local.is_dir() else local
+    except PermissionError as error:
+        raise DataError(f"{local}: cannot be read ({error.strerror}). Correct data.path or its permissions.") from error
     if type == "jsonl" or (file is not None and file.suffix == ".jsonl"):
         if file is None:
             found = listed(sorted(each.name for each in local.glob("*.jsonl")))

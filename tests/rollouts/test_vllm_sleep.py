@@ -153,7 +153,8 @@ def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_f
         for transfer in transfers():
             sleeps = transfer is None or isinstance(transfer.push, DirectPush)
             limits = Deadlines(gone_seconds=300.0)
-            options: dict[str, Any] = {"transfer": transfer, "sleep": sleeps, "say": said.append, "deadlines": limits}
+            options: dict[str, Any] = {"transfer": transfer, "sleep": sleeps, "deadlines": limits}
+            options["notify"] = said.append
             sampler = ServerSampler(GREEDY, urls=servers.urls, weights_folder=tmp_path, **options)
             for version in range(3):
                 sampler.load_weights(policy, version=version)
