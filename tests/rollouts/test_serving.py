@@ -19,6 +19,7 @@ from served import FAST, LocalServer, ThroughServers
 
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.model.decoding import Decoder
+from oncurve.observe.checksums import FileSum
 from oncurve.policy.lora import LoraSettings, add_adapter
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
@@ -31,7 +32,7 @@ from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.shards import write_weights
 from oncurve.rollouts.servers.store import Contents, WeightStore
 from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
-from oncurve.rollouts.servers.weight_manifest import checksum, describe_files
+from oncurve.rollouts.servers.weight_manifest import describe_files
 from oncurve.rollouts.serving.http_app import check_host
 from oncurve.rollouts.serving.sampling import Paused, Sampling
 
@@ -243,7 +244,7 @@ def test_weights_that_are_not_whole_change_nothing(
         else:
             weights["model.norm.weight"] = torch.ones(7)
         save_file(weights, path)
-        message["files"] = [{"name": path.name, "size": path.stat().st_size, "sha256": checksum(path)}]
+        message["files"] = [{"name": path.name, **FileSum.of(path).entry()}]
     post(local.url, protocol.PAUSE)
     post(local.url, protocol.START)
     status, answer = post(local.url, protocol.UPDATE, {"update_info": message})
