@@ -20,7 +20,7 @@ from served import FAST, LocalServer, ThroughServers
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.model.decoding import Decoder
 from oncurve.observe.checksums import FileSum
-from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
@@ -35,6 +35,7 @@ from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
 from oncurve.rollouts.servers.weight_manifest import describe_files
 from oncurve.rollouts.serving.http_app import check_host
 from oncurve.rollouts.serving.sampling import Paused, Sampling
+from oncurve.settings import LoraSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
