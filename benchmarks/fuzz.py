@@ -28,11 +28,11 @@ from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_metr
 from oncurve.observe.summary import summarize
 from oncurve.policy.deepspeed import read_settings, resolve
 from oncurve.policy.environment import read_place
-from oncurve.policy.optimizer import OptimizerSettings
 from oncurve.recipes.find import described_recipes, find_recipe
 from oncurve.session.differences import config_differences
 from oncurve.session.parts import recorded
 from oncurve.session.resume import asked_config
+from oncurve.settings import OptimizerSettings
 from oncurve.train.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
 
 WEIRD: tuple[Any, ...] = (

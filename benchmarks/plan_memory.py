@@ -121,12 +121,13 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     from oncurve.algorithm.presets import build as build_algorithm
     from oncurve.data.collate import collate, stack_rewards
     from oncurve.model.allocator import keep_freed_memory
-    from oncurve.policy.lora import LoraSettings, add_adapter
+    from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.records import Prompt, Reward
     from oncurve.rollouts.base import SamplingParams
     from oncurve.rollouts.engine.engine import InProcessEngine
+    from oncurve.settings import LoraSettings, OptimizerSettings
 
     peak = Peak()
     peak.note("imports")
@@ -181,9 +182,10 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from oncurve.batch import Batch, Size
-    from oncurve.policy.lora import LoraSettings, add_adapter
+    from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.settings import LoraSettings, OptimizerSettings
 
     model, tokenizer = load_model(str(folder))
     rank = setting.lora_rank

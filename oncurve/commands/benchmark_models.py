@@ -134,6 +134,11 @@ def decoding_of(
     samples = usual.samples if request.samples is None else request.samples
     if request.samples is None and temperature == 0:
         samples = 1
+    if temperature == 0 and samples > 1:
+        raise ConfigError(
+            f"--samples {samples} at temperature 0 gives the same completion {samples} times. "
+            f"Add --temperature 0.6, or ask for one"
+        )
     params = SamplingParams(
         temperature=temperature,
         top_p=1.0 if temperature == 0 else usual.top_p if request.top_p is None else request.top_p,

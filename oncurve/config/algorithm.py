@@ -18,7 +18,7 @@ from oncurve.algorithm.table import (
     OldName,
     ReferenceName,
 )
-from oncurve.config.section import Section
+from oncurve.settings import Section
 
 PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
 

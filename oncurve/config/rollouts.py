@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.config.section import Fraction, NonNegative, Section
+from oncurve.settings import Deadlines, Fraction, Harmless, NonNegative, Section
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
@@ -22,21 +22,6 @@ _DEFAULTS = {
     "tensor_parallel": "1",
 }
 """Keys for servers as they are typed to mean nothing."""
-
-
-class DeadlineSection(Section):
-    """servers: how long they may take for what."""
-
-    connect_seconds: PositiveFloat = 5.0
-    """Opening a connection."""
-    request_seconds: PositiveFloat = 600.0
-    """The completions of one prompt."""
-    push_seconds: PositiveFloat = 300.0
-    """Each part of handing over weights: fetching them, loading them."""
-    silent_seconds: PositiveFloat = 10.0
-    """A server that gives no sign of life for so long is lost, and its prompts go to others."""
-    gone_seconds: PositiveFloat = 300.0
-    """With no server ready for so long, the run saves and ends."""
 
 
 class RolloutSection(Section):
@@ -67,9 +52,9 @@ class RolloutSection(Section):
     cuda_graphs: bool = True
     """engine: on a GPU, record decode steps of Llama, Qwen2 and Qwen3 and repeat them, on copies of their matrices.
     false: through the model's own modules, which is slower and needs no copies."""
-    servers: tuple[str, ...] = ()
+    servers: Harmless[tuple[str, ...]] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
-    registry: str | None = None
+    registry: Harmless[str | None] = None
     """servers: a folder where servers leave their addresses, also while the run goes on."""
     own_servers: NonNegative = 0
     """servers: how many `oncurve serve` to start on this machine for the time of the run."""
@@ -77,24 +62,24 @@ class RolloutSection(Section):
     """servers: how many vLLM servers to start on this machine for the time of the run."""
     tensor_parallel: PositiveInt = 1
     """servers: GPUs over which each of these vLLM servers spreads the model."""
-    vllm_python: str | None = None
+    vllm_python: Harmless[str | None] = None
     """servers: the python of the environment with vLLM; None reads ONCURVE_VLLM_PYTHON."""
     vllm_options: tuple[str, ...] = ()
     """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
-    transfer: Literal["auto", "fetch", "nccl", "ipc"] = "auto"
+    transfer: Harmless[Literal["auto", "fetch", "nccl", "ipc"]] = "auto"
     """servers: how new weights reach them. fetch: files with checksums, which each takes by itself. nccl: vLLM servers
     get them together from GPU to GPU. ipc: one vLLM server on the trainer's own GPU reads them there. auto: nccl to
     vLLM servers of this run on GPUs of their own, if this process has the same vLLM; otherwise fetch."""
     sleep: bool = False
     """servers: the one vLLM server shares the trainer's GPU and gives its memory back while the policy trains."""
-    weights_folder: str | None = None
+    weights_folder: Harmless[str | None] = None
     """servers: where new weights are put for them; None takes this machine's memory for servers that the run starts, if
     two versions fit, and otherwise run.folder."""
-    weights_address: str | None = None
+    weights_address: Harmless[str | None] = None
     """servers: host:port where those that do not see that folder fetch weights from this process."""
     staleness: Annotated[int, Field(ge=0, le=1)] = 0
     """servers: 1 samples the next step while this one trains, from weights that are one step old."""
-    deadlines: DeadlineSection = DeadlineSection()
+    deadlines: Deadlines = Deadlines()
 
     @model_validator(mode="after")
     def _check_servers(self) -> RolloutSection:

@@ -1,6 +1,7 @@
 """Every key of a recipe, with its unit, meaning and default.
 
-A recipe holds only what differs from these defaults. Nothing below ``wiring`` ever sees these classes.
+A recipe holds only what differs from these defaults. Nothing below ``wiring`` sees these classes. Sections
+that are settings as they are stand in ``oncurve/settings.py``. A key that changes no number of a run is ``Harmless``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from oncurve.config.algorithm import AlgorithmSection
 from oncurve.config.rewards import R1ZeroReward, Reward
 from oncurve.config.rollouts import RolloutSection
-from oncurve.config.section import Fraction, NonNegative, Section
+from oncurve.settings import Fraction, Harmless, LoraSettings, NonNegative, OptimizerSettings, Section
 
 
 class DataSection(Section):
@@ -112,24 +113,10 @@ class EvaluationSection(Section):
     """Completions per problem; more than one needs a temperature above 0."""
 
 
-class LoraSection(Section):
-    """Thin matrices trained beside the frozen layers of the model, a hundredth of its weights."""
-
-    rank: PositiveInt = 16
-    alpha: PositiveFloat = 32.0
-    """The adapter's output is scaled by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the adapter's inputs that is dropped in training passes."""
-    target_modules: str | tuple[str, ...] = "all-linear"
-    """Names of the layers, as they end, such as [q_proj, v_proj]; all-linear takes every linear layer but the head."""
-    bias: Literal["none", "all", "lora_only"] = "none"
-    """Which biases are trained as well; only none leaves the base as it is."""
-
-
 class PolicySection(Section):
     """The model in training."""
 
-    lora: LoraSection | None = None
+    lora: LoraSettings | None = None
     """None trains the model itself; {} trains an adapter with the defaults."""
     quantization: Literal["nf4", "int8"] | None = None
     """Keep the frozen weights under an adapter in 4 or 8 bits, through bitsandbytes; None keeps them whole."""
@@ -173,22 +160,6 @@ class PolicySection(Section):
     """Branch, tag or commit of a model of the hub."""
 
 
-class OptimizerSection(Section):
-    """AdamW and its schedule."""
-
-    type: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit keeps the moments in 8 bits, through bitsandbytes."""
-    learning_rate: PositiveFloat = 1e-6
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    epsilon: PositiveFloat = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_gradient_norm: Annotated[float, Field(ge=0)] = 1.0
-    """The gradient is scaled down to this norm; 0 leaves it alone."""
-    warmup_updates: NonNegative = 0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-
-
 class RunSection(Section):
     """How long, how much, where to."""
 
@@ -202,35 +173,35 @@ class RunSection(Section):
     passes_per_step: PositiveInt = 1
     """How often the completions of a step are trained on before new ones are sampled, mu in the paper of GRPO."""
     seed: NonNegative = 0
-    folder: str = "runs"
+    folder: Harmless[str] = "runs"
     """The run gets a folder of its own inside this one."""
-    name: str | None = None
+    name: Harmless[str | None] = None
     """Name of that folder; None makes one from the recipe and the time."""
-    save_every_steps: NonNegative = 10
+    save_every_steps: Harmless[NonNegative] = 10
     """Save a checkpoint after every so many steps, to resume from; 0 saves only the final model."""
-    keep_checkpoints: PositiveInt = 2
+    keep_checkpoints: Harmless[PositiveInt] = 2
     """How many checkpoints to keep, besides the one with the best held-out score and the final model."""
-    on_save_error: Literal["stop", "continue"] = "stop"
+    on_save_error: Harmless[Literal["stop", "continue"]] = "stop"
     """When a checkpoint cannot be written, as on a full disk: end the run, or go on and try again when it is due."""
-    grace_seconds: PositiveFloat = 25.0
+    grace_seconds: Harmless[PositiveFloat] = 25.0
     """Time to save after SIGTERM, Ctrl-C or SIGUSR1; keep it below what the scheduler gives before it kills."""
-    max_nonfinite_updates: NonNegative = 3
+    max_nonfinite_updates: Harmless[NonNegative] = 3
     """End the run after so many updates in a row whose loss or gradient is not finite; 0 never does."""
-    on_kl_alarm: Literal["warn", "return"] = "warn"
+    on_kl_alarm: Harmless[Literal["warn", "return"]] = "warn"
     """When the policy runs away from its reference: say so, or go on from an earlier checkpoint with twice the KL."""
-    rollouts_every_steps: PositiveInt = 10
+    rollouts_every_steps: Harmless[PositiveInt] = 10
     """Write the completions of every so many steps to the run folder."""
-    logprobs_of_prompts: NonNegative = 8
+    logprobs_of_prompts: Harmless[NonNegative] = 8
     """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
     profile: bool = False
     """Measure time, tokens and least work by phase of every step, and the share of what this machine can do."""
     profile_trace_step: PositiveInt | None = None
     """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
-    max_error_fraction: Fraction = 0.2
+    max_error_fraction: Harmless[Fraction] = 0.2
     """Stop when grading fails for more than this share of a step's completions."""
-    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None = None
+    track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None
     """Where else the metrics go; None takes what has a key in the environment (WANDB_API_KEY), [] nothing."""
-    track_aliases: tuple[Literal["trl", "tutorials"], ...] = ()
+    track_aliases: Harmless[tuple[Literal["trl", "tutorials"], ...]] = ()
     """Log the metrics there under these other names as well."""
 
 
@@ -244,7 +215,7 @@ class Config(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     rollouts: RolloutSection = RolloutSection()
     policy: PolicySection = PolicySection()
-    optimizer: OptimizerSection = OptimizerSection()
+    optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSection = EvaluationSection()
     run: RunSection = RunSection()
 

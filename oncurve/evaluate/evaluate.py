@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from oncurve.errors import DataError
 from oncurve.observe.record import read_json, read_rows
@@ -196,6 +196,31 @@ class Evaluation:
         return (asdict(example) for example in self.examples)
 
 
+class Kept(Protocol):
+    """Where the examples of an evaluation are kept as they come."""
+
+    examples: list[Example]
+    """Those that are there already, and those that are added."""
+    draws_by_part: bool
+    """Each call of the sampler has random numbers of its own, so that it gives the same whenever it is made."""
+
+    def add(self, examples: Sequence[Example]) -> None:
+        """Keep a part."""
+        ...
+
+
+class Unkept:
+    """Examples in memory alone."""
+
+    def __init__(self) -> None:
+        self.examples: list[Example] = []
+        self.draws_by_part = False
+
+    def add(self, examples: Sequence[Example]) -> None:
+        """Hold a part."""
+        self.examples += examples
+
+
 def evaluate(
     prompts: Sequence[Prompt],
     sampler: Sampler,
@@ -203,9 +228,11 @@ def evaluate(
     *,
     params: SamplingParams,
     loose_reward_function: RewardFunction | None = None,
+    extract: Callable[[str], str | None] | None = None,
     samples_per_prompt: int = 1,
     step: int = 0,
     prompts_per_call: int = 128,
+    kept: Kept | None = None,
     name: str = "evaluation",
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
@@ -213,8 +240,10 @@ def evaluate(
     """What the sampler's model does on the prompts, graded by the reward function.
 
     ``params`` is a required argument so that no model is ever measured with the decoding of training by accident.
-    ``loose_reward_function`` finds the answer wherever it stands; its part "correct" decides. The prompts go to the
-    sampler ``prompts_per_call`` at a time, and ``on_progress(done, total)`` is told after each call.
+    ``loose_reward_function`` finds the answer wherever it stands; its part "correct" decides. ``extract`` finds the
+    answer that a majority vote compares. The prompts go to the sampler ``prompts_per_call`` at a time, and
+    ``on_progress(done, total)`` is told before the first call and after each. With ``kept``, every part is kept as it
+    comes, and only what it does not hold yet is sampled; each part then has random numbers of its own.
 
     Raises DataError without prompts; ValueError if a data set row appears twice, or if greedy decoding is asked for
     several completions of a prompt, which would all be the same.
@@ -225,15 +254,18 @@ def evaluate(
             f"greedy decoding cannot give {samples_per_prompt} different completions; sample, or ask for 1"
         )
     started = time.monotonic()
-    examples: list[Example] = []
-    for first in range(0, len(prompts), prompts_per_call):
+    kept = Unkept() if kept is None else kept
+    show = on_progress or (lambda done, total: None)
+    done = len(kept.examples) // samples_per_prompt
+    show(done, len(prompts))
+    for first in range(done, len(prompts), prompts_per_call):
         part = prompts[first : first + prompts_per_call]
-        groups = sampler.sample(part, samples_per_prompt, step=step, params=params)
-        examples += grade_groups(groups, reward_function, loose_reward_function)
-        if on_progress is not None:
-            on_progress(first + len(part), len(prompts))
+        draws = first if kept.draws_by_part else step
+        groups = sampler.sample(part, samples_per_prompt, step=draws, params=params)
+        kept.add(list(grade_groups(groups, reward_function, loose_reward_function, extract=extract)))
+        show(first + len(part), len(prompts))
     seconds = time.monotonic() - started
-    return Evaluation(name, tuple(examples), asdict(params), step=step, seconds=seconds, seed=seed)
+    return Evaluation(name, tuple(kept.examples), asdict(params), step=step, seconds=seconds, seed=seed)
 
 
 def read_evaluation(folder: str | Path, name: str) -> Evaluation:

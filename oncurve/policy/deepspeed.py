@@ -26,7 +26,7 @@ from oncurve.policy.distributed import join_alone
 
 if TYPE_CHECKING:
     from oncurve.policy.distributed import Processes
-    from oncurve.policy.optimizer import OptimizerSettings
+    from oncurve.settings import OptimizerSettings
 
 AUTO = "auto"
 DEFAULT: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}

@@ -1,44 +1,14 @@
-"""AdamW and its learning rate: with what the weights are moved."""
+"""AdamW over the trained weights, whole or in 8 bits."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 
 from oncurve.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW and its learning-rate schedule, which is a pure function of the number of the update."""
-
-    type: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit keeps the two moments in 8 bits, through bitsandbytes: a quarter of their memory."""
-    learning_rate: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.99)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_gradient_norm: float = 1.0
-    """The gradient is scaled down to this norm; 0 leaves it alone."""
-    warmup_updates: int = 0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    total_updates: int = 1
-
-    def rate(self, update: int) -> float:
-        """The learning rate of an update, counted from 0: warm-up, then the schedule down to zero."""
-        if update < self.warmup_updates:
-            return self.learning_rate * (update + 1) / (self.warmup_updates + 1)
-        if self.schedule == "constant":
-            return self.learning_rate
-        span = max(self.total_updates - self.warmup_updates, 1)
-        done = min((update - self.warmup_updates) / span, 1.0)
-        share = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.learning_rate * share
+from oncurve.settings import OptimizerSettings
 
 
 def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:

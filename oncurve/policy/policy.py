@@ -24,12 +24,13 @@ from oncurve.policy.distributed import ALONE, Processes, own_rows
 from oncurve.policy.forward import completion_logprobs, enable_packing, has_own_layers
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.lora import Adapter, merged_weights, thin_weights, trains_pairs_only
-from oncurve.policy.optimizer import OptimizerSettings, make_adamw
+from oncurve.policy.optimizer import make_adamw
 from oncurve.policy.sharding import Reader, Room, Sharding, fill, is_cut, reshard, shard, split_by_cut, whole
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
 from oncurve.policy.unread_model import Unread, fill_copy, whole_copy
 from oncurve.records import Mean
 from oncurve.rollouts.servers.lora_weights import LoraWeights
+from oncurve.settings import OptimizerSettings
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 WholeCopy = Literal["device", "cpu", "none"]
@@ -62,6 +63,7 @@ class TrainedPolicy:
         tokenizer: PreTrainedTokenizerBase,
         *,
         optimizer: OptimizerSettings,
+        total_updates: int = 1,
         temperature: float = 1.0,
         compute_type: ComputeType = "float32",
         tokens_per_microbatch: int = 8192,
@@ -75,7 +77,8 @@ class TrainedPolicy:
         whole_copy: WholeCopy = "device",
         unread: Unread | None = None,
     ) -> None:
-        """``adapter`` is the one inside the model; without a ``reference``, the base under it is the reference.
+        """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
+        without a ``reference``, the base under it is the reference.
 
         With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``whole_copy`` says
         where this process has all of them, to sample or to publish from. ``unread`` says where the weights of model and
@@ -83,7 +86,7 @@ class TrainedPolicy:
         """
         self._model, self._tokenizer, self.reference = model, tokenizer, reference
         self.adapter, self.processes = adapter, processes
-        self.settings, self.temperature = optimizer, temperature or 1.0
+        self.settings, self.total_updates, self.temperature = optimizer, total_updates, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
         kind = torch_type(compute_type)
@@ -301,7 +304,7 @@ class TrainedPolicy:
         Without any gradient (no group of the update has a signal, or every token is masked) nothing moves, not even by
         momentum, and the update is counted as skipped. So is one whose loss or gradient is not finite.
         """
-        rate = self.settings.rate(self.num_updates)
+        rate = self.settings.rate(self.num_updates, self.total_updates)
         is_finite = self.processes.all_true(self._is_loss_finite)
         with moving_weights(self.num_updates + 1):
             norm = self._move(rate, is_allowed=is_finite)

@@ -24,12 +24,13 @@ from torch import Tensor
 
 from oncurve.algorithm.precision import HALF
 from oncurve.errors import CheckpointError
+from oncurve.observe.checksums import FileSum
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.model_folder import is_converted, load_model, write_around
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.sharding import fill, is_cut
 from oncurve.policy.tensor_files import TensorFiles
-from oncurve.train.checkpoint_manifest import publish, sum_up, write_checkpoint_manifest
+from oncurve.train.checkpoint_manifest import publish, write_checkpoint_manifest
 from oncurve.train.snapshot import Snapshot, is_trained_whole, trained_parameters
 
 T = TypeVar("T")
@@ -114,7 +115,7 @@ def _write_share(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> dic
         if tensors or (tensors is not None and not snapshot.is_shared):
             path = folder / _file_name(snapshot, policy.processes, stem, policy.processes.rank)
             save_file(_once(tensors), path, metadata={"format": "pt"})
-            written[path.name] = sum_up(path)
+            written[path.name] = FileSum.of(path, flush=True).entry()
     return written
 
 

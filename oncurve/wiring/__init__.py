@@ -11,7 +11,7 @@ from oncurve.wiring.data import (
     prompt_limit,
     split_rows,
 )
-from oncurve.wiring.policy import make_device, make_optimizer, make_policy, make_processes
+from oncurve.wiring.policy import make_device, make_policy, make_processes
 from oncurve.wiring.rewards import (
     make_form_reward,
     make_loose_reward,
@@ -38,7 +38,6 @@ __all__ = [
     "make_device",
     "make_form_reward",
     "make_loose_reward",
-    "make_optimizer",
     "make_policy",
     "make_processes",
     "make_prompts",

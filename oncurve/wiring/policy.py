@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oncurve.policy.deepspeed import ZeroSettings
     from oncurve.policy.distributed import Processes
     from oncurve.policy.lora import Adapter
-    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy, WholeCopy
+    from oncurve.policy.policy import TrainedPolicy, WholeCopy
     from oncurve.policy.sharding import Sharding
     from oncurve.policy.unread_model import Unread
 
@@ -82,7 +82,8 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
     return TrainedPolicy(
         model,
         tokenizer,
-        optimizer=make_optimizer(config),
+        optimizer=config.optimizer,
+        total_updates=config.run.steps * config.updates_per_step,
         temperature=config.rollouts.temperature,
         compute_type=compute,
         tokens_per_microbatch=config.policy.tokens_per_microbatch,
@@ -225,7 +226,7 @@ def _places(config: Config) -> tuple[str | None, str, str | None]:
 
 def _put_adapter(config: Config, model: PreTrainedModel) -> Adapter | None:
     """The adapter of the recipe, put into the model: that of the folder which it names, or a fresh one."""
-    from oncurve.policy.lora import LoraSettings, add_adapter, open_adapter  # lazy
+    from oncurve.policy.lora import add_adapter, open_adapter  # lazy
     from oncurve.policy.model_folder import locate  # lazy
 
     if config.policy.lora is None:
@@ -235,8 +236,7 @@ def _put_adapter(config: Config, model: PreTrainedModel) -> Adapter | None:
         return open_adapter(model, place)
     folder = locate(base)
     name = base if base == "embedded" or not Path(folder).is_dir() else str(Path(folder).resolve())
-    settings = LoraSettings(**config.policy.lora.model_dump())
-    return add_adapter(model, settings, base=name, revision=revision, seed=config.run.seed)
+    return add_adapter(model, config.policy.lora, base=name, revision=revision, seed=config.run.seed)
 
 
 def _check_continued(config: Config, place: str) -> None:
@@ -273,15 +273,3 @@ def _needs_copy(config: Config) -> bool:
         )
     fresh = not is_adapter(locate(config.model))
     return not (reference == "base" or (reference == "frozen" and fresh and keeps_base))
-
-
-def make_optimizer(config: Config) -> OptimizerSettings:
-    """AdamW's settings, with the number of updates that the schedule spans."""
-    from oncurve.policy.policy import OptimizerSettings  # lazy
-
-    chosen = config.optimizer.model_dump(exclude={"beta1", "beta2"})
-    return OptimizerSettings(
-        betas=(config.optimizer.beta1, config.optimizer.beta2),
-        total_updates=config.run.steps * config.updates_per_step,
-        **chosen,
-    )

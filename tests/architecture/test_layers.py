@@ -1,6 +1,6 @@
 """May a module import what it imports?
 
-    0  records   batch   errors   stats
+    0  records   batch   errors   stats   settings
     1  algorithm   sandbox   observe   recipes   tasks
     2  model   config   rewards
     3  rollouts   data   plan   convert
@@ -24,7 +24,7 @@ from offenders import assert_none
 from source import imports, imports_with_lines, known, modules, place
 
 LAYERS = (
-    ("records", "batch", "errors", "stats"),
+    ("records", "batch", "errors", "stats", "settings"),
     ("algorithm", "sandbox", "observe", "recipes", "tasks"),
     ("model", "config", "rewards"),
     ("rollouts", "data", "plan", "convert"),
@@ -48,9 +48,9 @@ NEVER = {
 PLAIN = set()
 """Plain data that a neighbour may read: a recipe is checked against the table of algorithms."""
 TORCH_FREE = (
-    "records", "errors", "stats", "config", "rewards", "sandbox", "tasks", "observe", "recipes", "data", "doctor",
-    "plan", "cli", "launch", "convert",
-)  # fmt: skip  # fmt: skip
+    "records", "errors", "stats", "settings", "config", "rewards", "sandbox", "tasks", "observe", "recipes", "data",
+    "doctor", "plan", "cli", "launch", "convert",
+)  # fmt: skip
 EXCEPT = ("data.collate",)
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")
 

@@ -16,10 +16,11 @@ from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.policy.deepspeed import ZeroSettings
 from oncurve.policy.distributed import Processes
-from oncurve.policy.lora import LoraSettings, add_adapter
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.lora import add_adapter
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.sharding import Sharding
 from oncurve.records import Completion, Group, Mean, Prompt
+from oncurve.settings import LoraSettings, OptimizerSettings
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5
 

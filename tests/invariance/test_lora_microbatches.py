@@ -16,9 +16,10 @@ from oncurve.algorithm.logprobs import from_hidden
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
-from oncurve.policy.lora import Adapter, LoraSettings, add_adapter
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.lora import Adapter, add_adapter
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group
+from oncurve.settings import LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

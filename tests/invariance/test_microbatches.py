@@ -15,8 +15,9 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.batch import Batch, Rewards
 from oncurve.data.collate import collate
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean
+from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,8 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from triton.runtime import interpreter
 
 from oncurve.policy import forward, liger
-from oncurve.policy.lora import LoraSettings, add_adapter
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.lora import add_adapter
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.settings import LoraSettings, OptimizerSettings
 
 SIZES = {
     "hidden_size": 32,

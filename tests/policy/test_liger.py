@@ -232,7 +232,8 @@ def test_packed_rows_an_adapter_and_checkpointing_go_on_with_it(
     make_policy: Callable[..., TrainedPolicy], tiny_model: MakeModel, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from oncurve.policy import forward
-    from oncurve.policy.lora import LoraSettings, add_adapter
+    from oncurve.policy.lora import add_adapter
+    from oncurve.settings import LoraSettings
 
     monkeypatch.setattr(forward, "backbone_of", lambda model: None)
     batch, found = forward.example_batch(64), []

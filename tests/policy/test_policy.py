@@ -17,8 +17,9 @@ from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.errors import TrainingError
 from oncurve.model.forward_backward import LayerPass
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group
+from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -315,8 +316,8 @@ def test_weights_that_are_frozen_stay_and_have_no_optimizer_state(
 
 
 def rates(**settings: object) -> list[float]:
-    chosen = OptimizerSettings(learning_rate=1.0, total_updates=10, **settings)  # type: ignore[arg-type]
-    return [chosen.rate(update) for update in range(12)]
+    chosen = OptimizerSettings(learning_rate=1.0, **settings)  # type: ignore[arg-type]
+    return [chosen.rate(update, 10) for update in range(12)]
 
 
 def test_a_constant_rate_warms_up_without_a_first_update_of_nothing() -> None:
@@ -335,12 +336,12 @@ def test_a_cosine_schedule_passes_half_in_the_middle() -> None:
 
 
 def test_a_warm_up_longer_than_the_run_is_no_division_by_zero() -> None:
-    assert OptimizerSettings(learning_rate=1.0, warmup_updates=20, total_updates=10, schedule="linear").rate(25) >= 0.0
+    assert OptimizerSettings(learning_rate=1.0, warmup_updates=20, schedule="linear").rate(25, 10) >= 0.0
 
 
 def test_every_update_uses_the_rate_of_its_number(make_policy: MakePolicy, batch: Batch) -> None:
-    settings = OptimizerSettings(learning_rate=0.1, warmup_updates=1, schedule="linear", total_updates=3)
-    policy = make_policy(optimizer=settings)
+    settings = OptimizerSettings(learning_rate=0.1, warmup_updates=1, schedule="linear")
+    policy = make_policy(optimizer=settings, total_updates=3)
     used = [step(policy, batch)["policy/learning_rate"] for _ in range(3)]
     assert used == pytest.approx([0.05, 0.1, 0.05])
     assert policy.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)

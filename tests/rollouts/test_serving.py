@@ -19,7 +19,8 @@ from served import FAST, LocalServer, ThroughServers
 
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.model.decoding import Decoder
-from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.observe.checksums import FileSum
+from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
@@ -31,9 +32,10 @@ from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.shards import write_weights
 from oncurve.rollouts.servers.store import Contents, WeightStore
 from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
-from oncurve.rollouts.servers.weight_manifest import checksum, describe_files
+from oncurve.rollouts.servers.weight_manifest import describe_files
 from oncurve.rollouts.serving.http_app import check_host
 from oncurve.rollouts.serving.sampling import Paused, Sampling
+from oncurve.settings import LoraSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -243,7 +245,7 @@ def test_weights_that_are_not_whole_change_nothing(
         else:
             weights["model.norm.weight"] = torch.ones(7)
         save_file(weights, path)
-        message["files"] = [{"name": path.name, "size": path.stat().st_size, "sha256": checksum(path)}]
+        message["files"] = [{"name": path.name, **FileSum.of(path).entry()}]
     post(local.url, protocol.PAUSE)
     post(local.url, protocol.START)
     status, answer = post(local.url, protocol.UPDATE, {"update_info": message})

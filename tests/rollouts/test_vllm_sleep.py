@@ -20,11 +20,10 @@ from safetensors.torch import load_file
 
 from oncurve.data.prompts import render_prompts
 from oncurve.policy.model_folder import EMBEDDED, load_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.children import free_ports
-from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush
@@ -32,6 +31,7 @@ from oncurve.rollouts.servers.transfer.endpoints import fill, packing
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
+from oncurve.settings import Deadlines, OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -133,7 +133,7 @@ def test_one_damaged_file_of_many_is_found(
     data = bytearray(paths[2].read_bytes())
     data[-1] ^= 1
     paths[2].write_bytes(data)
-    with pytest.raises(ValueError, match=f"{paths[2].name} has the checksum"), fetched(message):
+    with pytest.raises(ValueError, match=f"{paths[2].name}: its content changed"), fetched(message):
         pass
 
 
@@ -161,7 +161,7 @@ def test_versions_go_to_memory_if_two_of_them_fit_and_are_flushed_on_a_disk_alon
 ) -> None:
     flushed: list[Path] = []
     said: list[str] = []
-    monkeypatch.setattr(store, "_flush", flushed.append)
+    monkeypatch.setattr(store, "flush", flushed.append)
     monkeypatch.setattr(store, "is_memory", lambda folder: folder.is_relative_to(tmp_path / "memory"))
     (tmp_path / "memory").mkdir()
 

@@ -14,12 +14,12 @@ from oncurve.algorithm.presets import build
 from oncurve.config.load import parse_config
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics, read_rollouts
-from oncurve.policy.lora import LoraSettings, add_adapter
-from oncurve.policy.optimizer import OptimizerSettings
+from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.hf import HfSampler
+from oncurve.settings import LoraSettings, OptimizerSettings
 from oncurve.wiring import make_policy as policy_of_recipe
 
 if TYPE_CHECKING:
@@ -259,9 +259,9 @@ def test_every_number_of_the_optimizer_is_that_of_the_recipe() -> None:
     [group] = policy.optimizer.param_groups
     assert isinstance(policy.optimizer, torch.optim.AdamW)
     assert (group["lr"], group["betas"], group["weight_decay"], group["eps"]) == (5e-5, (0.8, 0.95), 0.1, 1e-6)
-    expected = OptimizerSettings(learning_rate=5e-5, warmup_updates=100, schedule="cosine", total_updates=300)
-    assert [policy.settings.rate(n) for n in (0, 99, 100, 200, 299)] == [
-        expected.rate(n) for n in (0, 99, 100, 200, 299)
+    expected = OptimizerSettings(learning_rate=5e-5, warmup_updates=100, schedule="cosine")
+    assert [policy.settings.rate(n, policy.total_updates) for n in (0, 99, 100, 200, 299)] == [
+        expected.rate(n, 300) for n in (0, 99, 100, 200, 299)
     ]
 
 

@@ -16,7 +16,6 @@ from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, mak
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys
 from oncurve.rollouts.servers.children import ChildServers
-from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.event_loop import EventLoopThread
 from oncurve.rollouts.servers.host import WeightHost
 from oncurve.rollouts.servers.local_vllm import VllmServers
@@ -30,6 +29,7 @@ from oncurve.rollouts.servers.transfer.fallback import Copies
 from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
 from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
+from oncurve.settings import Deadlines
 
 
 class ServerSampler:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.errors import SamplerError
+from oncurve.observe.checksums import flush
 from oncurve.rollouts.servers.machine_memory import MEMORY, free_bytes, is_memory
 from oncurve.rollouts.servers.weight_manifest import Manifest, WeightFile, label_of, write_manifest
 
@@ -102,10 +103,10 @@ class WeightStore:
         """Under its name, and on the disk where there is one."""
         is_disk = not is_memory(self.root)
         for path in (*partial.iterdir(), partial) if is_disk else ():
-            _flush(path)
+            flush(path)
         partial.rename(folder)
         if is_disk:
-            _flush(self.root)
+            flush(self.root)
 
     def _place(self, size: int) -> None:
         """Decide once where the versions are put: in memory if they fit there."""
@@ -135,14 +136,6 @@ def own_prefix() -> str:
 def memory_folder() -> Path | None:
     """The folder of this machine that is in its memory; None where there is none."""
     return MEMORY if is_memory(MEMORY) and os.access(MEMORY, os.W_OK) else None
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sweep(root: Path) -> None:
