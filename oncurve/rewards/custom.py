@@ -113,6 +113,17 @@ def from_function(
     )
 
 
+def reads_answer(function: Callable[..., Any]) -> bool:
+    """Whether a function asks for the answer of a row, so that there is a right one; True where that cannot be told."""
+    if isinstance(function, RewardFunction) and not inspect.isfunction(function):
+        return True
+    fixed = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    asked = [name for name, parameter in _parameters(function).items() if parameter.kind not in fixed]
+    if "completions" in asked:
+        return bool({*_ANSWER_NAMES} & {*asked})
+    return bool({*_ANSWER_NAMES, "row"} & {*asked[1:]}) or len(asked) == 2
+
+
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     signature = attempt(lambda: inspect.signature(function))
     if isinstance(signature, Failure):
