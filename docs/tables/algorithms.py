@@ -40,7 +40,9 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
             "sequence_clipped": losses.sequence_clipped,
             "sequence_clipped_token": losses.sequence_clipped_token,
             "truncated_importance": losses.truncated_importance,
+            "sequence_truncated_importance": losses.sequence_truncated_importance,
             "soft_gated": losses.soft_gated,
+            "sequence_soft_gated": losses.sequence_soft_gated,
             "sequence_gated": losses.sequence_gated,
         },
     ),
@@ -67,8 +69,13 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
         },
     ),
     "Correction of the sampler": (
-        "`algorithm.correction`, with `correction_level`, `correction_low` and `correction_high`.",
-        {"truncate": correction.truncate, "mask": correction.mask_out},
+        "`algorithm.correction`, with `correction_level`, `correction_low` and `correction_high`; "
+        "`algorithm.off_policy_threshold`.",
+        {
+            "truncate": correction.truncate,
+            "mask": correction.mask_out,
+            "off_policy_threshold": correction.without_off_policy,
+        },
     ),
     "Entropy": (
         "`algorithm.entropy_coef`, `entropy_target`, `high_entropy_share`.",

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from oncurve.algorithm.correction import without_off_policy
 from oncurve.algorithm.entropy import EntropyBonus, high_entropy
 from oncurve.algorithm.kl import importance_corrected, k3, per_completion
 from oncurve.algorithm.losses import sequence_ratio
@@ -94,6 +95,8 @@ class Algorithm:
     kl: KLTerm = field(default_factory=KLTerm)
     correction: Weights | None = None
     """Weights for the gap between sampler and trainer; None only measures the gap."""
+    off_policy_threshold: float | None = None
+    """Bad completions further than this from the policy are left out; None keeps all."""
     entropy: EntropyBonus = field(default_factory=EntropyBonus)
     high_entropy_share: float = 1.0
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
@@ -186,7 +189,7 @@ class Algorithm:
         old = microbatch.sampler_logprobs if self.old_logprobs == "sampler" else trainer
         old = torch.where(mask, old, 0.0)  # what stands in the padding must not reach a ratio of a whole completion
         per_token = self.token_loss(logprobs, old, microbatch.advantages, mask)
-        weights = None if self.correction is None else self.correction(trainer, microbatch.sampler_logprobs, mask)
+        weights = self._weights(logprobs, trainer, microbatch)
         per_token = self._weigh(per_token, weights, microbatch)
         reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
         if reference is not None and self.kl.place == "loss":
@@ -195,6 +198,15 @@ class Algorithm:
         if self.entropy.applied:
             loss = loss - self.entropy.applied * token_mean(entropy, mask, of=microbatch.size)
         return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, microbatch)
+
+    def _weights(self, logprobs: Tensor, trainer: Tensor, microbatch: Batch) -> Tensor | None:
+        """The weight of every token in the policy loss, a constant; None where all of them are 1."""
+        sampler, mask = microbatch.sampler_logprobs, microbatch.mask
+        weights = None if self.correction is None else self.correction(trainer, sampler, mask)
+        if self.off_policy_threshold is None:
+            return weights
+        kept = without_off_policy(logprobs, sampler, microbatch.advantages, mask, threshold=self.off_policy_threshold)
+        return kept if weights is None else weights * kept
 
     def _weigh(self, per_token: Tensor, weights: Tensor | None, microbatch: Batch) -> Tensor:
         """The policy loss with the weights of the correction, and without the tokens that it leaves out."""

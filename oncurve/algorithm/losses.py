@@ -61,8 +61,9 @@ def clipped(
 
     clip_high above clip_low leaves rare tokens more room to rise (DAPO, arXiv:2503.14476). ``ratio_max`` also bounds
     the loss of a bad completion's token, which min leaves unbounded: w_t becomes min(w_t, ratio_max) first (dual
-    clipping, arXiv:1912.09729; INTELLECT-2, arXiv:2505.07291). With one update per batch w_t is 1 and the gradient is
-    that of the plain policy gradient.
+    clipping, arXiv:1912.09729; INTELLECT-2, arXiv:2505.07291); below 1 + clip_high it is the upper bound of good ones,
+    and 1 + clip_high that of bad ones. With one update per batch w_t is 1 and the gradient is that of the plain policy
+    gradient.
 
     >>> zero = torch.zeros(1, 1)
     >>> round(clipped(zero + 0.4, zero, torch.ones(1), zero == 0).item(), 3)  # exp(0.4) = 1.49 is cut to 1.2
@@ -136,6 +137,25 @@ def truncated_importance(
     return -weight * advantages[:, None] * logprobs
 
 
+def sequence_truncated_importance(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    ratio_max: float = 5.0,
+) -> Float[Tensor, "B T"]:
+    """Truncated importance with one ratio per completion: its tokens share a weight, which is a constant.
+
+        s = (p(o) / p_old(o))^(1/|o|), as in sequence_clipped
+        l_t = -sg[min(s, ratio_max)] A log p_t        CISPO, arXiv:2506.13585, with the ratio of arXiv:2507.18071
+
+    The geometric mean stays close to 1, so that a usual cap rarely holds anything back.
+    """
+    weight = sequence_ratio((logprobs - old_logprobs).detach(), mask).clamp(max=ratio_max)
+    return -weight * advantages[:, None] * logprobs
+
+
 def soft_gated(
     logprobs: Float[Tensor, "B T"],
     old_logprobs: Float[Tensor, "B T"],
@@ -153,10 +173,28 @@ def soft_gated(
     At w_t = 1 its slope is 1, so that on policy the gradient is that of the plain policy gradient. Its value there is
     2/k A and not A: only gradients compare with the other losses.
     """
-    weight = advantages[:, None]
-    sharpness = torch.full_like(weight, sharpness_negative).masked_fill(weight > 0, sharpness_positive)
     ratio = torch.exp(logprobs - old_logprobs)
-    return -4 / sharpness * torch.sigmoid(sharpness * (ratio - 1)) * weight
+    return _gate(ratio, advantages[:, None], sharpness_positive, sharpness_negative)
+
+
+def sequence_soft_gated(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    sharpness_positive: float = 1.0,
+    sharpness_negative: float = 1.05,
+) -> Float[Tensor, "B T"]:
+    """The soft gate on one ratio per completion, the same number on each of its tokens.
+
+        s = (p(o) / p_old(o))^(1/|o|), as in sequence_clipped
+        l_t = -4/k sigmoid(k (s - 1)) A, k as in soft_gated        SAPO, arXiv:2511.20347, on sequences
+
+    Take sequence_mean with it, as with sequence_clipped.
+    """
+    ratio = sequence_ratio(logprobs - old_logprobs, mask)
+    return _gate(ratio, advantages[:, None], sharpness_positive, sharpness_negative).expand_as(logprobs)
 
 
 def sequence_gated(
@@ -202,8 +240,9 @@ def is_clipped(
 ) -> Bool[Tensor, "B T"]:
     """Tokens whose gradient a clipped loss removes: the ratio left the bounds in the direction of the advantage."""
     weight = advantages[:, None]
-    removed = ((ratio > 1 + clip_high) & (weight > 0)) | ((ratio < 1 - clip_low) & (weight < 0))
-    return removed if ratio_max is None else removed | ((ratio > ratio_max) & (weight < 0))
+    highest = 1 + clip_high if ratio_max is None else min(1 + clip_high, ratio_max)
+    removed = ((ratio > highest) & (weight > 0)) | ((ratio < 1 - clip_low) & (weight < 0))
+    return removed if ratio_max is None else removed | ((ratio > max(1 + clip_high, ratio_max)) & (weight < 0))
 
 
 def is_capped(ratio: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], *, ratio_max: float) -> Bool[Tensor, "B T"]:
@@ -216,3 +255,9 @@ def _clip(ratio: Tensor, weight: Tensor, clip_low: float, clip_high: float, rati
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     unclipped = ratio if ratio_max is None else ratio.clamp(max=ratio_max)
     return -torch.minimum(unclipped * weight, bounded * weight)
+
+
+def _gate(ratio: Tensor, weight: Tensor, sharpness_positive: float, sharpness_negative: float) -> Tensor:
+    """-4/k sigmoid(k (w - 1)) A, k by the sign of A."""
+    sharpness = torch.full_like(weight, sharpness_negative).masked_fill(weight > 0, sharpness_positive)
+    return -4 / sharpness * torch.sigmoid(sharpness * (ratio - 1)) * weight

@@ -9,8 +9,17 @@ from typing import Literal
 from oncurve.algorithm.table import Preset
 
 Severity = Literal["refuse", "warn"]
-SEQUENCE_LOSSES = ("sequence_clipped", "sequence_clipped_token", "sequence_gated")
+SEQUENCE_LOSSES = (
+    "sequence_clipped",
+    "sequence_clipped_token",
+    "sequence_truncated_importance",
+    "sequence_soft_gated",
+    "sequence_gated",
+)
 CLIPPED_LOSSES = ("clipped", "sequence_clipped", "sequence_clipped_token")
+CAPPED_LOSSES = ("truncated_importance", "sequence_truncated_importance")
+WHOLE_LOSSES = ("sequence_clipped", "sequence_soft_gated")
+"""Losses that put the number of the whole completion on each of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,11 @@ class Choices:
         """A ratio to the sampler's own probabilities is part of the loss."""
         return self.row.correction != "none" or self.row.old_logprobs == "sampler"
 
+    @property
+    def measures_sampler(self) -> bool:
+        """The sampler's own probabilities are in the loss, as a ratio or as what leaves completions out."""
+        return self.compares_with_sampler or self.row.off_policy_threshold is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -108,19 +122,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "refuse",
         "loss truncated_importance with ratio_max below 1",
-        lambda c: c.row.loss == "truncated_importance" and c.row.ratio_max is not None and c.row.ratio_max < 1,
+        lambda c: c.row.loss in CAPPED_LOSSES and c.row.ratio_max is not None and c.row.ratio_max < 1,
         "ratio_max is the largest ratio itself, not its distance from 1: below 1 every token of an on-policy batch is "
         "scaled down.",
         "Leave algorithm.ratio_max out for 5, or add 1 to it.",
     ),
     Rule(
         "refuse",
+        "a clipped loss with ratio_max of 1 or less",
+        lambda c: c.row.loss in CLIPPED_LOSSES and c.row.ratio_max is not None and c.row.ratio_max <= 1,
+        "ratio_max is the largest ratio itself, not its distance from 1: the ratio of a token starts at 1, so that "
+        "such a bound takes its gradient away before it has moved.",
+        "Set algorithm.ratio_max above 1; 3 is usual.",
+    ),
+    Rule(
+        "warn",
         "a clipped loss with ratio_max inside clip_high",
         lambda c: (
-            c.row.loss in CLIPPED_LOSSES and c.row.ratio_max is not None and c.row.ratio_max <= 1 + c.row.clip_high
+            c.row.loss in CLIPPED_LOSSES and c.row.ratio_max is not None and 1 < c.row.ratio_max <= 1 + c.row.clip_high
         ),
-        "The outer bound on bad completions' tokens would also clip those of good ones.",
-        "Set algorithm.ratio_max above 1 + clip_high; 3 is usual.",
+        "The two change places: ratio_max is then the upper bound of good completions' tokens, and 1 + clip_high the "
+        "outer bound of bad ones.",
+        "Set algorithm.ratio_max above 1 + clip_high, such as 3, unless that is meant.",
     ),
     Rule(
         "warn",
@@ -138,8 +161,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "warn",
-        "loss sequence_clipped with a normalizer other than sequence_mean or sequence_sum",
-        lambda c: c.row.loss == "sequence_clipped" and c.row.normalize not in ("sequence_mean", "sequence_sum"),
+        "loss sequence_clipped or sequence_soft_gated with a normalizer other than sequence_mean or sequence_sum",
+        lambda c: c.row.loss in WHOLE_LOSSES and c.row.normalize not in ("sequence_mean", "sequence_sum"),
         "Every token carries the loss of its whole completion, so a long completion counts once per token.",
         "Set algorithm.normalize to sequence_mean (GSPO), or to sequence_sum if that is meant (LUSPO).",
     ),
@@ -198,7 +221,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "refuse",
         "top_p below 1, top_k or min_p where the loss compares with the sampler",
-        lambda c: c.cuts_sampling and c.compares_with_sampler,
+        lambda c: c.cuts_sampling and c.measures_sampler,
         "Tokens were drawn from the top of the distribution and are compared with the whole of it: every ratio is off "
         "by the share that was kept.",
         "Train with rollouts.top_p 1, top_k 0 and min_p 0; cut the distribution in evaluation only.",
@@ -206,7 +229,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warn",
         "top_p below 1, top_k or min_p in training",
-        lambda c: c.cuts_sampling and not c.compares_with_sampler,
+        lambda c: c.cuts_sampling and not c.measures_sampler,
         "The gradient is that of the whole distribution, the samples are from its top: tokens below the cut change "
         "without ever being sampled.",
         "Train with rollouts.top_p 1, top_k 0 and min_p 0; cut the distribution in evaluation only.",

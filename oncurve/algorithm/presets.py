@@ -19,7 +19,12 @@ __all__ = ["PRESETS", "build"]
 
 Advantage = Callable[[Rewards], Float[Tensor, "P G"]]
 
-SEQUENCE_LOSSES = ("sequence_clipped", "sequence_clipped_token")
+SEQUENCE_LOSSES = (
+    "sequence_clipped",
+    "sequence_clipped_token",
+    "sequence_truncated_importance",
+    "sequence_soft_gated",
+)
 """Losses whose ratio is that of the whole completion."""
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": kl.k1,
@@ -70,6 +75,7 @@ def build(
             share=row.reference_share if row.reference == "average" else 1.0,
         ),
         correction=find_correction(row),
+        off_policy_threshold=row.off_policy_threshold,
         entropy=EntropyBonus(row.entropy_coef, row.entropy_target, row.entropy_coef_step, row.entropy_coef_max),
         high_entropy_share=row.high_entropy_share,
         old_logprobs=row.old_logprobs,
@@ -109,7 +115,9 @@ def find_loss(row: Preset) -> TokenLoss:
         "sequence_clipped": partial(losses.sequence_clipped, **bounds),
         "sequence_clipped_token": partial(losses.sequence_clipped_token, **bounds),
         "truncated_importance": partial(losses.truncated_importance, **cap),
+        "sequence_truncated_importance": partial(losses.sequence_truncated_importance, **cap),
         "soft_gated": losses.soft_gated,
+        "sequence_soft_gated": losses.sequence_soft_gated,
         "sequence_gated": losses.sequence_gated,
     }
     return _find(functions, row.loss, "loss")
@@ -117,9 +125,9 @@ def find_loss(row: Preset) -> TokenLoss:
 
 def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Which tokens the loss of a row clips or caps; None for a loss without limit."""
-    if row.loss in ("clipped", *SEQUENCE_LOSSES):
+    if row.loss in ("clipped", "sequence_clipped", "sequence_clipped_token"):
         return partial(losses.is_clipped, clip_low=row.clip_low, clip_high=row.clip_high, ratio_max=row.ratio_max)
-    if row.loss == "truncated_importance":
+    if row.loss in ("truncated_importance", "sequence_truncated_importance"):
         return partial(losses.is_capped, ratio_max=5.0 if row.ratio_max is None else row.ratio_max)
     return None
 

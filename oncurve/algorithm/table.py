@@ -26,7 +26,9 @@ LossName = Literal[
     "sequence_clipped",
     "sequence_clipped_token",
     "truncated_importance",
+    "sequence_truncated_importance",
     "soft_gated",
+    "sequence_soft_gated",
     "sequence_gated",
     "custom",
 ]
@@ -83,6 +85,8 @@ class Preset:
     correction_level: CorrectionLevel = "token"
     correction_low: float = 0.0
     correction_high: float = 2.0
+    off_policy_threshold: float | None = None
+    """Leave bad completions out whose mean of log p_sampler - log p over tokens is above this; None keeps all."""
     entropy_coef: float = 0.0
     entropy_target: float | None = None
     """Adapt entropy_coef so that the entropy does not fall below this, in nats; None keeps it constant."""

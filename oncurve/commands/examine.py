@@ -179,6 +179,9 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         return grade(reward_function, prompts, completions)
 
     limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(model_config))
+    has_right_answer = wiring.have_right_answer(config.rewards)
+    if not has_right_answer:
+        console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
     findings = check_data(
         rows,
         cast("Any", tokenizer),
@@ -188,6 +191,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         few_shot=few_shot,
         max_prompt_tokens=limit,
         evaluation_rows=[*during, *test],
+        has_right_answer=has_right_answer,
     )
     for finding in findings:
         console.print(finding.describe(), markup=False, highlight=False)
@@ -223,7 +227,8 @@ def probe(
         "encode": lambda text: tokenizer.encode(text, add_special_tokens=False),
     }
     best = probe_gold(pays, prompts, **options)
-    return describe_probes(run_probes(pays, prompts, **options), best)
+    has_right_answer = wiring.have_right_answer(config.rewards)
+    return describe_probes(run_probes(pays, prompts, **options), best, has_right_answer=has_right_answer)
 
 
 def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:

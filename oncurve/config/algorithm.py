@@ -67,6 +67,8 @@ class AlgorithmSection(Section):
     correction_level: CorrectionLevel | None = None
     correction_low: Annotated[float, Field(ge=0)] | None = None
     correction_high: PositiveFloat | None = None
+    off_policy_threshold: PositiveFloat | None = None
+    """Leave bad completions out whose mean of log p_sampler - log p over tokens is above this."""
     entropy_coef: Annotated[float, Field(ge=0)] | None = None
     entropy_target: PositiveFloat | None = None
     """Adapt entropy_coef so that the entropy, in nats, does not fall below this."""

@@ -44,7 +44,7 @@ class MathematicsReward(RewardSection):
     """Equality with the reference answer."""
 
     type: Literal["mathematics"] = "mathematics"
-    answer_from: Literal["boxed", "answer_tag", "hash", "any"] = "any"
+    answer_from: Literal["boxed", "answer_tag", "hash", "any", "choice"] = "any"
     """Where the final answer stands: the last boxed expression, the answer tag, after ####, or any of them."""
     scale: Literal["binary", "signed", "graded"] = "binary"
     """0 and 1; -1 and +1; or 0, ``partial`` and 1."""

@@ -56,11 +56,13 @@ def check_data(
     evaluation_rows: Sequence[Mapping[str, Any]] = (),
     gold: Callable[[Mapping[str, Any]], str] | None = None,
     max_refused_fraction: float = 0.05,
+    has_right_answer: bool = True,
 ) -> list[DataFinding]:
     """Everything found wrong with the rows of a run; an empty list if all is well.
 
     ``gold`` writes a perfect completion for a row; without it, the template's own form is used. A few refused gold
-    answers are a warning, more than ``max_refused_fraction`` of the rows an error.
+    answers are a warning, more than ``max_refused_fraction`` of the rows an error. Where no reward looks at an answer
+    there is no right one (``has_right_answer``): then graders must only not fail.
 
     Raises ConfigError or DataError if the prompts cannot be made at all.
     """
@@ -73,7 +75,11 @@ def check_data(
         *find_too_long(excluded),
         *find_leaks(prompts, few_shot=few_shot),
         *find_refused_gold(
-            prompts, grade, gold or partial(write_gold, template=template), max_fraction=max_refused_fraction
+            prompts,
+            grade,
+            gold or partial(write_gold, template=template),
+            max_fraction=max_refused_fraction,
+            has_right_answer=has_right_answer,
         ),
         *find_repeats(rows),
         *find_shared(rows, evaluation_rows),
@@ -114,7 +120,12 @@ def find_leaks(prompts: Sequence[Prompt], *, few_shot: Sequence[Mapping[str, Any
 
 
 def find_refused_gold(
-    prompts: Sequence[Prompt], grade: Grade, gold: Callable[[Mapping[str, Any]], str], *, max_fraction: float = 0.05
+    prompts: Sequence[Prompt],
+    grade: Grade,
+    gold: Callable[[Mapping[str, Any]], str],
+    *,
+    max_fraction: float = 0.05,
+    has_right_answer: bool = True,
 ) -> list[DataFinding]:
     """Rows whose own gold answer does not earn full reward; wrong, badly formed and failed are different findings.
 
@@ -124,7 +135,7 @@ def find_refused_gold(
     rewards = grade(prompts, completions)
     refused: dict[tuple[Verdict, str], list[tuple[Prompt, Completion, Reward]]] = {}
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
-        verdict = _verdict(reward)
+        verdict = _verdict(reward, has_right_answer=has_right_answer)
         if verdict != "accepted":
             refused.setdefault((verdict, reward.error or ""), []).append((prompt, completion, reward))
     num_refused = sum(len(cases) for cases in refused.values())
@@ -177,13 +188,13 @@ def _as_completion(prompt: Prompt, text: str) -> Completion:
     return Completion(prompt.prompt_ids, (), text, (), "stop", policy_version=0, index=0)
 
 
-def _verdict(reward: Reward) -> Verdict:
+def _verdict(reward: Reward, *, has_right_answer: bool) -> Verdict:
     if reward.error == "not_applicable":
         return "accepted"
     if reward.value is None:
         return "failed"
-    if "correct" not in reward.parts and "format" not in reward.parts:
-        return "accepted" if reward.value > 0 else "wrong"
+    if "correct" not in reward.parts and reward.parts.get("format", 1.0) >= 1:
+        return "accepted" if reward.value > 0 or not has_right_answer else "wrong"
     category = categorize(reward)
     return "bad_format" if category == "bad_format" else "accepted" if category == "correct" else "wrong"
 

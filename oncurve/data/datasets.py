@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 from oncurve.data.sources import Located, Row, read_generated, read_stored
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.rewards.answers import last_boxed
+from oncurve.rewards.choices import LETTERS
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def load_rows(
     seed: int = 0,
     limit: int | None = None,
     levels: tuple[int, ...] = (1, 2),
+    needs_answer: bool = True,
 ) -> list[Row]:
     """The rows of a data set, each with "question" and "answer" as text; every column of the source is kept.
 
@@ -65,6 +67,8 @@ def load_rows(
     ``path`` is a hub name, a file, or a folder with one file per split (``test.jsonl``, ``gsm8k_test.jsonl``).
     One file is one split, whatever ``split`` says. "gsm8k" and "math" without a path are fetched from the hub.
 
+    Without ``needs_answer`` the rows of files may lack the column, for rewards that look at no answer.
+
     Raises ConfigError for an unknown type or a missing setting, DataError for everything that the data lack.
     """
     if type not in DATASET_TYPES:
@@ -79,7 +83,7 @@ def load_rows(
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]
     for column, allowed in (where or {}).items():
         located = _kept(located, column, allowed)
-    rows = [_adapted(type, place, row) for place, row in located]
+    rows = [_adapted(type, place, row, needs_answer=needs_answer) for place, row in located]
     if deduplicate:
         rows, num_dropped = drop_repeats(rows)
         logger.info("%s: %d repeated questions dropped", path or type, num_dropped)
@@ -105,8 +109,7 @@ def adapt_given_rows(rows: Sequence[Row], *, columns: Mapping[str, str] | None =
     for number, row in enumerate(rows):
         place = f"row {number}"
         row = _renamed(place, dict(row), names)
-        answer = _text(place, row, "answer").strip() if row.get("answer") is not None else ""
-        adapted.append(row | {"question": _text(place, row, "question"), "answer": answer})
+        adapted.append(_adapted("given", place, row, needs_answer=False))
     return adapted
 
 
@@ -259,14 +262,27 @@ def _kept(located: list[Located], column: str, allowed: Any) -> list[Located]:
     return kept
 
 
-def _adapted(type: str, place: str, row: Row) -> Row:
+def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:
     match type:
         case "gsm8k":
             row = _gsm8k_row(place, row)
         case "math":
             row = _math_row(place, row)
-    question, answer = (_text(place, row, column) for column in ("question", "answer"))
-    return row | {"question": question, "answer": answer.strip()}
+        case _:
+            row = _lettered(row)
+    answer = _text(place, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
+    return row | {"question": _text(place, row, "question"), "answer": answer}
+
+
+def _lettered(row: Row) -> Row:
+    """MMLU's form, ``choices`` and the place of the right one, with the options in the question and their letters."""
+    options, answer = row.get("choices"), row.get("answer")
+    if not isinstance(options, (list, tuple)) or isinstance(answer, bool) or not isinstance(answer, int):
+        return row
+    if not 0 <= answer < len(options) <= len(LETTERS):
+        return row
+    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+    return row | {"question": "\n".join([str(row.get("question") or ""), *lines]), "answer": LETTERS[answer]}
 
 
 def _gsm8k_row(place: str, row: Row) -> Row:

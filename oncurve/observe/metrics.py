@@ -215,8 +215,13 @@ _MISMATCH = (
         "above 0.9",
     ),
     Metric("mismatch/max_ratio", "1", "largest trainer/sampler probability ratio of a token", "below 2"),
-    Metric("mismatch/weight_mean", "1", "mean weight of the correction; only with one", "near 1"),
-    Metric("mismatch/dropped_fraction", "fraction", "tokens that the correction left out; only with one", "below 0.05"),
+    Metric("mismatch/weight_mean", "1", "mean weight of correction and off-policy mask; only with one", "near 1"),
+    Metric(
+        "mismatch/dropped_fraction",
+        "fraction",
+        "tokens that correction or off-policy mask left out; only with one",
+        "below 0.05",
+    ),
 )
 
 _EVALUATION = (

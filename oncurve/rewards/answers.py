@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-AnswerPlace = Literal["boxed", "answer_tag", "hash", "any"]
-"""Where the recipe asks for the answer; "any" takes every plausible place."""
+from oncurve.rewards.choices import chosen_letter
+
+AnswerPlace = Literal["boxed", "answer_tag", "hash", "any", "choice"]
+"""Where the recipe asks for the answer; "any" takes every plausible place, "choice" the letter of an option there."""
 
 MAX_TEXT_CHARACTERS = 50_000
 """Only the end of a longer text is searched: the answer comes last, and a megabyte must cost no more than this."""
@@ -101,6 +103,9 @@ def find_answer(text: str, place: AnswerPlace) -> str | None:
             answer = after_hash(text)
         case "any":
             answer = _any_answer(after_thinking(text))
+        case "choice":
+            rest = after_thinking(text)[-MAX_TEXT_CHARACTERS:]
+            return chosen_letter(answer_tag(rest) or last_boxed(rest) or after_hash(rest) or rest)
     return _unboxed(answer) or None if answer is not None else None
 
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, answer_tag
+from oncurve.rewards.answers import after_thinking
 
 _FENCE = re.compile(r"([ \t>]*)(`{3,}|~{3,})[ \t]*(.*)$")
 _PYTHON = re.compile(r"(python|py|ipython|sage)[\d.]*\b|\{[ \t]*\.?(python|py)\b", re.IGNORECASE)
@@ -26,12 +26,13 @@ class FencedBlock:
 def fenced_blocks(text: str) -> Iterator[FencedBlock]:
     """Every fenced block from first to last, with any fence spelling and any line ends.
 
-    A block that never closes, as in a completion that was cut off or stopped at the fence, ends with the text.
+    A block that never closes, as in a completion that was cut off or stopped at the fence, ends with the text. However
+    long a text is, all of it is read: the end of a program is another program.
     """
-    lines = text[-MAX_TEXT_CHARACTERS:].replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     margin, fence, language, content = "", "", "", []
     for line in lines:
-        match = _FENCE.match(line)
+        match = _FENCE.match(line) if "```" in line or "~~~" in line else None
         if not fence:
             if match and not (match[2][0] == "`" and "`" in match[3]):
                 margin, fence, language, content = match[1], match[2], match[3].rstrip(), []
@@ -66,8 +67,15 @@ def program_in(text: str, *, require_fence: bool = True) -> str | None:
     found = last_program(text)
     if found is not None or require_fence:
         return found
-    bare = answer_tag(text) or after_thinking(text)[-MAX_TEXT_CHARACTERS:].replace("\r\n", "\n")
+    bare = (_answer_tag(text) or after_thinking(text)).replace("\r\n", "\n")
     return textwrap.dedent(bare).strip("\n") if bare.strip() else None
+
+
+def _answer_tag(text: str) -> str | None:
+    """What stands between the last ``<answer>`` and the first ``</answer>`` after it, however long."""
+    _, opening, rest = text.rpartition("<answer>")
+    content, closing, _ = rest.partition("</answer>")
+    return content.strip() if opening and closing else None
 
 
 def _is_python(block: FencedBlock) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from oncurve.rewards.exact import MAX_NUMBER_CHARACTERS, Quantity, read_quantity, same_quantity, split_unit
 from oncurve.rewards.latex import compact, nesting, split_top, tidy
+from oncurve.rewards.times import same_time
 
 MAX_ANSWER_CHARACTERS = 600
 """A longer answer is wrong unless it is the reference letter by letter."""
@@ -24,6 +25,7 @@ _CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-J])\s*\)?\s*\}?\s*\)?\.?"
 _CHOICE_WITH_VALUE = re.compile(
     r"(?:\\text\{\s*)?(?:\(([A-J])\)|([A-J])\s*[).:])\s*\}?(?![a-zA-Z]*\()\s*\S.*", re.DOTALL
 )
+_LABEL = re.compile(r"\(([A-J])\)|(?<![a-zA-Z0-9(])([A-J])(?=[).:](?!\w))")
 _CHOICE_IN_PROSE = re.compile(
     r"(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:?\s*\(?([A-J])\)?\.?", re.IGNORECASE
 )
@@ -32,7 +34,9 @@ _WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
 _ASSIGNMENT = re.compile(
     r"(?:\\text\{[^{}]*\}|[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?'?|\\[a-z]+)\s*(?:=|\\in(?![a-zA-Z]))\s*"
 )
+_OPERATION = re.compile(r"(?:[\w)\]}]|\\%)\s*[-+*/^&]\s*\S|[a-zA-Z]\w*\s*\(|(?<![\\a-zA-Z])\$?[A-Z]{1,3}\$?\d")
 _EQUATION = re.compile(r"(?<![<>!=\\])=(?!=)")
+_MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 _HEDGE = re.compile(
@@ -79,6 +83,9 @@ def _equal(candidate: str, gold: str, oracle: Oracle) -> bool:
         return False
     if compact(candidate) == compact(gold):
         return True
+    is_same_time = same_time(candidate, gold)
+    if is_same_time is not None:
+        return is_same_time
     quantity = read_quantity(gold)
     if quantity is not None:
         return _equals_number(candidate, quantity, gold, oracle)
@@ -94,7 +101,11 @@ def _equal(candidate: str, gold: str, oracle: Oracle) -> bool:
 
 
 def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracle) -> bool:
-    """The reference is a number, so the answer must be one number too."""
+    """The reference is a number, so the answer must be one number too, and nothing that is yet to be computed."""
+    if candidate.startswith("="):
+        candidate = candidate[1:].strip()
+        if _OPERATION.search(candidate.lstrip("-+")):  # a formula of a spreadsheet
+            return False
     quantity = read_quantity(candidate)
     if quantity is None and _is_prose(candidate):
         quantity = _number_in_prose(candidate)
@@ -132,9 +143,11 @@ def _number_in_prose(answer: str) -> Quantity | None:
 
 
 def _chosen(candidate: str) -> str | None:
-    """The letter of a multiple-choice answer: "C", "(C)", "C.", "(C) 12"."""
+    """The letter of a multiple-choice answer, "C", "(C)", "C.", "(C) 12"; None where several are named."""
     if len(candidate) <= 3:
         candidate = candidate.upper()
+    if len({first or second for first, second in _LABEL.findall(candidate)}) > 1:
+        return None
     patterns = (_CHOICE, _CHOICE_WITH_VALUE, _CHOICE_IN_PROSE)
     match = next((match for match in (pattern.fullmatch(candidate) for pattern in patterns) if match), None)
     return next((letter.upper() for letter in match.groups() if letter), None) if match else None
@@ -179,6 +192,9 @@ def _right_hand_side(answer: str) -> str:
 
 def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
     """Compares lists, tuples, sets and equations piece by piece, and the rest as expressions."""
+    members = [match[1] for text in (candidate, gold) if (match := _MEMBER.match(text))]
+    if len(set(members)) > 1:  # statements about different variables
+        return False
     if len(split_top(gold, ":")) > 1 or len(split_top(candidate, ":")) > 1:
         return _same_ratio(candidate, gold, oracle)
     if _JOIN.search(candidate) and not _JOIN.search(gold):

@@ -10,6 +10,7 @@ from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import AnswerPlace, find_answer
 from oncurve.rewards.base import Failure, attempt
+from oncurve.rewards.choices import reference_letter
 from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
@@ -163,10 +164,12 @@ class Mathematics:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         golds = [reference(prompt.row, self.answer_column) for prompt in prompts]
+        if self.answer_from == "choice":
+            golds = [reference_letter(prompt.row, gold) for prompt, gold in zip(prompts, golds, strict=True)]
         answers = [find_answer(completion.text, self.answer_from) for completion in completions]
         verdicts = self.checker.check(list(zip(answers, golds, strict=True)))
         loose = verdicts
-        if self.scale == "graded" and self.answer_from != "any":
+        if self.scale == "graded" and self.answer_from not in ("any", "choice"):
             anywhere = [find_answer(completion.text, "any") for completion in completions]
             loose = self.checker.check(list(zip(anywhere, golds, strict=True)))
         return [

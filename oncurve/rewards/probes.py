@@ -151,9 +151,14 @@ def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: f
     return [result for result in results if result.mean_reward > bound]
 
 
-def describe_probes(results: Sequence[ProbeResult], gold: ProbeResult, *, max_share: float = 0.2) -> str:
-    """A table of what gold and every probe earned, in all and by part; suspicious ones are marked and shown."""
-    found = suspicious(results, gold.mean_reward, max_share=max_share)
+def describe_probes(
+    results: Sequence[ProbeResult], gold: ProbeResult, *, max_share: float = 0.2, has_right_answer: bool = True
+) -> str:
+    """A table of what gold and every probe earned, in all and by part; suspicious ones are marked and shown.
+
+    Beside a reward that looks at no answer, none is suspicious.
+    """
+    found = suspicious(results, gold.mean_reward, max_share=max_share) if has_right_answer else []
     parts = list(dict.fromkeys(name for result in (gold, *results) for name in result.parts))
     widths = [max(len(name), 6) + 2 for name in parts]
     headers = "".join(f"{name:>{width}}" for name, width in zip(parts, widths, strict=True))

@@ -59,6 +59,8 @@ def equal_expressions(candidate: str, gold: str) -> bool:
         answer = _parse(candidate, is_complex=is_complex)
     except UnparsableReference:
         return False
+    if _is_relation(reference) and _is_relation(answer) and reference.free_symbols != answer.free_symbols:
+        return False  # y > 2 is not x > 2
     if _solutions(reference) is not None and _solutions(reference) == _solutions(answer):
         return True
     return verify(
@@ -71,10 +73,17 @@ def equal_expressions(candidate: str, gold: str) -> bool:
     )
 
 
+def _is_relation(expression: Any) -> bool:
+    return isinstance(expression, (And, Or, Relational))
+
+
 def _solutions(expression: Any) -> Any | None:
     """The set of numbers that satisfy an inequality in one variable; None for anything else."""
-    is_inequality = isinstance(expression, (And, Or, Relational)) and not isinstance(expression, (Equality, Unequality))
-    if not is_inequality or len(expression.free_symbols) != 1:
+    if (
+        not _is_relation(expression)
+        or isinstance(expression, (Equality, Unequality))
+        or len(expression.free_symbols) != 1
+    ):
         return None
     solutions = attempt(expression.as_set, log=False)
     return None if isinstance(solutions, Failure) else solutions

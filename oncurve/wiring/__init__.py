@@ -13,6 +13,7 @@ from oncurve.wiring.data import (
 )
 from oncurve.wiring.policy import make_device, make_policy, make_processes
 from oncurve.wiring.rewards import (
+    have_right_answer,
     make_form_reward,
     make_loose_reward,
     make_reward,
@@ -34,6 +35,7 @@ __all__ = [
     "context_of",
     "evaluation_sampling",
     "evaluation_section",
+    "have_right_answer",
     "make_algorithm",
     "make_device",
     "make_form_reward",

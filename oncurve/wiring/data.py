@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from oncurve.config.schema import Config, DataSection, GivenData, WordProblemsData
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, DataError
+from oncurve.wiring.rewards import have_right_answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,8 +32,10 @@ class Rendered:
     """Rows left out because their prompt is too long."""
 
 
-def make_rows(data: DataSection, *, seed: int, given: Rows | None = None) -> Rows:
+def make_rows(data: DataSection, *, seed: int, given: Rows | None = None, needs_answer: bool = True) -> Rows:
     """The rows of a data section; ``given`` are those that a Python program passed.
+
+    Without ``needs_answer`` rows of files may have none.
 
     Raises ConfigError where such rows are needed and missing.
     """
@@ -54,6 +57,7 @@ def make_rows(data: DataSection, *, seed: int, given: Rows | None = None) -> Row
         columns=data.columns or None,
         limit=data.limit,
         seed=seed,
+        needs_answer=needs_answer,
         **extra,
     )
 
@@ -63,13 +67,16 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     from oncurve.data.datasets import hold_out  # lazy
 
     seed = config.run.seed
-    rows = make_rows(config.data, seed=0, given=given.rows)
+    needs_answer = have_right_answer(config.rewards, given.rewards)
+    rows = make_rows(config.data, seed=0, given=given.rows, needs_answer=needs_answer)
     few_shot: Rows = []
     during: Rows = []
     if config.data.few_shot:
         rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
     if config.evaluation.data is not None:
-        test = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows)[: config.evaluation.num_prompts]
+        test = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows, needs_answer=needs_answer)[
+            : config.evaluation.num_prompts
+        ]
     else:
         rows, test = hold_out(
             rows, count=_held_out(rows, config.evaluation.num_prompts, "num_prompts", config), seed=seed

@@ -31,6 +31,18 @@ if TYPE_CHECKING:
     from oncurve.rewards.base import RewardFunction, Term
 
 
+_FORM_REWARDS = (
+    FormatReward,
+    BoxedFormatReward,
+    HashFormatReward,
+    StepFormatReward,
+    LengthReward,
+    OverlongReward,
+    RepetitionReward,
+)
+"""Rewards that look at a completion alone."""
+
+
 def make_reward_function(
     rewards: Sequence[Reward], *, seed: int = 0, given: Mapping[str, Any] | None = None
 ) -> RewardFunction:
@@ -108,6 +120,25 @@ def _make_rotating(rotating: Sequence[Reward], seed: int, given: Mapping[str, An
     for function, reward in zip(functions, rotating, strict=True):
         function.name = reward.name or function.name
     return Rotating(functions, every_steps=rotating[0].rotate_every_steps, seed=seed, grade_all=True)
+
+
+def have_right_answer(rewards: Sequence[Reward], given: Mapping[str, Any] | None = None) -> bool:
+    """Whether some reward looks at the answer of a row, so that a right completion is one that it pays for."""
+    return any(_reads_answer(reward, given or {}) for reward in rewards)
+
+
+def _reads_answer(reward: Reward, given: Mapping[str, Any]) -> bool:
+    from oncurve.rewards.custom import load_function, reads_answer  # lazy
+
+    match reward:
+        case CustomReward():
+            return reads_answer(load_function(reward.function))
+        case GivenReward():
+            return reward.name not in given or reads_answer(given[reward.name])
+        case JudgeReward():
+            return reward.rubric is None or "answer" in reward.rubric
+        case _:
+            return not isinstance(reward, _FORM_REWARDS)
 
 
 def part_weights(rewards: Sequence[Reward]) -> dict[str, float]:

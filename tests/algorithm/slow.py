@@ -155,11 +155,29 @@ def token_loss(
                 "sequence_clipped": clip(s),
                 "sequence_clipped_token": clip(s),
                 "truncated_importance": -min(w, cap) * advantage * a,
+                "sequence_truncated_importance": -min(s, cap) * advantage * a,
                 "soft_gated": -4 / k / (1 + math.exp(-k * (w - 1))) * advantage,
+                "sequence_soft_gated": -4 / k / (1 + math.exp(-k * (s - 1))) * advantage,
                 "sequence_gated": -phi * advantage * a,
             }[name]
         )
     return result
+
+
+def sequence_slope(
+    name: str, logprobs: Row, old: Row, advantage: float, kept: Sequence[bool], *, ratio_max: float
+) -> float:
+    """The derivative of the sum of a completion's losses by the log-probability of any of its n tokens.
+
+    s changes by s / n, and each of the n losses with it; a weight that is a constant has no derivative.
+    """
+    gaps = [a - b for a, b, keep in zip(logprobs, old, kept, strict=True) if keep]
+    s = math.exp(sum(gaps) / max(len(gaps), 1))
+    if name == "sequence_truncated_importance":
+        return -min(s, ratio_max) * advantage
+    k = 1.0 if advantage > 0 else 1.05
+    sigmoid = 1 / (1 + math.exp(-k * (s - 1)))
+    return -4 * sigmoid * (1 - sigmoid) * advantage * s
 
 
 def normalized(
@@ -186,6 +204,12 @@ def normalized(
 def kl(name: str, logprob: float, ref: float) -> float:
     d = logprob - ref
     return {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) + d - 1, "absolute": abs(d), "k1_reversed": -d}[name]
+
+
+def off_policy(now: Row, sampler: Row, advantage: float, kept: Sequence[bool], threshold: float) -> float:
+    """The weight of one completion."""
+    gaps = [b - a for a, b, keep in zip(now, sampler, kept, strict=True) if keep]
+    return 0.0 if advantage < 0 and sum(gaps) / max(len(gaps), 1) > threshold else 1.0
 
 
 def correction(

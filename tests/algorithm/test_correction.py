@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import slow
 import torch
 from torch import Tensor
+from toy import Toy, annotate, make_batch
 
 from oncurve.algorithm.correction import mask_out, truncate
 from oncurve.algorithm.presets import build
@@ -79,3 +83,33 @@ def test_the_kl_term_is_not_corrected():
         for kind in ("none", "truncate", "mask")
     ]
     assert losses[0].item() == losses[1].item() == losses[2].item()
+
+
+def test_the_off_policy_mask_takes_the_gradient_of_bad_distant_completions_and_of_no_other():
+    policy = Toy(0)
+    batch = make_batch([1, 1, 2, 2], [[1, 2, 0], [3, 0], [5], [2, 2, 2, 0]], [0, 0, 1, 1])
+    batch = annotate(batch, old=policy.near(1, distance=0.3), sampler=policy.near(2, distance=0.3), reference=policy)
+    advantages = torch.tensor([-1.0, 1.0, -0.5, -0.5], dtype=torch.float64)
+    batch = replace(batch, advantages=advantages)
+    now, _ = policy.logprobs(batch)
+    rows = [one.tolist() for one in (now, batch.sampler_logprobs, batch.mask)]
+    distances = [
+        slow.mean([b - a for a, b, keep in zip(*line, strict=True) if keep]) for line in zip(*rows, strict=True)
+    ]
+    threshold = sorted(distances[place] for place in (0, 2, 3))[1]  # one of the three bad ones is further away
+    left_out = [d > threshold and a < 0 for d, a in zip(distances, advantages.tolist(), strict=True)]
+    assert sum(left_out) == 1
+
+    def slopes(**choices: Any) -> tuple[Tensor, Any]:
+        logprobs = now.detach().clone().requires_grad_()
+        algorithm = build("grpo", group_size=2, max_completion_tokens=6, **choices)
+        loss, statistics = algorithm.loss(logprobs, torch.zeros_like(logprobs), batch)
+        return torch.autograd.grad(loss, logprobs)[0], statistics
+
+    plain, _ = slopes()
+    masked, statistics = slopes(off_policy_threshold=threshold)
+    for row, is_left_out in enumerate(left_out):
+        assert torch.equal(masked[row], torch.zeros_like(masked[row]) if is_left_out else plain[row])
+    tokens = batch.mask.sum(dim=1)
+    expected = tokens[torch.tensor(left_out)].sum() / tokens.sum()
+    assert statistics["mismatch/dropped_fraction"].value == pytest.approx(expected.item())

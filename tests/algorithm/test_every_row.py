@@ -44,6 +44,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
         "correction_low": 0.5,
         "correction_high": 1.6,
         "entropy_coef": 0.02,
+        "off_policy_threshold": 0.005,
     },
 }
 
@@ -206,12 +207,15 @@ def slow_loss(row, batch: Batch, rewards: Rewards, logprobs: Tensor, entropy: Te
                 row.correction_high,
             )
             line = [value * weight for value, weight in zip(line, weights, strict=True)]
+        if row.off_policy_threshold is not None:
+            weight = slow.off_policy(now[i], sampler[i], advantages[i], mask[i], row.off_policy_threshold)
+            line = [value * weight for value in line]
         line = [value if keep else 0.0 for value, keep in zip(line, kept[i], strict=True)]
         if row.kl_coef and row.kl_in == "loss":
             gaps = [a - b for a, b, keep in zip(now[i], old[i], mask[i], strict=True) if keep]
             s = slow.mean(gaps) if gaps else 0.0
             for t, (a, b) in enumerate(zip(now[i], reference[i], strict=True)):
-                log_ratio = s if "sequence_clipped" in row.loss else a - old[i][t]
+                log_ratio = s if row.loss.startswith("sequence_") and row.loss != "sequence_gated" else a - old[i][t]
                 weight = slow.ratio(log_ratio, 0.0) if row.kl_importance else 1.0
                 line[t] += row.kl_coef * slow.kl(row.kl_estimator, a, b) * weight
         losses.append(line)

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import slow
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.losses import clipped, is_clipped, policy_gradient
+from oncurve.algorithm.losses import (
+    clipped,
+    is_clipped,
+    policy_gradient,
+    sequence_soft_gated,
+    sequence_truncated_importance,
+)
 
 
 def batch(seed: int, rows: int = 5, width: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -69,3 +76,44 @@ def test_a_clipped_token_has_no_gradient_and_is_counted():
 def test_plain_policy_gradient_ignores_the_old_logprobs():
     logprobs, old, advantages, mask = batch(2)
     assert torch.equal(policy_gradient(logprobs, old, advantages, mask), -advantages[:, None] * logprobs)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["sequence_truncated_importance", "sequence_soft_gated"])
+def test_one_ratio_per_completion_has_the_value_and_the_gradient_of_the_plain_formula(seed: int, name: str):
+    logprobs, old, advantages, mask = batch(seed)
+    loss = {
+        "sequence_truncated_importance": partial(sequence_truncated_importance, ratio_max=1.1),
+        "sequence_soft_gated": sequence_soft_gated,
+    }[name]
+    logprobs.requires_grad_()
+    fast = loss(logprobs, old, advantages, mask)
+    gradient = torch.autograd.grad(torch.where(mask, fast, 0.0).sum(), logprobs)[0]
+    for row, weight in enumerate(advantages.tolist()):
+        now, before, kept = logprobs[row].tolist(), old[row].tolist(), mask[row].tolist()
+        expected = slow.token_loss(name, now, before, weight, kept, ratio_max=1.1)
+        slope = slow.sequence_slope(name, now, before, weight, kept, ratio_max=1.1)
+        for place, is_kept in enumerate(kept):
+            assert gradient[row, place].item() == pytest.approx(slope if is_kept else 0.0, abs=1e-12)
+            assert not is_kept or fast[row, place].item() == pytest.approx(expected[place], abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_outer_bound_inside_the_clip_is_the_upper_bound_of_good_completions(seed: int):
+    logprobs, old, advantages, mask = batch(seed)
+    logprobs.requires_grad_()
+    bounds = {"clip_low": 0.2, "clip_high": 0.4, "ratio_max": 1.1}
+    fast = clipped(logprobs, old, advantages, mask, **bounds)
+    gradient = torch.autograd.grad(fast.sum(), logprobs)[0]
+    is_removed = is_clipped(torch.exp(logprobs - old), advantages, **bounds)
+    good = clipped(logprobs, old, advantages, mask, clip_low=0.2, clip_high=0.1)
+    assert torch.allclose(fast[advantages > 0], good[advantages > 0], atol=1e-12, rtol=0)
+    for row, weight in enumerate(advantages.tolist()):
+        now, before, kept = logprobs[row].tolist(), old[row].tolist(), mask[row].tolist()
+        expected = slow.token_loss("clipped", now, before, weight, kept, **bounds)
+        for place, value in enumerate(expected):
+            ratio = slow.ratio(now[place], before[place])
+            out = ratio > 1.1 if weight > 0 else ratio < 0.8 or ratio > 1.4
+            assert fast[row, place].item() == pytest.approx(value, abs=1e-12)
+            assert gradient[row, place].item() == pytest.approx(0.0 if out else -ratio * weight, abs=1e-12)
+            assert is_removed[row, place].item() == out

@@ -98,6 +98,10 @@ EXAMPLES: dict[str, tuple[Choices, Choices]] = {
         Choices(row=resolve("cispo", ratio_max=0.2)),
         Choices(row=resolve("cispo", ratio_max=1.2)),
     ),
+    "a clipped loss with ratio_max of 1 or less": (
+        Choices(row=resolve("dapo", ratio_max=1.0)),
+        Choices(row=resolve("dapo", ratio_max=1.1)),
+    ),
     "a clipped loss with ratio_max inside clip_high": (
         Choices(row=resolve("dapo", ratio_max=1.2)),
         Choices(row=resolve("dapo", ratio_max=3.0)),
@@ -110,7 +114,7 @@ EXAMPLES: dict[str, tuple[Choices, Choices]] = {
         Choices(row=resolve("grpo", clip_low=3e-4, clip_high=4e-4)),
         Choices(row=resolve("grpo", clip_high=0.05)),
     ),
-    "loss sequence_clipped with a normalizer other than sequence_mean or sequence_sum": (
+    "loss sequence_clipped or sequence_soft_gated with a normalizer other than sequence_mean or sequence_sum": (
         Choices(row=resolve("gspo", normalize="token_mean")),
         Choices(row=resolve("luspo")),
     ),

@@ -13,7 +13,7 @@ from torch import Tensor
 from trl_reference import Rows
 
 from oncurve.algorithm.algorithm import Algorithm
-from oncurve.algorithm.losses import soft_gated
+from oncurve.algorithm.losses import sequence_soft_gated, soft_gated
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch, Size
 
@@ -82,6 +82,11 @@ UNCLIPPED = {
         "sapo",
         {"loss": partial(soft_gated, sharpness_negative=SHARP)},
     ),
+    "cispo at sequence level": Case(
+        {"loss_type": "cispo", "epsilon_high": 1.1, "importance_sampling_level": "sequence"},
+        "cispo",
+        {"loss": "sequence_truncated_importance", "ratio_max": 1.1},
+    ),
     "vespo": Case({"loss_type": "vespo"}, "vespo", {}),
 }
 
@@ -109,6 +114,17 @@ def test_losses_without_clipping_agree(case: Case, beta: float, dtype: torch.dty
         assert_same(ours(rows, make(case.name, kl_coef=beta, **case.choices)), theirs, dtype)
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_sapo_with_one_ratio_per_completion_agrees(beta: float):
+    for seed in range(3):
+        rows = Rows.random(seed)
+        level = {"loss_type": "sapo", "importance_sampling_level": "sequence"}
+        theirs = trl_reference.loss(rows, beta=beta, sapo_temperature_neg=SHARP, **level)
+        mine = make("sapo", loss="sequence_soft_gated", kl_coef=beta)
+        mine = replace(mine, token_loss=partial(sequence_soft_gated, sharpness_negative=SHARP))
+        assert_same(ours(rows, mine), theirs, torch.float64)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("importance", [True, False])
@@ -123,11 +139,24 @@ def test_the_kl_agrees_with_and_without_importance_weights(level: str, importanc
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_the_outer_bound_agrees(level: str):
+@pytest.mark.parametrize("delta", [1.5, 1.1])
+def test_the_outer_bound_agrees(delta: float, level: str):
     rows = Rows.random(3, spread=1.0)
-    theirs = trl_reference.loss(rows, delta=1.5, importance_sampling_level=level)
+    theirs = trl_reference.loss(rows, delta=delta, importance_sampling_level=level)
     loss = "clipped" if level == "token" else "sequence_clipped"
-    assert_same(ours(rows, make("grpo", loss=loss, ratio_max=1.5)), theirs, torch.float64)
+    assert_same(ours(rows, make("grpo", loss=loss, ratio_max=delta)), theirs, torch.float64)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("threshold", [0.01, 0.05])
+def test_the_off_policy_mask_agrees(threshold: float, beta: float):
+    num_masked = 0
+    for seed in range(3):
+        rows = Rows.random(seed)
+        theirs = trl_reference.loss(rows, beta=beta, off_policy_mask_threshold=threshold)
+        num_masked += not torch.equal(theirs[1], trl_reference.loss(rows, beta=beta)[1])
+        assert_same(ours(rows, make("grpo", kl_coef=beta, off_policy_threshold=threshold)), theirs, torch.float64)
+    assert num_masked
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.04])

@@ -109,6 +109,7 @@ def trainer(**options: Any) -> SimpleNamespace:
         "entropy_coef": 0.0,
         "use_vllm": False,
         "current_gradient_accumulation_steps": 1,
+        "off_policy_mask_threshold": None,
     }
     arguments = {
         "use_bias_correction_kl": True,
@@ -137,13 +138,13 @@ def trainer(**options: Any) -> SimpleNamespace:
         args=SimpleNamespace(**arguments),
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
-        off_policy_mask_threshold=None,
         vllm_importance_sampling_correction=True,
         aux_loss_enabled=False,
         use_adaptive_entropy=False,
         _entropy_bonus_enabled=values["entropy_coef"] != 0,
         _metrics={"train": _Lists(), "eval": _Lists()},
     )
+    made.get_off_policy_mask = grpo_trainer.GRPOTrainer.get_off_policy_mask
     made.get_gamma_weights = grpo_trainer.GRPOTrainer.get_gamma_weights
     made.get_high_entropy_mask = lambda entropies, mask, threshold: grpo_trainer.GRPOTrainer.get_high_entropy_mask(
         made, entropies, mask, threshold
@@ -173,6 +174,7 @@ def loss(
         "ref_per_token_logps": rows.ref,
         "num_items_in_batch": torch.tensor(num_items or int(rows.mask.sum())),
         "importance_sampling_ratio": weights,
+        "sampling_per_token_logps": rows.sampler,
     }
     if with_old:
         inputs["old_per_token_logps"] = rows.old

@@ -74,4 +74,14 @@ def test_a_bare_program_is_taken_only_if_that_is_allowed() -> None:
 def test_a_megabyte_of_fences_takes_no_time() -> None:
     text = "```python\nx = 1\n```\n" * 60_000
     assert last_program(text) == "x = 1"
-    assert len(list(fenced_blocks(text))) < 3000
+    assert len(list(fenced_blocks(text))) == 60_000  # in one pass
+
+
+def test_a_long_program_is_read_whole() -> None:
+    filler = "\n".join(f"value_{number} = {number}" for number in range(6_000))
+    program = f"import math\n{filler}\nprint(value_1)"
+    assert len(program) > 2 * 50_000
+    assert program_in(f"Here it is:\n```python\n{program}\n```\nIt prints 1.") == program
+    assert program_in(program, require_fence=False) == program
+    assert program_in(f"<answer>\n{program}\n</answer>", require_fence=False) == program
+    assert program_in(f"```python\n{program}") == program  # cut off: its end alone would be another program

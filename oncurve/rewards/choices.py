@@ -1,0 +1,70 @@
+"""The letter that a completion chooses among the options of a question, in the forms that MMLU's answers take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+LETTERS = "ABCDEFGHIJ"
+"""As many options as MMLU-Pro has."""
+
+_STATED = re.compile(
+    r"(?:answer|choice|option)\W{0,8}?\s*(?:is|would be|:|=)[:\s]*(?:the\s+)?(?:option|choice|letter)?\s*(?P<rest>.*)",
+    re.IGNORECASE,
+)
+_LETTER = re.compile(
+    r"(?:option|choice|answer)?\s*:?\s*(?:\((?P<bracketed>[A-Ja-j])\)|(?P<marked>[A-J])(?=\s*[).:,;])|(?P<alone>[A-J])\b)"
+    r"(?P<rest>.*)",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(r"\(([A-J])\)|(?<![a-zA-Z0-9(])([A-J])(?=[).:](?!\w))")
+_BESIDE = re.compile(r"^\s*[).:,;]*\s*(?:,|;|/|\||&|\bor\b|\band\b|\bnor\b|\bnot\b)+\s*(?:option|choice)?\s*\(?[A-J]\b")
+_REASON = re.compile(r"^\s*(?:[).:,;–—-]|$|because\b|since\b|as\b|for\b|is\b)", re.IGNORECASE)
+_MARKS = re.compile(r"\*\*|__|`|\$|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[{}\\]")
+
+
+def chosen_letter(text: str) -> str | None:
+    """The letter, in upper case, that a text commits to; None if there is none, or more than one.
+
+    A text is "C", "(C)", "C. Paris", "Answer: C", or prose whose last statement of an answer, or whose last line, is
+    one of these.
+
+    >>> [chosen_letter(text) for text in ("So the answer is (C).", "B. Paris", "A or B", "A cat")]
+    ['C', 'B', None, None]
+    """
+    plain = _MARKS.sub(lambda mark: mark[1] or "", text).strip()
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    for line in reversed(lines):
+        stated = [match["rest"] for match in _STATED.finditer(line)]
+        if stated:
+            return _one_letter(stated[-1])
+    return _one_letter(lines[-1]) if lines else None
+
+
+def _one_letter(text: str) -> str | None:
+    """The letter at the beginning of a text, unless it is a word, or another letter stands beside it."""
+    match = _LETTER.match(text)
+    if match is None:
+        return None
+    letter, rest = match["bracketed"] or match["marked"] or match["alone"], match["rest"]
+    is_word = match["alone"] is not None and (_REASON.match(rest) is None or (letter.islower() and rest.strip(" .")))
+    others = {first or second for first, second in _LABEL.findall(text)} - {letter.upper()}
+    if is_word or others or _BESIDE.match(rest):
+        return None
+    return letter.upper()
+
+
+def reference_letter(row: Mapping[str, Any], answer: str) -> str:
+    """The letter of a row's reference: written as one, or the text of one of its ``choices`` or ``options``.
+
+    Empty, hence unreadable, if it is neither.
+    """
+    if letter := chosen_letter(answer):
+        return letter
+    options = row.get("choices") or row.get("options")
+    if isinstance(options, (list, tuple)):
+        texts = [str(option).strip() for option in options[: len(LETTERS)]]
+        if texts.count(answer.strip()) == 1:
+            return LETTERS[texts.index(answer.strip())]
+    return ""
