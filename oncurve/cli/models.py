@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -62,7 +63,7 @@ def evaluate(
             "--chat": chat is not None, "--trained-on": trained_on, "--lm-eval": lm_eval, "--card": card,
             "--split": split != "test", "--sampler": sampler != "engine", "--ngram": ngram != NGRAM,
         })  # fmt: skip
-        return evaluate_recipe(target, overrides or [], model, against, output or Path("evaluation"))
+        return evaluate_recipe(target, overrides or [], model, against, output)
     if model is not None or (against is not None and also):
         raise ConfigError("with --benchmark the model stands first, and --against and --also exclude each other")
     quiet_libraries()
@@ -94,21 +95,28 @@ def refuse_given(options: Mapping[str, object]) -> None:
         )
 
 
-def evaluate_recipe(target: str, overrides: list[str], model: str | None, against: str | None, output: Path) -> None:
+def evaluate_recipe(
+    target: str, overrides: list[str], model: str | None, against: str | None, output: Path | None
+) -> None:
     """Measure a model on a recipe's test problems: of a run, its final model on the problems of its own recipe."""
-    from oncurve.config.load import load_config  # lazy
+    from oncurve.config.load import load_config, read_text  # lazy
+    from oncurve.config.run_folder import read_run_config  # lazy
     from oncurve.observe.run_model import is_run, resolve_model  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
 
     if is_run(target):
         model = model or resolve_model(target)
-        config = load_config(Path(target).expanduser() / "config.yaml", overrides)
+        recorded = Path(target).expanduser() / "config.yaml"
+        config = read_run_config(read_text(recorded), overrides, source=str(recorded))
     else:
         config = load_config(find_recipe(target), overrides)
     quiet_libraries()
-    from oncurve.commands.examine import evaluate_models  # lazy
+    from oncurve.commands.evaluate_recipe import evaluate_models, short_name  # lazy
 
-    evaluate_models(config, [model or config.model, *([against] if against else [])], output, console=console())
+    models = [model or config.model, *([against] if against else [])]
+    named = "-vs-".join(short_name(name) for name in models)
+    folder = output or Path("evaluations") / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
+    evaluate_models(config, models, folder, console=console())
 
 
 def data_by_benchmark(given: list[str]) -> dict[str, str]:

@@ -30,14 +30,19 @@ def list_recipes() -> None:
 
 @recipes.command("show", cls=RecipeCommand)
 def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """A recipe with every default written out.
+    """Show every value that a recipe resolves to, defaults and those of its algorithm included.
 
     Example: `oncurve recipe show word_problems run.steps=5`
     """
     from oncurve.config.load import config_yaml, load_config  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
 
-    sys.stdout.write(config_yaml(load_config(find_recipe(recipe), overrides or ())))
+    config = load_config(find_recipe(recipe), overrides or ())
+    sys.stdout.write(
+        f"# Every value of {recipe}. null: not used, or chosen when the run starts.\n"
+        f"# The keys of `algorithm` are those of {config.algorithm.type}: delete them before you choose another type.\n"
+    )
+    sys.stdout.write(config_yaml(config))
 
 
 @recipes.command("copy")

@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.commands.examine import short_name
+from oncurve.commands.evaluate_recipe import short_name
 from oncurve.config.load import parse_config
 from oncurve.config.schema import Config
 from oncurve.data.contamination import NGRAM_WORDS

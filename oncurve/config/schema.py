@@ -102,6 +102,9 @@ class EvaluationSection(Section):
     num_prompts: PositiveInt = 500
     """How many problems to measure on before and after the run, and to hold out where ``data`` is None: at most a fifth
     of the rows where more would leave too few to train on."""
+    split_seed: NonNegative = 0
+    """Which rows are held out. It does not follow run.seed, so that runs with several seeds are tested on the same
+    problems and can be compared pairwise."""
     every_steps: NonNegative = 0
     """Measure after every so many steps; 0 measures only before and after the run."""
     num_prompts_during: PositiveInt = 100

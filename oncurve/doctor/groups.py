@@ -62,7 +62,7 @@ def too_hard(case: Case) -> Finding | None:
 def dead_groups(case: Case) -> Finding | None:
     """Most groups have equal rewards; batch spread (reward/std) says nothing about that."""
     dead = case.curve(DEAD)
-    if not dead or dead.end < MANY:
+    if not dead or dead.end < MANY or _is_mostly_solved(case, dead):
         return None
     spread = case.curve("reward/std")
     return Finding(
@@ -72,6 +72,12 @@ def dead_groups(case: Case) -> Finding | None:
         do="Take larger groups (algorithm.group_size), sample at temperature 1, refill dead groups "
         "(run.refill_rounds), or choose prompts that are sometimes solved (data.prefer_half_solved).",
     )
+
+
+def _is_mostly_solved(case: Case, dead: Curve) -> bool:
+    """Most of the silent groups are silent because every completion is right: a task that is solved, not a sick run."""
+    solved = case.curve("group/solved_fraction")
+    return bool(solved) and solved.end > 0.5 * dead.end
 
 
 def skipped_updates(case: Case) -> Finding | None:

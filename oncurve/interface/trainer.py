@@ -211,8 +211,11 @@ class Trainer:
             given = Given(given.rows, rows, given.rewards)
         policy = self.policy
         context = wiring.context_of(policy.model.config)
-        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given).test
-        reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
+        rows = wiring.split_rows(config, given)
+        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test
+        reward_function = wiring.make_reward_function(
+            config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+        )
         examiner = Evaluator(
             policy,
             InProcessEngine(wiring.make_sampling(config)),

@@ -71,7 +71,10 @@ def make_parts(
             "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
             "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
         )
-    reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
+    rows = wiring.split_rows(config, given)  # what a user can mistake is found before the model is loaded
+    reward_function = wiring.make_reward_function(
+        config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+    )
     algorithm = wiring.make_algorithm(config)
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes)
     if processes.count > 1:
@@ -79,7 +82,7 @@ def make_parts(
     else:
         reward_function = wiring.with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows)
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from oncurve.config.load import parse_config
+from oncurve.config.run_folder import read_run_config, with_own_split
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
@@ -106,7 +106,7 @@ def _find(wish: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     checkpoint, manifest = newest_good(root, strict=wish.strict, warn=wish.warn)
     config = asked_config(path, manifest, wish.overrides, warn=wish.warn)
     _check_step(path, config, manifest)
-    changed = config_differences(manifest["config"], config)
+    changed = config_differences(with_own_split(manifest["config"]), config)
     wish.judge(changed)
     if wish.given is not None and (other := config_differences(recorded(config), settle(wish.given)[0])):
         if not wish.owns_process:  # a program says what it resumes, and means it
@@ -160,7 +160,7 @@ def asked_config(
     except (OSError, UnicodeDecodeError) as error:
         warn(f"{path / 'config.yaml'} cannot be read ({error}); the recipe in the checkpoint is taken")
         text = _dump(manifest["config"])
-    config = parse_config(text, overrides, source=str(path / "config.yaml"))
+    config = read_run_config(text, overrides, source=str(path / "config.yaml"))
     place = {"folder": str(path.parent), "name": path.name}
     return config.model_copy(update={"run": config.run.model_copy(update=place)})
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.config.load import parse_config
-from oncurve.config.run_folder import run_folder_path
+from oncurve.config.run_folder import read_run_config, run_folder_path
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, Stopped
@@ -167,7 +166,7 @@ def _joined(path: Path, overrides: Sequence[str]) -> Iterator[Processes]:
             f"{path / 'config.yaml'}: cannot be read ({error}). Several processes need it, on storage that all of "
             f"them see; the manifest of a checkpoint holds it as well"
         ) from None
-    with joined(parse_config(text, overrides, source=str(path / "config.yaml"))) as processes:
+    with joined(read_run_config(text, overrides, source=str(path / "config.yaml"))) as processes:
         yield processes
 
 

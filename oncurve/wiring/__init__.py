@@ -9,10 +9,12 @@ from oncurve.wiring.data import (
     make_prompts,
     make_rows,
     prompt_limit,
+    shared_columns,
     split_rows,
 )
 from oncurve.wiring.policy import make_device, make_optimizer, make_policy, make_processes
 from oncurve.wiring.rewards import (
+    deciding_reward,
     make_form_reward,
     make_loose_reward,
     make_reward,
@@ -32,6 +34,7 @@ __all__ = [
     "algorithm_name",
     "check_algorithm",
     "context_of",
+    "deciding_reward",
     "evaluation_sampling",
     "evaluation_section",
     "make_algorithm",
@@ -52,6 +55,7 @@ __all__ = [
     "prompt_limit",
     "reward_options",
     "settle",
+    "shared_columns",
     "split_rows",
     "with_early_grading",
 ]

@@ -62,7 +62,7 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
     from oncurve.data.datasets import hold_out  # lazy
 
-    seed = config.run.seed
+    seed = config.evaluation.split_seed
     rows = make_rows(config.data, seed=0, given=given.rows)
     few_shot: Rows = []
     during: Rows = []
@@ -79,6 +79,14 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
             rows, count=_held_out(rows, config.evaluation.num_prompts_during, "num_prompts_during", config), seed=seed
         )
     return rows, few_shot, during, test
+
+
+def shared_columns(rows: tuple[Rows, Rows, Rows, Rows]) -> list[str]:
+    """Columns that a reward function may ask for: those of the training and of the evaluation rows."""
+    from oncurve.rewards.parameters import columns_of  # lazy
+
+    train, _, during, test = rows
+    return columns_of(train, during, test)
 
 
 def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
@@ -99,15 +107,20 @@ def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
 
 
 def make_prompts(
-    config: Config, tokenizer: PreTrainedTokenizerBase, *, context_tokens: int | None, given: Given = NOTHING
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context_tokens: int | None,
+    given: Given = NOTHING,
+    rows: tuple[Rows, Rows, Rows, Rows] | None = None,
 ) -> Rendered:
-    """Every prompt of the run as tokens.
+    """Every prompt of the run as tokens; ``rows`` are those of ``split_rows``, where somebody has them already.
 
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
     from oncurve.data.prompts import render_prompts  # lazy
 
-    rows, few_shot, during, test = split_rows(config, given)
+    train_rows, few_shot, during, test = rows or split_rows(config, given)
     limit = prompt_limit(config, context_tokens=context_tokens)
     excluded: list[Excluded] = []
 
@@ -125,7 +138,7 @@ def make_prompts(
         excluded.extend(too_long)
         return prompts
 
-    train = render(rows, config.data)
+    train = render(train_rows, config.data)
     if len(train) < config.run.prompts_per_step:
         raise DataError(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "

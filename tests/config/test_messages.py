@@ -113,4 +113,4 @@ def test_a_small_file_trains_with_the_usual_settings(tmp_path: Path) -> None:
     recipe.write_text("model: embedded\ndata: {type: jsonl, path: rows.jsonl}\n")
     said = CliRunner().invoke(app, ["check", str(recipe)], catch_exceptions=False)
     assert said.exit_code == 0
-    assert "24 training and 6 other rows" in said.output
+    assert "OK: 24 training rows, 0 validation, 6 test." in said.output
