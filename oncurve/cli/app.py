@@ -14,7 +14,7 @@ from oncurve.cli import models, recipes
 from oncurve.cli.overrides import Overrides, RecipeArgument, RecipeCommand
 from oncurve.commands import runs
 from oncurve.commands.launch import launch, supervise
-from oncurve.errors import ConfigError, OncurveError
+from oncurve.errors import ConfigError, OncurveError, Stopped
 from oncurve.model.out_of_memory import saying
 from oncurve.observe.terminal import console, quiet_libraries
 
@@ -64,6 +64,7 @@ def train(
     from oncurve.config.run_folder import run_folder_path  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
     from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
+    from oncurve.wiring.preflight import check_cheaply  # lazy
 
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())
@@ -73,6 +74,7 @@ def train(
         first = [*words, "--resume"] if go_on else words
         raise typer.Exit(supervise(first, [*words, "--resume"], processes, restarts, config.run.grace_seconds))
     progress = progress_of(folder) if go_on else "absent"
+    check_cheaply(config, new_folder=folder if progress == "absent" else None)
     if progress == "finished":
         console().print(f"run finished: {folder}", highlight=False)
         return
@@ -82,8 +84,10 @@ def train(
 
         result = resume_run(folder, given=config, console=console())
     else:
-        from oncurve.session.training import run_recipe  # lazy
-
+        try:
+            from oncurve.session.training import run_recipe  # lazy
+        except KeyboardInterrupt:
+            raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
         if progress == "unbegun":
             clear_unbegun(folder)
         result = run_recipe(config, read_text(path), console=console())
@@ -197,8 +201,10 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """
     from oncurve.config.load import load_config  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.wiring.preflight import check_cheaply  # lazy
 
     config = load_config(find_recipe(recipe), overrides or ())
+    check_cheaply(config)
     quiet_libraries()
     from oncurve.commands.examine import check_recipe  # lazy
 

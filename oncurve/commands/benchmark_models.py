@@ -18,9 +18,8 @@ from oncurve.data.contamination import NGRAM_WORDS
 from oncurve.data.prompts import Template
 from oncurve.errors import ConfigError
 from oncurve.evaluate.benchmarks import Benchmark
-from oncurve.observe.run_model import resolve_model
+from oncurve.observe.run_model import locate, resolve_model
 from oncurve.policy.lora import base_of, is_adapter
-from oncurve.policy.model_folder import locate
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.train.state import checksum

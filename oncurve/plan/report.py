@@ -19,6 +19,7 @@ from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import StepTime, step_time
 
 MAX_ADVICE = 6
+_FIT_KEYS = ("fits", "fits_alone", "devices_needed", "devices_needed_lora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +117,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "memory": needs,
         "host_bytes": round(plan.memory.host_bytes),
         "devices": [
-            {
-                "name": row.device.name,
-                "fits": row.fits,
-                "fits_alone": row.fits_alone,
-                "devices_needed": row.devices_needed,
-                "devices_needed_lora": row.devices_needed_lora,
-            }
+            {"name": row.device.name} | {key: value for key, value in asdict(row).items() if key in _FIT_KEYS}
             for row in plan.devices
         ],
         "advice": [
