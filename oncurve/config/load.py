@@ -27,7 +27,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         if not isinstance(key, str):
             raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word")
         if key in keys:
-            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} stands here twice; remove one")
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: duplicate key {key!r}; remove one of them")
         keys.add(key)
     return loader.construct_mapping(node, deep=True)
 
