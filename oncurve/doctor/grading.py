@@ -29,7 +29,7 @@ def grader_errors(case: Case) -> Finding | None:
         evidence=tuple(shown),
         do="Make it faster or give it more time: most failures are timeouts."
         if is_slow
-        else "Fix it: a failure should not count as a wrong answer. The first traceback is in log.txt, all errors in rollouts/.",
+        else "Fix it: a failure should not count as a wrong answer. Tracebacks are in log.txt, errors in rollouts/.",
     )
 
 

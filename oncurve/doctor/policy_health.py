@@ -46,7 +46,7 @@ def learning_rate_high(case: Case) -> Finding | None:
     shown = (case.curve("policy/gradient_norm"), case.curve("policy/entropy"))
     return Finding(
         severity="severe",
-        what="The policy has collapsed: its answers are worse than before. The usual cause is a learning rate that is too high",
+        what="The policy has collapsed: answers are worse than before. The usual cause is too high a learning rate",
         evidence=(
             *evidence,
             *(curve.over_all() for curve in shown if curve),

@@ -30,8 +30,8 @@ def rollout_bound(case: Case) -> Finding | None:
         limit=0.85,
         severity="note",
         what="Steps wait for sampling: the trainer is idle most of the time",
-        do="Add rollout servers or a faster engine (rollouts.type), sample more rows at once (rollouts.max_rows), shorten "
-        "completions, or sample the next step while this one trains.",
+        do="Add rollout servers or a faster engine (rollouts.type), sample more rows at once (rollouts.max_rows), "
+        "shorten completions, or sample the next step while this one trains.",
     )
 
 

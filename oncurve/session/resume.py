@@ -190,9 +190,7 @@ def _check_step(path: Path, config: Config, manifest: Mapping[str, Any]) -> None
     """Refuse to go back further than a failure can explain, and to go on where nothing is left to do."""
     step = int(manifest["step"])
     if step > config.run.steps:
-        raise ConfigError(
-            f"run.steps is {config.run.steps}, but the run has already completed {step} steps. Set more steps"
-        )
+        raise ConfigError(f"run.steps is {config.run.steps}, but {step} steps are done already. Set more steps")
     is_measured = (path / "evaluations" / "trained.json").is_file() and (path / "model").is_dir()
     if step == config.run.steps and is_measured:
         raise ConfigError(
