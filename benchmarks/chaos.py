@@ -33,7 +33,8 @@ from machine import RESULTS, describe_machine
 from transformers.utils import logging as transformers_logging
 
 from oncurve.data.prompts import render_prompts
-from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams

@@ -78,6 +78,10 @@ class Group:
                 )
 
 
+NOT_APPLICABLE = "not_applicable"
+"""``Reward.error`` of a completion that the function has no opinion on: it returned None or NaN."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """What a reward function says of one completion: a value, or the reason why there is none."""
@@ -90,12 +94,23 @@ class Reward:
     """Why there is no value: "crashed", "timeout", "unparsable_reference", "not_applicable", ...; None if graded."""
     detail: str = ""
     """One line for a person: the exception, the extracted answer."""
+    trace: str = ""
+    """The traceback of a failure in the user's code."""
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.error is None):
             raise ValueError(f"a reward has either a value or an error, got value={self.value}, error={self.error!r}")
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"a reward must be finite, got {self.value}; return an error instead")
+
+    @property
+    def is_failure(self) -> bool:
+        """Grading failed: there is an error, and it is not that the function has no opinion on the completion.
+
+        This is the one definition of a reward error: of the fraction that stops a run, of ``reward/error_fraction``
+        and of what the doctor reports. What does not apply is ``reward/not_applicable_fraction`` and stops nothing.
+        """
+        return self.error is not None and self.error != NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

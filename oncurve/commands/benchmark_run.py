@@ -14,7 +14,8 @@ from rich.console import Console
 from oncurve import wiring
 from oncurve.commands.benchmark_models import BenchmarkRequest, MeasuredModel, decoding_of, load_subject, short_labels
 from oncurve.commands.examine import bar
-from oncurve.config.load import load_config
+from oncurve.config.load import load_config, read_text
+from oncurve.config.run_folder import read_run_config
 from oncurve.data.contamination import find_contamination
 from oncurve.data.datasets import load_rows
 from oncurve.data.prompts import render_prompts
@@ -276,14 +277,16 @@ def _training_rows(name: str, request: BenchmarkRequest) -> wiring.Rows | str:
         if recipe is None:
             return "the training data are not known; name them with --trained-on"
         try:
-            return wiring.split_rows(load_config(recipe))[0]
+            return wiring.split_rows(read_run_config(read_text(recipe), source=str(recipe)))[0]
         except OncurveError as error:
             return f"the training data of {recipe.parent} cannot be read: {error}"
     place = Path(asked).expanduser()
     if place.is_file() and place.suffix in (".jsonl", ".parquet"):
         return load_rows("jsonl" if place.suffix == ".jsonl" else "huggingface", path=place)
     own = place / "config.yaml"
-    return wiring.split_rows(load_config(own if own.is_file() else find_recipe(asked)))[0]
+    if own.is_file():
+        return wiring.split_rows(read_run_config(read_text(own), source=str(own)))[0]
+    return wiring.split_rows(load_config(find_recipe(asked)))[0]
 
 
 def _contamination(

@@ -66,10 +66,11 @@ def plan_recipe(
     shape = find_shape(config.model, revision=config.policy.revision)
     work, setup = make_work(config, wishes), make_setup(config, wishes)
     check_ranks(work, setup)
-    if config.rollouts.max_rows == "auto" and device.is_gpu and placement == "colocated":
+    by_memory = config.rollouts.max_rows == "auto"
+    if by_memory and device.is_gpu and placement == "colocated":
         rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
         work = replace(work, max_rows=rows) if rows >= work.group_size else work  # else it does not fit, and is told so
-    plan = make_plan(shape, work, setup, device, devices=table, network_gbit=network_gbit)
+    plan = make_plan(shape, work, setup, device, devices=table, network_gbit=network_gbit, rows_by_memory=by_memory)
     data, text = as_data(plan) if as_json else {}, "" if as_json else as_text(plan)
     if fleet is not None:
         rows = planned_servers(shape, work, setup, device, fleet, network_gbit=network_gbit)

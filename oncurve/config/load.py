@@ -9,6 +9,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
+from oncurve.algorithm.table import CHOICES, resolve
 from oncurve.config.files import find_beside
 from oncurve.config.messages import explain, explain_yaml
 from oncurve.config.schema import Config
@@ -26,7 +27,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         if not isinstance(key, str):
             raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word")
         if key in keys:
-            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} stands here twice; remove one")
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: duplicate key {key!r}; remove one of them")
         keys.add(key)
     return loader.construct_mapping(node, deep=True)
 
@@ -97,9 +98,25 @@ def parse_tree(
 def validate_tree(tree: Mapping[str, Any], *, source: str) -> Config:
     """A recipe from its keys. Raises ConfigError with a line for each mistake."""
     try:
-        return Config.model_validate(tree)
+        return resolved(Config.model_validate(tree))
     except ValidationError as error:
         raise ConfigError("\n".join(f"{source}: {line}" for line in explain(error))) from None
+
+
+def resolved(config: Config) -> Config:
+    """The recipe with every choice of its algorithm as a value, where it says nothing those of the algorithm's row."""
+    own = config.algorithm
+    given = {key: value for key, value in own.model_dump().items() if key in (*CHOICES, "scale_by_std")}
+    try:
+        row = resolve("grpo" if own.type == "custom" else own.type, **given)
+    except ValueError:
+        return config  # refused with a reason when the algorithm is made
+    chosen = {key: getattr(row, key) for key in CHOICES}
+    if own.function is not None:
+        del chosen["loss"]
+    if own.advantage_function is not None:
+        del chosen["advantage"]
+    return config.model_copy(update={"algorithm": own.model_copy(update=chosen)})
 
 
 def config_yaml(config: Config) -> str:

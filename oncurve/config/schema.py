@@ -6,7 +6,8 @@ that are settings as they are stand in ``oncurve/settings.py``. A key that chang
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import PurePath
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -46,8 +47,14 @@ class JsonlData(DataSection):
     type: Literal["jsonl"] = "jsonl"
 
 
+class CsvData(DataSection):
+    """A CSV or TSV file whose first line names the columns."""
+
+    type: Literal["csv"] = "csv"
+
+
 class HubData(DataSection):
-    """A data set of the Hugging Face hub, or one in a local folder."""
+    """A dataset on the Hugging Face Hub, or one in a local folder."""
 
     type: Literal["huggingface"] = "huggingface"
 
@@ -89,8 +96,21 @@ class GivenData(DataSection):
     type: Literal["given"] = "given"
 
 
+FILE_TYPES = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
+
+
+def with_type(section: object) -> object:
+    """A data section whose type its path says; any other as it is."""
+    if isinstance(section, dict):
+        keys = cast("dict[str, object]", section)
+        found = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
+        if found is not None and "type" not in keys:
+            return {"type": found, **keys}
+    return section
+
+
 Data = Annotated[
-    JsonlData | HubData | Gsm8kData | MathData | WordProblemsData | ProgramProblemsData | GivenData,
+    JsonlData | CsvData | HubData | Gsm8kData | MathData | WordProblemsData | ProgramProblemsData | GivenData,
     Field(discriminator="type"),
 ]
 
@@ -103,6 +123,9 @@ class EvaluationSection(Section):
     num_prompts: PositiveInt = 500
     """How many problems to measure on before and after the run, and to hold out where ``data`` is None: at most a fifth
     of the rows where more would leave too few to train on."""
+    split_seed: NonNegative = 0
+    """Which rows are held out. It does not follow run.seed, so that runs with several seeds are tested on the same
+    problems and can be compared pairwise."""
     every_steps: NonNegative = 0
     """Measure after every so many steps; 0 measures only before and after the run."""
     num_prompts_during: PositiveInt = 100
@@ -229,6 +252,22 @@ class Config(Section):
         """Optimizer updates on one batch of rollouts."""
         per_pass = self.completions_per_step // (self.run.completions_per_update or self.completions_per_step)
         return per_pass * self.run.passes_per_step
+
+    @model_validator(mode="before")
+    @classmethod
+    def _infer_types(cls, tree: object) -> object:
+        """A data file says by its ending what it is."""
+        if not isinstance(tree, dict):
+            return cast("object", tree)
+        known = dict(cast("dict[str, object]", tree))
+        known["data"] = with_type(known["data"]) if "data" in known else None
+        if known["data"] is None:
+            del known["data"]
+        evaluation = known.get("evaluation")
+        if isinstance(evaluation, dict) and "data" in evaluation:
+            section = cast("dict[str, object]", evaluation)
+            known["evaluation"] = {**section, "data": with_type(section["data"])}
+        return known
 
     @model_validator(mode="after")
     def _check_batch(self) -> Config:

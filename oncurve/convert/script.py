@@ -45,7 +45,7 @@ def read_script(text: str, source: str) -> OptionOutcome:
     config = _config_call(script, given.get("args"))
     if trainer is None and config is None:
         raise ConfigError(
-            f"{source}: neither GRPOConfig(...) nor GRPOTrainer(...) stands there. If the options are in a YAML file "
+            f"{source}: no GRPOConfig(...) or GRPOTrainer(...) found. If the options are in a YAML file "
             f"or on a command line, convert a YAML of them instead"
         )
     if config is not None:

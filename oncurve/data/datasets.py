@@ -22,7 +22,7 @@ from oncurve.rewards.choices import LETTERS
 
 logger = logging.getLogger(__name__)
 
-DatasetType = Literal["word_problems", "program_problems", "gsm8k", "math", "jsonl", "huggingface"]
+DatasetType = Literal["word_problems", "program_problems", "gsm8k", "math", "jsonl", "csv", "huggingface"]
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -62,6 +62,7 @@ def load_rows(
     - "gsm8k": the answer is what follows "####", 1,000 written as 1000; what stands before it is "solution";
     - "math": "problem" is the question; the answer is its column or else the last balanced box of "solution";
     - "jsonl": one JSON object per line;
+    - "csv": a CSV or TSV file, the first line of which names the columns;
     - "huggingface": a hub name, a folder or a file that the ``datasets`` library reads.
 
     ``path`` is a hub name, a file, or a folder with one file per split (``test.jsonl``, ``gsm8k_test.jsonl``).

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+from oncurve.config.schema import FILE_TYPES
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
 
@@ -166,7 +167,7 @@ def _stored(place: str) -> dict[str, Any]:
 
     if place in DATASET_TYPES and not Path(place).exists():
         return {"type": place}
-    kind = "jsonl" if place.endswith((".jsonl", ".json")) else "huggingface"
+    kind = FILE_TYPES.get(Path(place).suffix, "huggingface")
     return {"type": kind, "path": place}
 
 

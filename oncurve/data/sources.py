@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from dataclasses import asdict
 from glob import escape
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from oncurve.errors import ConfigError, DataError, did_you_mean, listed
+from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 
 Row = dict[str, Any]
 Located = tuple[str, Row]
@@ -25,6 +27,7 @@ NO_NETWORK = (
     "Check its name and data.split. Without a network, put such rows into FOLDER/train.jsonl and FOLDER/test.jsonl, "
     "and give data.path=FOLDER and, where the recipe has evaluation.data, evaluation.data.path=FOLDER"
 )
+CSV_ENDINGS = (".csv", ".tsv")
 FILE_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 """The reader of the ``datasets`` library for one file, by its suffix."""
 
@@ -42,6 +45,40 @@ def read_json_lines(path: str | Path) -> list[tuple[int, Row]]:
     if not numbered:
         raise DataError(f"{path}: the file is empty. Write one JSON object per line.")
     return [(number, _parsed(f"{path}, line {number}", line)) for number, line in numbered]
+
+
+def read_csv(path: Path) -> list[Located]:
+    """The rows of a CSV or TSV file with its first line as names of columns; every value is text.
+
+    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, or has a row of another length.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Correct data.path.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start + 1}. Save the file as UTF-8.") from error
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
+    rows: list[Located] = []
+    names: list[str] = []
+    try:
+        for values in reader:
+            if not any(values):
+                continue
+            if not names:
+                names = [name.strip() for name in values]
+            elif len(values) != len(names):
+                found = f"{counted(len(values), 'value')} for {counted(len(names), 'column')} ({listed(names)})"
+                raise DataError(
+                    f"{path}, line {reader.line_num}: {found}. Put quotation marks around values with commas."
+                )
+            else:
+                rows.append((f"{path}, line {reader.line_num}", dict(zip(names, values, strict=True))))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}). Save the file as CSV again.") from error
+    if not rows:
+        raise DataError(f"{path}: there are no rows. The first line names the columns, each further line is a row.")
+    return rows
 
 
 def read_generated(type: str, split: str, count: int | None, *, seed: int, levels: tuple[int, ...]) -> list[Located]:
@@ -82,11 +119,13 @@ def read_stored(
         file = _split_file(local, type, split) if local.is_dir() else local
     except PermissionError as error:
         raise DataError(f"{local}: cannot be read ({error.strerror}). Correct data.path or its permissions.") from error
-    if type == "jsonl" or (file is not None and file.suffix == ".jsonl"):
+    if (type == "jsonl" and local.suffix not in CSV_ENDINGS) or (file is not None and file.suffix == ".jsonl"):
         if file is None:
             found = listed(sorted(each.name for each in local.glob("*.jsonl")))
             raise DataError(f"{local}: this folder has no {split}.jsonl, it has {found}. Name the file itself.")
         return [(f"{file}, line {number}", row) for number, row in read_json_lines(file)]
+    if local.suffix in CSV_ENDINGS and (type == "csv" or local.is_file()):
+        return read_csv(local)
     name = str(local) if local.exists() else str(path)
     rows = _from_hugging_face(name, split=split, subset=subset, revision=revision)
     return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows, 1)]
@@ -137,8 +176,14 @@ def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: s
             loaded = datasets.load_dataset(name, subset, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())[:300]
-        remedy = "Check data.path and data.split" if local.exists() else NO_NETWORK
-        raise DataError(f"{name}: the split {split!r} cannot be loaded: {reason}. {remedy}.") from error
+        if local.exists():
+            raise DataError(
+                f"{name}: the split {split!r} cannot be loaded ({reason}). Check data.path and data.split."
+            ) from error
+        raise DataError(
+            f"{name}: the split {split!r} cannot be loaded: it is not on this machine, and the Hugging Face Hub cannot "
+            f"be reached or has no such dataset. {NO_NETWORK}."
+        ) from error
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             names = [str(each) for each in loaded]

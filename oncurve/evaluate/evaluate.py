@@ -14,7 +14,7 @@ from typing import Any, Protocol, get_args
 
 from oncurve.errors import DataError
 from oncurve.observe.record import read_json, read_rows
-from oncurve.records import Completion, Group, Prompt, Reward
+from oncurve.records import NOT_APPLICABLE, Completion, Group, Prompt, Reward
 from oncurve.rewards.base import Category, RewardFunction, categorize, grade
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
@@ -53,7 +53,7 @@ class Example:
     extracted: str | None = None
     """The final answer as a majority vote compares it; None if there is none or nobody looked."""
     error: str | None = None
-    """Why the grader failed: "timeout", "crashed", "unparsable_reference", ...; None if it did not."""
+    """Why there is no reward: "timeout", "crashed", "unparsable_reference", "not_applicable", ...; None if there is."""
 
     @property
     def is_correct(self) -> bool:
@@ -162,7 +162,7 @@ class Evaluation:
             "evaluation/correct_high_fraction": correct.high,
             "evaluation/wrong_fraction": self.counts["wrong"] / total,
             "evaluation/bad_format_fraction": self.counts["bad_format"] / total,
-            "evaluation/error_fraction": self.counts["error"] / total,
+            "evaluation/error_fraction": sum(e.error not in (None, NOT_APPLICABLE) for e in self.examples) / total,
             "evaluation/truncated_fraction": sum(e.finish_reason != "stop" for e in self.examples) / total,
             "evaluation/mean_tokens": fmean(example.num_tokens for example in self.examples),
             "evaluation/num_examples": float(total),

@@ -222,8 +222,11 @@ class Trainer:
             given = replace(given, evaluation_rows=rows)
         policy = self.policy
         context = wiring.context_of(policy.model.config)
-        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given).test
-        reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
+        rows = wiring.split_rows(config, given)
+        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test
+        reward_function = wiring.make_reward_function(
+            config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+        )
         examiner = Evaluator(
             policy,
             InProcessEngine(wiring.make_sampling(config)),

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from oncurve.records import Group, Mean, Reward
+from oncurve.records import NOT_APPLICABLE, Group, Mean, Reward
 
 EQUAL_WITHIN = 1e-6
 """Rewards of a group that differ by less than this count as equal, as they do for the advantages."""
@@ -40,7 +40,9 @@ def rollout_metrics(
 def _reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
     measured: dict[str, float] = {}
     if rewards:
-        measured["reward/error_fraction"] = sum(r.error is not None for r in rewards) / len(rewards)
+        measured["reward/error_fraction"] = sum(r.is_failure for r in rewards) / len(rewards)
+        if skipped := sum(r.error == NOT_APPLICABLE for r in rewards):
+            measured["reward/not_applicable_fraction"] = skipped / len(rewards)
         measured["reward/timeout_fraction"] = sum(r.error == "timeout" for r in rewards) / len(rewards)
     values = [reward.value for reward in rewards if reward.value is not None]
     if values:

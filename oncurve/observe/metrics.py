@@ -71,6 +71,12 @@ _REWARD = (
         "0; more than 0.01 is a bug in the grader or the data",
     ),
     Metric(
+        "reward/not_applicable_fraction",
+        "fraction",
+        "completions that the reward function has no opinion on (None): left out, not an error",
+        "as the data have it; left out of the metrics where it is 0",
+    ),
+    Metric(
         "reward/timeout_fraction", "fraction", "completions whose grading ran out of time; part of error_fraction", "0"
     ),
     Metric(

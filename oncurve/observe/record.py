@@ -39,6 +39,17 @@ _OWN_FILES = (
 )
 
 
+def refuse_existing(path: Path) -> None:
+    """Raise ConfigError where a folder holds a run already, or is a file."""
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path}: is a file, not a folder. Choose another run.name or run.folder.")
+    if any((path / name).exists() for name in _OWN_FILES):
+        raise ConfigError(
+            f"{path}: already holds a run. Choose another run.name, resume it with `oncurve resume {path}`, or delete "
+            f"the folder."
+        )
+
+
 class RunFolder:
     """The folder of one run, locked against a second writer until it is closed.
 
@@ -58,7 +69,7 @@ class RunFolder:
         """
         self.path = Path(path)
         if resume_step is None:
-            self._refuse_existing()
+            refuse_existing(self.path)
         self.tracker = Tracker()
         self._lock = lock or lock_run(self.path, is_new=resume_step is None)
         try:
@@ -167,16 +178,6 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _refuse_existing(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path}: is a file, not a folder. Choose another folder for the run.")
-        found = [name for name in _OWN_FILES if (self.path / name).exists()]
-        if found:
-            raise ConfigError(
-                f"{self.path}: already holds a run ({', '.join(found)}). "
-                f"Choose another folder, go on with `oncurve resume {self.path}`, or move it away."
-            )
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

@@ -111,12 +111,12 @@ def servers_text(
     """The table for people."""
     devices = max(1, setup.sampler_devices)
     kind = "all weights" if setup.method == "full" else "the adapter"
-    lost = f"; each is lost {fleet.losses_per_hour:g} times an hour" if fleet.losses_per_hour else ""
+    lost = f"; each is preempted {fleet.losses_per_hour:g} times per hour" if fleet.losses_per_hour else ""
     lines = [
         "",
         f"rollout servers of {devices} device{'s' * (devices > 1)} each, simulated for {fleet.steps} steps: "
         f"{kind}, {size / GB:.3g} GB, from one trainer to each",
-        f"over links of {network_gbit:g} Gbit/s; lengths spread by {fleet.spread:g} of their mean{lost}",
+        f"over links of {network_gbit:g} Gbit/s; standard deviation of lengths {fleet.spread:g} of the mean{lost}",
         f"  {'':8}{'rollouts.staleness 0':^36}{'rollouts.staleness 1':^36}",
         f"  {'servers':8}" + f"{'step':>9}{'trainer idle':>14}{'servers':>8}     " * 2,
     ]

@@ -84,8 +84,8 @@ def find_device(name: str, devices: dict[str, Device]) -> Device:
     close = difflib.get_close_matches(name.lower(), by_plain, n=1, cutoff=0.4)
     hint = f" Did you mean {by_plain[close[0]].name}?" if close else ""
     raise ConfigError(
-        f"--gpu {name}: the table of devices has no such row.{hint} It has {', '.join(devices)}. "
-        f"Add yours to a file and give it with --devices"
+        f"--gpu {name}: unknown device.{hint} Known: {', '.join(devices)}. "
+        f"Add yours to a YAML file and pass it with --devices"
     )
 
 

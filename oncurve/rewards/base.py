@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from oncurve.errors import ConfigError, RewardError
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parents[1])
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 Category = Literal["correct", "wrong", "bad_format", "error"]
 """What an evaluation says of one completion."""
@@ -49,10 +54,12 @@ class Failure:
     """The kind of failure: "timeout" or "crashed"."""
     detail: str
     """The exception, in one line."""
+    trace: str = field(default="", compare=False)
+    """Its traceback, from the grader's code on."""
 
     def as_reward(self) -> Reward:
         """The reward of a completion that could not be graded."""
-        return Reward(value=None, error=self.error, detail=self.detail)
+        return Reward(value=None, error=self.error, detail=self.detail, trace=self.trace)
 
 
 def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
@@ -64,11 +71,20 @@ def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
     try:
         return call()
     except TimeoutError as error:
-        return Failure("timeout", _one_line(error))
+        return Failure("timeout", _one_line(error), _trace(error))
     except Exception as error:
         if log:
             logger.debug("a reward function raised an exception", exc_info=True)
-        return Failure("crashed", _one_line(error))
+        return Failure("crashed", _one_line(error), _trace(error))
+
+
+def _trace(error: Exception) -> str:
+    """The traceback without the frames of this package that lead to the grader; at most 4,000 characters."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [place for place, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)]
+    kept = frames[own[0] :] if own else frames
+    text = "".join([*traceback.format_list(kept), *traceback.format_exception_only(error)])
+    return text[-4000:]
 
 
 def _one_line(error: Exception) -> str:
@@ -128,6 +144,8 @@ class Term:
     """Pay this term only when the answer is right: a well-formed wrong answer earns nothing from it."""
     clip: tuple[float, float] | None = None
     """Bounds of the value before it is weighted; None leaves it as it is."""
+    decides: bool = False
+    """A value of 1 or more means that the answer is correct, where no function has a part "correct"."""
 
     @property
     def key(self) -> str:
@@ -169,19 +187,23 @@ class WeightedSum:
 
     def _combine(self, rewards: Sequence[Reward]) -> Reward:
         parts = _merged_parts(self.terms, rewards)
-        failed = [
-            (term, reward)
-            for term, reward in zip(self.terms, rewards, strict=True)
-            if reward.error is not None and reward.error != "not_applicable"
-        ]
+        failed = [(term, reward) for term, reward in zip(self.terms, rewards, strict=True) if reward.is_failure]
         if failed:
             term, reward = failed[0]
-            return Reward(value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}")
+            return Reward(
+                value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}", trace=reward.trace
+            )
         if all(reward.value is None for reward in rewards):
-            return Reward(value=None, parts=parts, error="not_applicable", detail="no reward function applies")
+            return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail="no reward function applies")
+        if "correct" not in parts and (decisive := self._decisive(rewards)) is not None:
+            parts["correct"] = float(decisive >= 1.0)
         detail = "; ".join(reward.detail for reward in rewards if reward.detail)
         total = self._total(rewards, is_correct=parts.get("correct", 0.0) >= 1.0)
         return Reward(value=total, parts=parts, detail=detail)
+
+    def _decisive(self, rewards: Sequence[Reward]) -> float | None:
+        """The value that says whether the answer is correct; None where no term decides or it does not apply."""
+        return next((each.value for term, each in zip(self.terms, rewards, strict=True) if term.decides), None)
 
     def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
         correctness, shaping, limit = 0.0, 0.0, 0.0
@@ -234,17 +256,24 @@ def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2) 
 
     Raises RewardError with the most frequent kind and an example.
     """
-    failed = [reward for reward in rewards if reward.error is not None and reward.error != "not_applicable"]
+    failed = [reward for reward in rewards if reward.is_failure]
     if len(failed) <= max_error_fraction * len(rewards):
         return
-    kinds = [str(reward.error) for reward in failed]
-    kind = max(sorted(set(kinds)), key=kinds.count)
-    example = next(reward.detail for reward in failed if reward.error == kind)
     raise RewardError(
         f"grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may fail), "
-        f"most often as {kind!r}: {example or 'no detail'}. Correct the reward function or the data, or allow more "
-        f"failures with run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
+        f"{describe_failures(failed)}. Correct the reward function or the data, or allow more failures with "
+        f"run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
     )
+
+
+def describe_failures(failed: Sequence[Reward]) -> str:
+    """The most frequent kind of failure with an example and where in the user's code it happened."""
+    kinds = [str(reward.error) for reward in failed]
+    kind = max(sorted(set(kinds)), key=kinds.count)
+    example = next(reward for reward in failed if reward.error == kind)
+    found = _PLACE.findall(example.trace)
+    place = f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
+    return f"most often as {kind!r}: {example.detail or 'no detail'}{place}"
 
 
 def _next_tenth(fraction: float) -> float:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 from oncurve.rewards.base import Failure, RewardFunction, attempt
+from oncurve.rewards.parameters import ANSWER_NAMES
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,6 @@ SOURCE_ROW = "source_row"
 """Column with the row that a prompt was made from, where its own columns are to be passed on untouched."""
 _VALUE_KEYS = ("reward", "score", "value")
 _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
-_ANSWER_NAMES = ("answer", "ground_truth", "gold", "reference", "solution", "target", "label")
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 
@@ -128,8 +128,8 @@ def reads_answer(function: Callable[..., Any]) -> bool:
     fixed = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     asked = [name for name, parameter in _parameters(function).items() if parameter.kind not in fixed]
     if "completions" in asked:
-        return bool({*_ANSWER_NAMES} & {*asked})
-    return bool({*_ANSWER_NAMES, "row"} & {*asked[1:]}) or len(asked) == 2
+        return bool({*ANSWER_NAMES} & {*asked})
+    return bool({*ANSWER_NAMES, "row"} & {*asked[1:]}) or len(asked) == 2
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -261,7 +261,7 @@ class _PerSample(_Adapted):
             if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         ]
         answer = prompt.row.get(self.answer_column)
-        known = {**dict.fromkeys(_ANSWER_NAMES, answer), "prompt": prompt.text, "row": prompt.row, **prompt.row}
+        known = {**dict.fromkeys(ANSWER_NAMES, answer), "prompt": prompt.text, "row": prompt.row, **prompt.row}
         if self._takes_all:
             return {**prompt.row, **{key: known[key] for key in named if key in known}}
         arguments = {key: known[key] for key in named if key in known}
@@ -293,12 +293,12 @@ def to_reward(value: Any) -> Reward:
     if isinstance(value, Reward):
         return value
     if value is None:
-        return Reward(value=None, error="not_applicable", detail="the function returned None")
+        return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned None")
     if isinstance(value, Mapping):
         return _from_mapping(value)
     number = float(value)
     if number != number:
-        return Reward(value=None, error="not_applicable", detail="the function returned NaN")
+        return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned NaN")
     return Reward(value=number)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oncurve.config.load import resolved
 from oncurve.config.schema import Config
 from oncurve.session.parts import recorded
 from oncurve.settings import harmless_keys
@@ -13,7 +14,9 @@ from oncurve.settings import harmless_keys
 def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
     """What the recipe says otherwise than that of the checkpoint, as lines ``key: old -> new``."""
     try:
-        was = recorded(Config.model_validate(was))  # with the defaults of keys that are newer than the checkpoint
+        was = recorded(
+            resolved(Config.model_validate(was))
+        )  # with the defaults of keys that are newer than the checkpoint
     except ValueError:
         was = dict(was)  # of an older version: shown as it is
     old, new, harmless = dict(_flat(was)), dict(_flat(recorded(config))), harmless_keys(Config)

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from rich.table import Table
 
 from oncurve import wiring
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.config.schema import Config
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.given import NOTHING, Given
-from oncurve.errors import ConfigError
-from oncurve.observe.arithmetic import batch_arithmetic
+from oncurve.errors import ConfigError, counted
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.policy.distributed import ALONE, Processes
@@ -71,7 +69,10 @@ def make_parts(
             "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
             "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
         )
-    reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
+    rows = wiring.split_rows(config, given)  # what a user can mistake is found before the model is loaded
+    reward_function = wiring.make_reward_function(
+        config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+    )
     algorithm = wiring.make_algorithm(config)
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
     if processes.count > 1:
@@ -79,7 +80,7 @@ def make_parts(
     else:
         reward_function = wiring.with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows)
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,
@@ -165,9 +166,17 @@ def count_prompts(prompts: wiring.Rendered) -> dict[str, int]:
     }
 
 
-def arithmetic(config: Config, prompts: wiring.Rendered) -> Table:
-    """How the numbers of the batch follow from each other, with their units."""
-    table = Table(title="batch arithmetic", show_header=False, title_justify="left")
-    for name, value in batch_arithmetic(config.model_dump(mode="json"), count_prompts(prompts)):
-        table.add_row(name, value)
-    return table
+def arithmetic(config: Config, prompts: wiring.Rendered) -> str:
+    """How the numbers of the batch follow from each other, in a few lines; a run's page has all of them."""
+    run, size, count = config.run, config.algorithm.group_size, config.completions_per_step
+    updates = counted(config.updates_per_step, "update")
+    lines = [
+        f"each step: {run.prompts_per_step} prompts x {size} completions = {count} completions, {updates}",
+        f"the run: {counted(run.steps, 'step')}, {len(prompts.train):,} training prompts "
+        f"({run.steps * run.prompts_per_step / len(prompts.train):.2g} passes), {len(prompts.test):,} test",
+    ]
+    if prompts.during:
+        lines[1] += f", {len(prompts.during):,} validation"
+    if prompts.excluded:
+        lines.append(f"left out: {counted(len(prompts.excluded), 'prompt')} too long for the model's context")
+    return "\n".join(lines)

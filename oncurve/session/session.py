@@ -230,10 +230,10 @@ class Session:
         self.folder.sync()
         self.folder.write_status(self.training.steps_done, "stopped")
         if self.saver.save_marked():
-            ending = f"saved as it was after step {self.saver.last_saved}"
+            ending = f"checkpoint saved after step {self.saver.last_saved}"
         else:
-            ending = "not saved again: the checkpoint before counts, and gives the same bits"
-        self.note(f"stopped; {ending}. Go on with: oncurve resume {self.folder.path}")
+            ending = "the last checkpoint is used when the run is resumed"
+        self.note(f"stopped; {ending}. Resume with: oncurve resume {self.folder.path}")
         return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.config.load import parse_config
-from oncurve.config.run_folder import run_folder_path
+from oncurve.config.run_folder import read_run_config, run_folder_path
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, Stopped
@@ -134,7 +133,7 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
     for name in given.unknown():
-        console.print(f"reward {name}: its source cannot be read, so a resumed run will not notice that it changed")
+        console.print(f"reward {name}: its source code cannot be read, so a change to it will not be noticed on resume")
     interruption = Interruption(
         grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1, owns_process=wish.owns_process
     )
@@ -145,13 +144,15 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
                 parts = wish.load(config, processes, interruption, given)
                 facts = identity(parts)
             if not quiet:
-                console.print(arithmetic(config, parts.prompts))
+                console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
             with processes.on_main(lambda: RunFolder(wish.path)) or NullRunFolder(wish.path) as folder:
                 started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)
                 folder.write_start(recipe, config.model_dump(mode="json"), started)
                 return (yield from Session(parts, folder, facts, interruption, console).steps())
     except Interrupted:
-        raise Stopped("stopped before training began", exit_code=interruption.exit_code) from None
+        raise Stopped(
+            "stopped before the first step; there is nothing to resume", exit_code=interruption.exit_code
+        ) from None
 
 
 @contextmanager
@@ -167,7 +168,7 @@ def _joined(path: Path, overrides: Sequence[str]) -> Iterator[Processes]:
             f"{path / 'config.yaml'}: cannot be read ({error}). Several processes need it, on storage that all of "
             f"them see; the manifest of a checkpoint holds it as well"
         ) from None
-    with joined(parse_config(text, overrides, source=str(path / "config.yaml"))) as processes:
+    with joined(read_run_config(text, overrides, source=str(path / "config.yaml"))) as processes:
         yield processes
 
 

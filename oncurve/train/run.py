@@ -25,7 +25,7 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean, Reward
-from oncurve.rewards.base import check_errors
+from oncurve.rewards.base import check_errors, describe_failures
 from oncurve.train.checkpointer import Checkpointer
 from oncurve.train.guards import Guards, OomRetry, attempts
 from oncurve.train.interruption import Interrupted, Interruption
@@ -112,6 +112,8 @@ class Run:
         self._sums: dict[str, Mean] = {}
         self._metrics: dict[str, float] = {}
         self._has_moved = False
+        self._has_failed = False
+        """Somebody was told that grading failed."""
         self._sampled: tuple[Sequence[Group], Sequence[Sequence[Reward]]] = ((), ())
         self._later: dict[str, float] = {}
         self._gpu_memory: dict[str, float] = {}
@@ -196,7 +198,20 @@ class Run:
         self._sampled = (groups, graded)
         if self.watcher is not None:
             self.watcher.see(groups, graded)
-        check_errors([reward for row in graded for reward in row], max_error_fraction=self.max_error_fraction)
+        rewards = [reward for row in graded for reward in row]
+        self._tell_first_failure([reward for reward in rewards if reward.is_failure], len(rewards))
+        check_errors(rewards, max_error_fraction=self.max_error_fraction)
+
+    def _tell_first_failure(self, failed: Sequence[Reward], total: int) -> None:
+        """Say once that grading fails, and keep the first traceback in the log."""
+        if not failed or self._has_failed:
+            return
+        self._has_failed = True
+        text = f"step {self.steps_done + 1}: grading failed for {len(failed)} of {total} completions, "
+        text += f"{describe_failures(failed)}. They count as errors, not as wrong answers"
+        trace = next((reward.trace for reward in failed if reward.trace), "")
+        self.progress.note(f"WARNING {text}" + (f"; traceback in {self.folder.path / 'log.txt'}" if trace else ""))
+        self.folder.log(f"{text}\n{trace}")
 
     def check_age(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """How old completions are that are about to be trained on.

@@ -9,10 +9,12 @@ from oncurve.wiring.data import (
     make_prompts,
     make_rows,
     prompt_limit,
+    shared_columns,
     split_rows,
 )
 from oncurve.wiring.policy import make_device, make_policy, make_processes
 from oncurve.wiring.rewards import (
+    deciding_reward,
     have_right_answer,
     make_form_reward,
     make_loose_reward,
@@ -33,6 +35,7 @@ __all__ = [
     "algorithm_name",
     "check_algorithm",
     "context_of",
+    "deciding_reward",
     "evaluation_sampling",
     "evaluation_section",
     "have_right_answer",
@@ -53,6 +56,7 @@ __all__ = [
     "prompt_limit",
     "reward_options",
     "settle",
+    "shared_columns",
     "split_rows",
     "with_early_grading",
 ]

@@ -66,7 +66,7 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
     from oncurve.data.datasets import hold_out  # lazy
 
-    seed = config.run.seed
+    seed = config.evaluation.split_seed
     needs_answer = have_right_answer(config.rewards, given.rewards)
     rows = make_rows(config.data, seed=0, given=given.rows, needs_answer=needs_answer)
     few_shot: Rows = []
@@ -88,6 +88,14 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     return rows, few_shot, during, test
 
 
+def shared_columns(rows: tuple[Rows, Rows, Rows, Rows]) -> list[str]:
+    """Columns that a reward function may ask for: those of the training and of the evaluation rows."""
+    from oncurve.rewards.parameters import columns_of  # lazy
+
+    train, _, during, test = rows
+    return columns_of(train, during, test)
+
+
 def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
     """Rows to hold out: as many as ``evaluation.<key>`` asks for, or a fifth if that leaves too few to train on.
 
@@ -106,15 +114,20 @@ def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
 
 
 def make_prompts(
-    config: Config, tokenizer: PreTrainedTokenizerBase, *, context_tokens: int | None, given: Given = NOTHING
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context_tokens: int | None,
+    given: Given = NOTHING,
+    rows: tuple[Rows, Rows, Rows, Rows] | None = None,
 ) -> Rendered:
-    """Every prompt of the run as tokens.
+    """Every prompt of the run as tokens; ``rows`` are those of ``split_rows``, where somebody has them already.
 
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
     from oncurve.data.prompts import render_prompts  # lazy
 
-    rows, few_shot, during, test = split_rows(config, given)
+    train_rows, few_shot, during, test = rows or split_rows(config, given)
     limit = prompt_limit(config, context_tokens=context_tokens)
     excluded: list[Excluded] = []
 
@@ -132,7 +145,7 @@ def make_prompts(
         excluded.extend(too_long)
         return prompts
 
-    train = render(rows, config.data)
+    train = render(train_rows, config.data)
     if len(train) < config.run.prompts_per_step:
         raise DataError(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "

@@ -220,7 +220,8 @@ def _load_unread(
     config: Config, device: torch.device
 ) -> tuple[Unread, tuple[PreTrainedModel, PreTrainedTokenizerBase, Adapter | None]] | None:
     """The same with weights that stay in their files until they are cut; None where they must be loaded whole."""
-    from oncurve.policy.model_folder import load_tokenizer, locate  # lazy
+    from oncurve.observe.run_model import locate  # lazy
+    from oncurve.policy.model_folder import load_tokenizer  # lazy
     from oncurve.policy.unread_model import NotByParts, unread_model  # lazy
 
     place, base, revision = _places(config)
@@ -238,8 +239,8 @@ def _load_unread(
 
 def _places(config: Config) -> tuple[str | None, str, str | None]:
     """The folder of the adapter that the recipe names as its model, if it does; the base and its revision."""
+    from oncurve.observe.run_model import locate  # lazy
     from oncurve.policy.lora import base_of, is_adapter  # lazy
-    from oncurve.policy.model_folder import locate  # lazy
 
     place = locate(config.model)
     if not is_adapter(place):
@@ -250,8 +251,8 @@ def _places(config: Config) -> tuple[str | None, str, str | None]:
 
 def _put_adapter(config: Config, model: PreTrainedModel) -> Adapter | None:
     """The adapter of the recipe, put into the model: that of the folder which it names, or a fresh one."""
+    from oncurve.observe.run_model import locate  # lazy
     from oncurve.policy.lora import add_adapter, open_adapter  # lazy
-    from oncurve.policy.model_folder import locate  # lazy
 
     if config.policy.lora is None:
         return None
@@ -282,8 +283,8 @@ def _needs_copy(config: Config, given: Given = NOTHING) -> bool:
     Raises ConfigError where the base is asked for and training changes it.
     """
     from oncurve.algorithm.table import resolve  # lazy
+    from oncurve.observe.run_model import locate  # lazy
     from oncurve.policy.lora import is_adapter, is_trained  # lazy
-    from oncurve.policy.model_folder import locate  # lazy
     from oncurve.wiring.algorithm import algorithm_choices, algorithm_name  # lazy
 
     if config.policy.lora is None:

@@ -233,8 +233,8 @@ def shares_gpu(config: Config) -> bool:
 
 def base_model(config: Config) -> str:
     """Folder or name of the model that servers are started with: the base, where an adapter is trained further."""
+    from oncurve.observe.run_model import locate  # lazy
     from oncurve.policy.lora import base_of, is_adapter  # lazy
-    from oncurve.policy.model_folder import locate  # lazy
 
     found = locate(config.model)
     return locate(base_of(found)[0]) if is_adapter(found) else found

@@ -20,8 +20,9 @@ import pytest
 import torch
 
 from oncurve.data.prompts import render_prompts
+from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams

@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from oncurve.data.prompts import render_prompts
-from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group
 from oncurve.rollouts.base import SamplingParams
