@@ -69,11 +69,11 @@ class Batch:
     prompt_lengths: Int[Tensor, " B"]
     completion_ids: Int[Tensor, "B T"]
     mask: Bool[Tensor, "B T"]
-    """True on the completion tokens that are trained on: those that the policy wrote, up to and including the end token,
+    """True on the completion tokens that are trained on: what the policy wrote, its end token included, and
     never padding."""
     completion_lengths: Int[Tensor, " B"]
-    """Tokens of each completion; more than the mask counts where a tool or an environment wrote some of them, and when a
-    truncated completion is masked out."""
+    """Tokens of each completion; more than the mask counts where a tool or an environment wrote some of them, and where
+    a truncated completion is masked out."""
     group_ids: Int[Tensor, " B"]
     """Which prompt of the step a row belongs to."""
     advantages: Float[Tensor, " B"]

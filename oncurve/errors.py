@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def counted(number: int, noun: str) -> str:
@@ -88,3 +94,35 @@ class Stopped(OncurveError):
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why somebody else's code gave no value."""
+
+    error: str
+    """The kind of failure: "timeout" or "crashed"."""
+    detail: str
+    """The exception, in one line."""
+
+
+def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
+    """The result of a call into code that somebody else wrote, or why there is none.
+
+    This is the one boundary of the project that catches every exception. A reward function, a tool or an environment is
+    often written by someone else, and its mistake must neither end a run of many hours nor pass for a wrong answer.
+    """
+    try:
+        return call()
+    except TimeoutError as error:
+        return Failure("timeout", one_line(error))
+    except Exception as error:
+        if log:
+            logger.debug("code that was called raised an exception", exc_info=True)
+        return Failure("crashed", one_line(error))
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of at most 300 characters."""
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -11,8 +11,8 @@ FinishReason = Literal["stop", "length", "abort"]
 """Why a completion ended: it said so (end token or stop string), it hit the token limit, or it was cut off."""
 
 EpisodeEnd = Literal["done", "turns", "context", "seconds", "malformed", "failed"]
-"""Why an episode ended besides: its environment said so ("done"), or was at fault ("failed"); it hit the limit on turns,
-on seconds, on calls that cannot be read ("malformed"), or on all tokens together ("context")."""
+"""Why an episode ended besides: its environment said so ("done") or was at fault ("failed"); or it hit the limit on
+turns, on seconds, on calls that cannot be read ("malformed"), or on all its tokens together ("context")."""
 
 ENDED_BY_ITSELF = ("stop", "done", "malformed")
 """Reasons after which nothing was left to say; with the others a completion is truncated."""
@@ -54,10 +54,10 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """One call of a tool in an episode.
 
-    Example: ``Call("calculator", '{"expression": "2+3"}', "5")``
+    Example: ``ToolCall("calculator", '{"expression": "2+3"}', "5")``
     """
 
     name: str
@@ -90,20 +90,20 @@ class Completion:
     """Natural logarithm of each sampled token's probability at the sampling temperature, as the sampler saw it; 0 for
     tokens that the policy did not write."""
     finish_reason: FinishReason | EpisodeEnd
-    """"stop" if the completion ended by itself; "length" if the limit on the policy's tokens ended it; "abort" if it was
-    cut off; the others are those of episodes."""
+    """"stop" if the completion ended by itself; "length" if the limit on the policy's tokens ended it; "abort" if it
+    was cut off; the others are those of episodes."""
     policy_version: int
     """Number of the step whose weights sampled this completion."""
     index: int
     """Place in the group, 0 to G - 1."""
     segments: tuple[Segment, ...] = ()
     """Who wrote which tokens, in order and without gaps; empty if the policy wrote all of them."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     """Calls of tools, in order."""
     own_prompt: str | None = None
     """The prompt's text where an environment wrote a part of it, which may differ within a group; None elsewhere."""
     failure: str | None = None
-    """How the environment failed, such as "crashed" or "timeout": the completion cannot be graded. None if it did not."""
+    """How the environment failed, such as "crashed" or "timeout": the completion cannot be graded. None: it did not."""
     failure_detail: str = ""
     """One line about that for a person."""
     environment_reward: Reward | None = None

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from oncurve.errors import ConfigError, RewardError
+from oncurve.errors import ConfigError, Failure, RewardError, attempt
 from oncurve.records import Completion, Prompt, Reward
-
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 Category = Literal["correct", "wrong", "bad_format", "error"]
 """What an evaluation says of one completion."""
@@ -41,46 +37,16 @@ class RewardFunction(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a grader gave no value."""
-
-    error: str
-    """The kind of failure: "timeout" or "crashed"."""
-    detail: str
-    """The exception, in one line."""
-
-    def as_reward(self) -> Reward:
-        """The reward of a completion that could not be graded."""
-        return Reward(value=None, error=self.error, detail=self.detail)
-
-
-def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
-    """The result of a call into a grader, or why there is none.
-
-    This is the one boundary of the project that catches every exception: a reward function is often written by
-    someone else, and its mistake must neither end a run of many hours nor pass for a wrong answer.
-    """
-    try:
-        return call()
-    except TimeoutError as error:
-        return Failure("timeout", _one_line(error))
-    except Exception as error:
-        if log:
-            logger.debug("a reward function raised an exception", exc_info=True)
-        return Failure("crashed", _one_line(error))
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def ungraded(failure: Failure) -> Reward:
+    """The reward of a completion that could not be graded."""
+    return Reward(value=None, error=failure.error, detail=failure.detail)
 
 
 def grade(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
     """The rewards of a function that is not trusted to succeed.
 
-    The function reads of an episode what the policy said (``Completion.as_graded``). An episode whose environment failed
-    is not shown to it: nothing that the policy did has earned a 0.
+    The function reads of an episode what the policy said (``Completion.as_graded``). It is not shown an episode whose
+    environment failed: nothing that the policy did has earned a 0.
 
     If the call fails for the whole batch, every group is tried again by itself, so that one completion that the
     function cannot stand costs its own group and no other.
@@ -93,7 +59,7 @@ def grade(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequ
         return rewards
     groups = _group_slices(prompts)
     if len(groups) <= 1:
-        return [rewards.as_reward()] * len(completions)
+        return [ungraded(rewards)] * len(completions)
     graded: list[Reward] = []
     for part in groups:
         graded += grade(function, prompts[part], completions[part])

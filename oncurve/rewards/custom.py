@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import Failure, RewardFunction, attempt
+from oncurve.rewards.base import RewardFunction, ungraded
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +35,7 @@ def load_function(location: str) -> Any:
 
     Raises ConfigError, saying what is missing where.
     """
-    place, colon, name = location.rpartition(":")
-    if not colon or not place or not name:
-        raise ConfigError(f"rewards: function is {location!r}; write module:name or path/to/file.py:name.")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    found = getattr(module, name, None)
-    if found is None:
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"rewards: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
+    found = load_object(location, where="rewards: function")
     if inspect.isclass(found):
         made = attempt(found)
         if isinstance(made, Failure):
@@ -50,6 +43,23 @@ def load_function(location: str) -> Any:
         found = made
     if not callable(found):
         raise ConfigError(f"rewards: {location} is {type(found).__name__}, which cannot be called.")
+    return found
+
+
+def load_object(location: str, *, where: str) -> Any:
+    """What ``module:name`` or ``path/to/file.py:name`` names, as it is; ``where`` begins messages.
+
+    Raises ConfigError, saying what is missing where.
+    """
+    place, colon, name = location.rpartition(":")
+    if not colon or not place or not name:
+        raise ConfigError(f"{where} is {location!r}; write module:name or path/to/file.py:name.")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found = vars(module).get(name)
+    if found is None:
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        kind = where.partition(":")[0]
+        raise ConfigError(f"{kind}: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
     return found
 
 
@@ -252,9 +262,9 @@ class _PerSample(_Adapted):
     @staticmethod
     def _reward(result: Any) -> Reward:
         if isinstance(result, Failure):
-            return result.as_reward()
+            return ungraded(result)
         reward = attempt(lambda: to_reward(result))
-        return reward.as_reward() if isinstance(reward, Failure) else reward
+        return ungraded(reward) if isinstance(reward, Failure) else reward
 
 
 @cache

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from oncurve.records import Call, Completion, Prompt, Reward, Segment
+from oncurve.records import Completion, Prompt, Reward, Segment, ToolCall
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.custom import from_function, load_function
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
@@ -97,7 +97,7 @@ def _completion_of(fields: dict[str, Any]) -> Completion:
     reward = fields["environment_reward"]
     parts: dict[str, Any] = {
         "segments": tuple(Segment(**part) for part in fields["segments"]),
-        "calls": tuple(Call(**call) for call in fields["calls"]),
+        "calls": tuple(ToolCall(**call) for call in fields["calls"]),
         "environment_reward": reward and Reward(**reward),
     }
     return Completion(**{**fields, **sequences, **parts})

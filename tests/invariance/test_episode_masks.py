@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,9 +31,7 @@ def as_episode(completion: Completion, draw: random.Random) -> Completion:
     """The same tokens in turns of random lengths, the first and the last of them the policy's."""
     count = len(completion.token_ids)
     cuts = [0, *sorted(draw.sample(range(1, count), min(4, (count - 1) // 2 * 2))), count] if count > 2 else [0, count]
-    segments = tuple(
-        Segment(turn % 2 == 0, start, end, "") for turn, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False))
-    )
+    segments = tuple(Segment(turn % 2 == 0, start, end, "") for turn, (start, end) in enumerate(pairwise(cuts)))
     logprobs = tuple(
         value if is_written else 0.0
         for value, is_written in zip(
