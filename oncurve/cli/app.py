@@ -280,7 +280,9 @@ def convert(
 @app.command()
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
-    task: Annotated[str, typer.Option(help="What it learns: word_problems or programs.")] = "word_problems",
+    task: Annotated[
+        str, typer.Option(help="What it learns: word_problems, programs, calculator or guess_number.")
+    ] = "word_problems",
     seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.")] = 0,
     updates: Annotated[int | None, typer.Option(help="Optimizer updates; the shipped model's if omitted.")] = None,
     model: Annotated[str | None, typer.Option(help="Go on from this checkpoint instead of from nothing.")] = None,

@@ -131,6 +131,11 @@ TEMPLATES: dict[str, Template] = {
         ),
         Template(name="question_only", completion=_BOXED),
         Template(name="plain", completion="{answer}"),
+        Template(
+            name="tool_answer",
+            turn="User: {user}\nAssistant:",
+            completion=" <answer>{answer}</answer>",
+        ),
         Template(name="program", turn="User: {user}\nAssistant:", completion=" ```python\n{answer}\n```"),
     )
 }

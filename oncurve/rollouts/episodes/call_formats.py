@@ -19,15 +19,16 @@ _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTA
 
 
 def read_tagged(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
-    """``<tool>2+3</tool>`` where one tool takes one text, else ``<tool>{"name": ..., "arguments": {...}}</tool>``."""
+    """``<tool>2+3</tool>`` for one tool of one parameter, else ``<tool>{"name": ..., "arguments": {...}}</tool>``."""
     found: list[CallRequest] = []
     only = next(iter(tools.values())) if len(tools) == 1 else None
     for match in _TAGGED.finditer(text):
         inside, whole = match.group(1), match.group(0)
         if not whole.endswith("</tool>"):
             found.append(CallRequest(None, {}, whole, "the call has no </tool>"))
-        elif only is not None and only.only_text is not None and not inside.lstrip().startswith("{"):
-            found.append(CallRequest(only.name, {only.only_text: inside.strip()}, inside))
+        elif only is not None and len(only.parameters) == 1 and not inside.lstrip().startswith("{"):
+            [(name, schema)] = only.parameters.items()
+            found.append(CallRequest(only.name, {name: _typed(inside.strip(), schema)}, inside))
         else:
             found.append(_from_json(inside))
     return found

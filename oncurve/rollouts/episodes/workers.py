@@ -6,7 +6,6 @@ it gives later is thrown away.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import queue
 import threading
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncurve.errors import Failure, SamplerError, attempt
+from oncurve.rollouts.servers.event_loop import EventLoopThread
 
 MAX_HUNG = 512
 """Threads that hang in a call for ever; with more, something is wrong that waiting does not cure."""
@@ -50,7 +50,7 @@ class Workers:
         self._done: queue.SimpleQueue[tuple[Job, Any] | Callable[[], None]] = queue.SimpleQueue()
         self._open: dict[Job, None] = {}
         self._num_threads = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: EventLoopThread | None = None
         self._lock = threading.Lock()
 
     def submit(
@@ -105,7 +105,7 @@ class Workers:
             self._jobs.put(None)
         self._num_threads = 0
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.close()
             self._loop = None
 
     def _finish(self, job: Job, result: Any) -> None:
@@ -166,19 +166,18 @@ class Workers:
             value = job.call()
             if not inspect.isawaitable(value):
                 return value
-            future = asyncio.run_coroutine_threadsafe(_awaited(value), self._event_loop())
+            future = self._event_loop().start(_awaited(value))
             try:
-                return future.result(job.limit_seconds)
+                return future.result(job.limit_seconds + 1.0)  # it is given up from outside before
             finally:
                 future.cancel()
         except SystemExit as error:
             raise RuntimeError(f"it called sys.exit({error.code})") from None
 
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
+    def _event_loop(self) -> EventLoopThread:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="oncurve-async-tools", daemon=True).start()
+                self._loop = EventLoopThread("oncurve-async-tools")
             return self._loop
 
 
