@@ -304,7 +304,9 @@ def convert(
 @app.command()
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
-    task: Annotated[str, typer.Option(help="Task: word_problems or programs.")] = "word_problems",
+    task: Annotated[
+        str, typer.Option(help="Task: word_problems, programs, calculator or guess_number.")
+    ] = "word_problems",
     seed: Annotated[int, typer.Option(help="Random seed for weights and demonstrations.")] = 0,
     updates: Annotated[int | None, typer.Option(help="Optimizer updates (default: as for the built-in model).")] = None,
     model: Annotated[str | None, typer.Option(help="Start from this checkpoint instead of random weights.")] = None,

@@ -194,17 +194,16 @@ def probe(
 
 def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:
     """The cold start, with a progress bar."""
-    from oncurve.coldstart.supervised import UPDATES, Task, coldstart  # lazy
+    from oncurve.coldstart.supervised import TASK_UPDATES, UPDATES, Task, coldstart  # lazy
 
     if task not in get_args(Task):
         raise ConfigError(f"--task {task}: there is no such task. Use one of {', '.join(get_args(Task))}")
     with bar(console) as progress:
-        shown = progress.add_task("supervised training", total=updates or UPDATES)
+        count = updates or TASK_UPDATES.get(task, UPDATES)
+        shown = progress.add_task("supervised training", total=count)
 
         def show(done: int, total: int, loss: float) -> None:
             progress.update(shown, completed=done, total=total, description=f"supervised training, loss {loss:.3f}")
 
-        folder = coldstart(
-            output, task=cast("Task", task), seed=seed, updates=updates or UPDATES, model=model, on_progress=show
-        )
+        folder = coldstart(output, task=cast("Task", task), seed=seed, updates=count, model=model, on_progress=show)
     console.print(f"checkpoint: {folder}", highlight=False)

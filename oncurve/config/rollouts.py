@@ -24,6 +24,25 @@ _DEFAULTS = {
 """Keys for servers as they are typed to mean nothing."""
 
 
+class EpisodeSection(Section):
+    """Limits of completions in which tools or an environment answer; each ends them in a way of its own."""
+
+    max_turns: PositiveInt = 8
+    """How often the policy may write; rollouts.max_completion_tokens limits what it writes in all turns together."""
+    max_answer_tokens: PositiveInt = 256
+    """Tokens of one answer of a tool or an environment; a longer one is cut, with a mark."""
+    max_malformed_calls: PositiveInt = 3
+    """Calls that cannot be read are answered with what is wrong; so many end the episode."""
+    max_seconds: PositiveFloat | None = None
+    """Time of an episode, looked at between turns; None: no limit."""
+    tool_seconds: PositiveFloat = 10.0
+    """Time of one call of a tool; one that takes longer is answered with that."""
+    environment_seconds: PositiveFloat = 60.0
+    """Time of one call of an environment; one that takes longer makes the completion ungraded."""
+    threads: PositiveInt = 64
+    """Calls of tools and environments that run at the same time."""
+
+
 class RolloutSection(Section):
     """How completions are sampled."""
 
@@ -80,6 +99,12 @@ class RolloutSection(Section):
     staleness: Annotated[int, Field(ge=0, le=1)] = 0
     """servers: 1 samples the next step while this one trains, from weights that are one step old."""
     deadlines: Deadlines = Deadlines()
+    tools: tuple[str, ...] = ()
+    """What the policy may call in a completion: calculator, python, or functions as module:name or file.py:name."""
+    environments: dict[str, str] = Field(default_factory=dict)
+    """Classes or functions that make an environment, by name, as module:name or file.py:name; with several, rows name
+    theirs in the column environment."""
+    episodes: EpisodeSection = EpisodeSection()
 
     @model_validator(mode="after")
     def _check_servers(self) -> RolloutSection:
@@ -107,6 +132,11 @@ class RolloutSection(Section):
                     f"rollouts.servers names {url!r}. Write addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
                 )
         return self
+
+    @property
+    def has_episodes(self) -> bool:
+        """Completions have turns."""
+        return bool(self.tools or self.environments)
 
     def asked_of_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""

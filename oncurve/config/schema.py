@@ -90,6 +90,24 @@ class ProgramProblemsData(DataSection):
     """How many problems to make."""
 
 
+class CalculatorProblemsData(DataSection):
+    """Word problems with numbers too long to work out by heart, made on the spot, for a policy with a calculator."""
+
+    type: Literal["calculator_problems"] = "calculator_problems"
+    template: str = "tool_answer"
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many problems to make."""
+
+
+class NumberGamesData(DataSection):
+    """Numbers to guess, made on the spot, for the environment oncurve.tasks.guess_number:GuessNumber."""
+
+    type: Literal["number_games"] = "number_games"
+    template: str = "tool_answer"
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many games to make."""
+
+
 class GivenData(DataSection):
     """Rows that a Python program passes to oncurve.train or oncurve.Trainer."""
 
@@ -110,7 +128,16 @@ def with_type(section: object) -> object:
 
 
 Data = Annotated[
-    JsonlData | CsvData | HubData | Gsm8kData | MathData | WordProblemsData | ProgramProblemsData | GivenData,
+    JsonlData
+    | CsvData
+    | HubData
+    | Gsm8kData
+    | MathData
+    | WordProblemsData
+    | ProgramProblemsData
+    | CalculatorProblemsData
+    | NumberGamesData
+    | GivenData,
     Field(discriminator="type"),
 ]
 

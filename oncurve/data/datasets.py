@@ -22,7 +22,19 @@ from oncurve.rewards.choices import LETTERS
 
 logger = logging.getLogger(__name__)
 
-DatasetType = Literal["word_problems", "program_problems", "gsm8k", "math", "jsonl", "csv", "huggingface"]
+DatasetType = Literal[
+    "word_problems",
+    "program_problems",
+    "calculator_problems",
+    "number_games",
+    "gsm8k",
+    "math",
+    "jsonl",
+    "csv",
+    "huggingface",
+]
+GENERATED = ("word_problems", "program_problems", "calculator_problems", "number_games")
+"""Types whose rows are made on the spot."""
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -59,6 +71,7 @@ def load_rows(
 
     - "word_problems": the embedded task; ``limit`` problems of ``levels``, generated from ``seed``;
     - "program_problems": functions to write, with tests; ``limit`` problems, generated from ``seed``;
+    - "calculator_problems", "number_games": for episodes with a calculator and a guessing game, likewise;
     - "gsm8k": the answer is what follows "####", 1,000 written as 1000; what stands before it is "solution";
     - "math": "problem" is the question; the answer is its column or else the last balanced box of "solution";
     - "jsonl": one JSON object per line;
@@ -77,7 +90,7 @@ def load_rows(
         raise ConfigError(f"data.type: there is no {type!r}. {hint}Use one of {listed(DATASET_TYPES)}.")
     if limit is not None and limit < 1:
         raise ConfigError(f"data.limit is {limit}. Keep at least one row, or leave it out to keep all.")
-    if type in ("word_problems", "program_problems"):
+    if type in GENERATED:
         located = read_generated(type, split, limit, seed=seed, levels=levels)
     else:
         located = read_stored(type, path, split=split, subset=subset, revision=revision)

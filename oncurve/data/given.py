@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -34,14 +34,23 @@ class Given:
     """A loaded transformers or peft model, whose own weights are trained; None where the recipe names it."""
     tokenizer: Any = None
     """Its tokenizer; None where it is the one of the recipe's model."""
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    """Functions that the policy may call, by name."""
+    environments: Mapping[str, Any] = field(default_factory=dict)
+    """Classes or functions that make environments, by name."""
 
     def identity(self) -> dict[str, str]:
-        """A fingerprint of every reward by its name, by which a resumed run knows that they are the same."""
-        return {f"reward {name}": fingerprint(reward) for name, reward in self.rewards.items()}
+        """A fingerprint of every reward, tool and environment, by which a resumed run knows that they are the same."""
+        return {
+            f"{kind} {name}": fingerprint(one)
+            for kind, ones in (("reward", self.rewards), ("tool", self.tools), ("environment", self.environments))
+            for name, one in ones.items()
+        }
 
     def unknown(self) -> list[str]:
-        """Names of rewards whose source cannot be read, so that a change of them would not be noticed."""
-        return [name for name, reward in self.rewards.items() if source_of(reward) is None]
+        """Names of those whose source cannot be read, so that a change of them would not be noticed."""
+        everything = {**self.rewards, **self.tools, **self.environments}
+        return [name for name, one in everything.items() if source_of(one) is None]
 
 
 NOTHING = Given()
@@ -125,6 +134,46 @@ def recipe_of(
     if rewards is not None:
         tree["rewards"] = [reward_section(reward, given) for reward in as_list(rewards)]
     return tree, Given(rows, evaluation_rows, given)
+
+
+def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: Any) -> Given:
+    """Put tools and environments of a Python program into the rollouts section, and the objects beside it.
+
+    ``tools`` is one or a list of functions or names; ``environments`` is a class or function that makes one, a name, or
+    a dictionary of those by name. Rewards of environments are added to the others. Raises ConfigError for others.
+    """
+    if tools is None and environments is None:
+        return given
+    rollouts = dict(tree.get("rollouts", {}))
+    passed, named = dict(given.tools), [*rollouts.get("tools", ())]
+    for tool in [] if tools is None else as_list(tools):
+        if isinstance(tool, str):
+            named.append(tool)
+        elif callable(tool):
+            name = _name_of_callable(tool)
+            passed[name] = tool
+            named.append(f"given:{name}")
+        else:
+            raise ConfigError(
+                f"tools: {type(tool).__name__} cannot be called. Pass functions with types and a docstring"
+            )
+    made, places = dict(given.environments), dict(rollouts.get("environments", {}))
+    if environments is not None and not isinstance(environments, Mapping):
+        environments = {"default": environments}
+    for name, factory in (environments or {}).items():
+        if not isinstance(factory, str) and not callable(factory):
+            raise ConfigError(
+                f"environments: {name!r} is {type(factory).__name__}. Pass a class, or a function that makes one"
+            )
+        if not isinstance(factory, str):
+            made[name] = factory
+        places[name] = factory if isinstance(factory, str) else f"given:{name}"
+    tree["rollouts"] = {**rollouts, "tools": named, "environments": places}
+    return replace(given, tools=passed, environments=made)
+
+
+def _name_of_callable(function: Any) -> str:
+    return function.__name__ if inspect.isroutine(function) else type(function).__name__
 
 
 def like(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def read_csv(path: Path) -> list[Located]:
 
 
 def read_generated(type: str, split: str, count: int | None, *, seed: int, levels: tuple[int, ...]) -> list[Located]:
-    """The generated problems of a split as rows: "word_problems" or "program_problems".
+    """The problems of a split that are made on the spot, as rows.
 
     Raises ConfigError without a count, DataError for a split or level that does not exist.
     """
@@ -91,6 +91,16 @@ def read_generated(type: str, split: str, count: int | None, *, seed: int, level
     if split not in ("train", "validation", "test"):
         raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
     known = cast(Literal["train", "validation", "test"], split)
+    if type == "calculator_problems":
+        from oncurve.tasks.calculator_problems import calculator_problems  # lazy
+
+        asked = calculator_problems(known, count, seed=seed)
+        return [(f"calculator problem {number}", asdict(problem)) for number, problem in enumerate(asked, 1)]
+    if type == "number_games":
+        from oncurve.tasks.guess_number import number_games  # lazy
+
+        games = number_games(known, count, seed=seed)
+        return [(f"number game {number}", asdict(game)) for number, game in enumerate(games, 1)]
     if type == "program_problems":
         from oncurve.tasks.program_problems import program_problems  # lazy
 

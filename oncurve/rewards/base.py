@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from oncurve.errors import ConfigError, RewardError
+from oncurve.errors import ConfigError, Failure, RewardError, attempt
 from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
-_PACKAGE = str(Path(__file__).parents[1])
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 Category = Literal["correct", "wrong", "bad_format", "error"]
@@ -46,68 +41,45 @@ class RewardFunction(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a grader gave no value."""
-
-    error: str
-    """The kind of failure: "timeout" or "crashed"."""
-    detail: str
-    """The exception, in one line."""
-    trace: str = field(default="", compare=False)
-    """Its traceback, from the grader's code on."""
-
-    def as_reward(self) -> Reward:
-        """The reward of a completion that could not be graded."""
-        return Reward(value=None, error=self.error, detail=self.detail, trace=self.trace)
-
-
-def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
-    """The result of a call into a grader, or why there is none.
-
-    This is the one boundary of the project that catches every exception: a reward function is often written by
-    someone else, and its mistake must neither end a run of many hours nor pass for a wrong answer.
-    """
-    try:
-        return call()
-    except TimeoutError as error:
-        return Failure("timeout", _one_line(error), _trace(error))
-    except Exception as error:
-        if log:
-            logger.debug("a reward function raised an exception", exc_info=True)
-        return Failure("crashed", _one_line(error), _trace(error))
-
-
-def _trace(error: Exception) -> str:
-    """The traceback without the frames of this package that lead to the grader; at most 4,000 characters."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [place for place, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)]
-    kept = frames[own[0] :] if own else frames
-    text = "".join([*traceback.format_list(kept), *traceback.format_exception_only(error)])
-    return text[-4000:]
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def ungraded(failure: Failure) -> Reward:
+    """The reward of a completion that could not be graded."""
+    return Reward(value=None, error=failure.error, detail=failure.detail, trace=failure.trace)
 
 
 def grade(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
     """The rewards of a function that is not trusted to succeed.
 
+    The function reads of an episode what the policy said (``Completion.as_graded``). It is not shown an episode whose
+    environment failed: nothing that the policy did has earned a 0.
+
     If the call fails for the whole batch, every group is tried again by itself, so that one completion that the
     function cannot stand costs its own group and no other.
     """
+    if any(completion.failure is not None for completion in completions):
+        return _grade_whole(function, prompts, completions)
+    completions = [completion.as_graded() for completion in completions]
     rewards = attempt(lambda: _checked(function, prompts, completions))
     if not isinstance(rewards, Failure):
         return rewards
     groups = _group_slices(prompts)
-    if len(groups) == 1:
-        return [rewards.as_reward()] * len(completions)
+    if len(groups) <= 1:
+        return [ungraded(rewards)] * len(completions)
     graded: list[Reward] = []
     for part in groups:
         graded += grade(function, prompts[part], completions[part])
     return graded
+
+
+def _grade_whole(
+    function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
+) -> list[Reward]:
+    """The rewards of those whose environment did not fail; the others are errors."""
+    whole = [place for place, completion in enumerate(completions) if completion.failure is None]
+    rewards = [Reward(value=None, error=c.failure or "crashed", detail=c.failure_detail) for c in completions]
+    graded = grade(function, [prompts[place] for place in whole], [completions[place] for place in whole])
+    for place, reward in zip(whole, graded, strict=True):
+        rewards[place] = reward
+    return rewards
 
 
 def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:

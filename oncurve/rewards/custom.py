@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
-from oncurve.rewards.base import Failure, RewardFunction, attempt
+from oncurve.rewards.base import RewardFunction, ungraded
 from oncurve.rewards.parameters import ANSWER_NAMES
 
 logger = logging.getLogger(__name__)
@@ -37,14 +37,7 @@ def load_function(location: str) -> Any:
 
     Raises ConfigError, saying what is missing where.
     """
-    place, colon, name = location.rpartition(":")
-    if not colon or not place or not name:
-        raise ConfigError(f"rewards: function is {location!r}; write module:name or path/to/file.py:name.")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    found = getattr(module, name, None)
-    if found is None:
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"rewards: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
+    found = load_object(location, where="rewards: function")
     if inspect.isclass(found):
         made = attempt(found)
         if isinstance(made, Failure):
@@ -52,6 +45,23 @@ def load_function(location: str) -> Any:
         found = made
     if not callable(found):
         raise ConfigError(f"rewards: {location} is {type(found).__name__}, which cannot be called.")
+    return found
+
+
+def load_object(location: str, *, where: str) -> Any:
+    """What ``module:name`` or ``path/to/file.py:name`` names, as it is; ``where`` begins messages.
+
+    Raises ConfigError, saying what is missing where.
+    """
+    place, colon, name = location.rpartition(":")
+    if not colon or not place or not name:
+        raise ConfigError(f"{where} is {location!r}; write module:name or path/to/file.py:name.")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found = vars(module).get(name)
+    if found is None:
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        kind = where.partition(":")[0]
+        raise ConfigError(f"{kind}: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
     return found
 
 
@@ -215,6 +225,7 @@ class _Batched(_Adapted):
             "prompts": [_prompt_in_form(prompt, as_messages=as_messages) for prompt in prompts],
             "completions": [_completion_in_form(completion, as_messages=as_messages) for completion in completions],
             "completion_ids": [list(completion.token_ids) for completion in completions],
+            "environments": [completion.environment for completion in completions],
             "trainer_state": None,
             "log_extra": _log,
             "log_metric": _log,
@@ -274,9 +285,9 @@ class _PerSample(_Adapted):
     @staticmethod
     def _reward(result: Any) -> Reward:
         if isinstance(result, Failure):
-            return result.as_reward()
+            return ungraded(result)
         reward = attempt(lambda: to_reward(result))
-        return reward.as_reward() if isinstance(reward, Failure) else reward
+        return ungraded(reward) if isinstance(reward, Failure) else reward
 
 
 @cache
@@ -316,7 +327,27 @@ def _from_mapping(values: Mapping[str, Any]) -> Reward:
 
 
 def _completion_in_form(completion: Completion, *, as_messages: bool) -> Any:
-    return [{"role": "assistant", "content": completion.text}] if as_messages else completion.text
+    return messages_of(completion) if as_messages else completion.text
+
+
+def messages_of(completion: Completion) -> list[dict[str, Any]]:
+    """A completion as chat messages; an episode with its calls, their answers, and the words of its environment."""
+    if not completion.segments:
+        return [{"role": "assistant", "content": completion.text}]
+    messages: list[dict[str, Any]] = []
+    turn = 0
+    for part in completion.segments:
+        if part.is_policy:
+            calls = [call for call in completion.calls if call.turn == turn]
+            turn += 1
+            messages.append({"role": "assistant", "content": part.text})
+            if calls:
+                made = [{"name": call.name, "arguments": call.arguments} for call in calls]
+                messages[-1]["tool_calls"] = [{"type": "function", "function": function} for function in made]
+                messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
+        elif messages[-1]["role"] != "tool":
+            messages.append({"role": "user", "content": part.text})
+    return messages
 
 
 def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:

@@ -88,22 +88,26 @@ def make_parts(
         retire_above=config.data.retire_above,
         prefer_half_solved=config.data.prefer_half_solved,
     )
-    sampler, servers = make_sampler(config, processes, data, interruption)
+    sampler, servers = make_sampler(config, processes, data, interruption, given)
     return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
 
 
 def make_sampler(
-    config: Config, processes: Processes, data: Curriculum, interruption: Interruption | None
+    config: Config,
+    processes: Processes,
+    data: Curriculum,
+    interruption: Interruption | None,
+    given: Given = NOTHING,
 ) -> tuple[Sampler, ServerSampler | None]:
     """What the loop samples with, and what talks to rollout servers inside of it: only one process does."""
     several = processes.count > 1
     if config.rollouts.type != "servers":
-        sampler = wiring.make_sampler(config)
+        sampler = wiring.make_sampler(config, given)
         return ShardedSampler(sampler, processes, interruption) if several else sampler, None
     servers = wiring.make_server_sampler(config) if processes.is_main else None
-    leader: Sampler | None = servers
-    if servers is not None and config.rollouts.staleness:
-        leader = Prefetch(servers, data.at, total_steps=config.run.steps)
+    leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
+    if leader is not None and config.rollouts.staleness:
+        leader = Prefetch(leader, data.at, total_steps=config.run.steps)
     return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
 
 
@@ -142,7 +146,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
             "name": config["model"],
             "sha256": checksum(model.named_parameters(), in_full_precision=True, whole=whole),
         },
-        **({"given": parts.given.identity()} if parts.given.rewards else {}),
+        **({"given": identity} if (identity := parts.given.identity()) else {}),
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),

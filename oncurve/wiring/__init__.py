@@ -12,6 +12,7 @@ from oncurve.wiring.data import (
     shared_columns,
     split_rows,
 )
+from oncurve.wiring.episodes import NO_QUESTION, make_setup, make_tools_of, with_episodes
 from oncurve.wiring.policy import make_device, make_policy, make_processes
 from oncurve.wiring.rewards import (
     deciding_reward,
@@ -29,6 +30,7 @@ from oncurve.wiring.sampling_params import evaluation_sampling, make_sampling
 from oncurve.wiring.servers import make_server_sampler, settle
 
 __all__ = [
+    "NO_QUESTION",
     "Rendered",
     "Rows",
     "algorithm_choices",
@@ -52,11 +54,14 @@ __all__ = [
     "make_sampler",
     "make_sampling",
     "make_server_sampler",
+    "make_setup",
     "make_structured_reward",
+    "make_tools_of",
     "prompt_limit",
     "reward_options",
     "settle",
     "shared_columns",
     "split_rows",
     "with_early_grading",
+    "with_episodes",
 ]

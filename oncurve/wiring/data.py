@@ -126,10 +126,12 @@ def make_prompts(
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
     from oncurve.data.prompts import render_prompts  # lazy
+    from oncurve.wiring.episodes import make_tools_of  # lazy
 
     train_rows, few_shot, during, test = rows or split_rows(config, given)
     limit = prompt_limit(config, context_tokens=context_tokens)
     excluded: list[Excluded] = []
+    tools_of = make_tools_of(config, given)
 
     def render(part: Rows, data: DataSection) -> list[Prompt]:
         if not part:
@@ -141,6 +143,7 @@ def make_prompts(
             chat=data.chat,
             few_shot=few_shot,
             max_prompt_tokens=limit,
+            tools_of=tools_of,
         )
         excluded.extend(too_long)
         return prompts

@@ -10,6 +10,7 @@ from oncurve.config.rewards import (
     BoxedFormatReward,
     CosineLengthReward,
     CustomReward,
+    EnvironmentSection,
     FormatReward,
     GivenReward,
     HashFormatReward,
@@ -205,6 +206,10 @@ def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> Reward
     match reward:
         case GivenReward():
             return _given_reward(reward, around)
+        case EnvironmentSection():
+            from oncurve.rewards.environment import EnvironmentReward  # lazy
+
+            return EnvironmentReward()
         case R1ZeroReward():
             from oncurve.rewards.r1_zero import R1Zero  # lazy
 

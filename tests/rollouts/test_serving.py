@@ -368,7 +368,7 @@ def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
     handed = [tight.submit(request) for request in requests]
     found = [one.future.result(20) for one in handed]
     tight.close()
-    assert tight.budget.limit == 8 // 2 ** len(calls)
+    assert tight.scheduler.budget.limit == 8 // 2 ** len(calls)
     for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
