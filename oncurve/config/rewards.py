@@ -216,6 +216,12 @@ class GivenReward(RewardSection):
     """Bounds async functions."""
 
 
+class EnvironmentSection(RewardSection):
+    """What the episode's own environment says that it is worth (``get_reward``, or the rewards of its steps)."""
+
+    type: Literal["environment"] = "environment"
+
+
 Reward = Annotated[
     R1ZeroReward
     | MathematicsReward
@@ -232,6 +238,7 @@ Reward = Annotated[
     | RepetitionReward
     | CosineLengthReward
     | CustomReward
-    | GivenReward,
+    | GivenReward
+    | EnvironmentSection,
     Field(discriminator="type"),
 ]

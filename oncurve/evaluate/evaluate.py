@@ -296,7 +296,7 @@ def _example(
         question=str(prompt.row.get("question", prompt.text)),
         answer=str(prompt.row.get("answer", "")),
         completion=completion.text,
-        num_tokens=len(completion.token_ids),
+        num_tokens=completion.num_tokens,
         finish_reason=completion.finish_reason,
         category=category,
         reward=reward.value,

@@ -75,7 +75,7 @@ def _completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
     completions = [completion for group in groups for completion in group.completions]
     if not completions:
         return {}
-    lengths = [len(completion.token_ids) for completion in completions]
+    lengths = [completion.num_tokens for completion in completions]
     return {
         "completion/mean_tokens": statistics.fmean(lengths),
         "completion/min_tokens": float(min(lengths)),

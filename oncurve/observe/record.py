@@ -241,7 +241,7 @@ def _group_row(
     completions = [
         {
             "text": completion.text,
-            "num_tokens": len(completion.token_ids),
+            "num_tokens": completion.num_tokens,
             "finish_reason": completion.finish_reason,
             "policy_version": completion.policy_version,
             "reward": reward.value,

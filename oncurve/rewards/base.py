@@ -79,19 +79,37 @@ def _one_line(error: Exception) -> str:
 def grade(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
     """The rewards of a function that is not trusted to succeed.
 
+    The function reads of an episode what the policy said (``Completion.as_graded``). An episode whose environment failed
+    is not shown to it: nothing that the policy did has earned a 0.
+
     If the call fails for the whole batch, every group is tried again by itself, so that one completion that the
     function cannot stand costs its own group and no other.
     """
+    if any(completion.failure is not None for completion in completions):
+        return _grade_whole(function, prompts, completions)
+    completions = [completion.as_graded() for completion in completions]
     rewards = attempt(lambda: _checked(function, prompts, completions))
     if not isinstance(rewards, Failure):
         return rewards
     groups = _group_slices(prompts)
-    if len(groups) == 1:
+    if len(groups) <= 1:
         return [rewards.as_reward()] * len(completions)
     graded: list[Reward] = []
     for part in groups:
         graded += grade(function, prompts[part], completions[part])
     return graded
+
+
+def _grade_whole(
+    function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
+) -> list[Reward]:
+    """The rewards of those whose environment did not fail; the others are errors."""
+    whole = [place for place, completion in enumerate(completions) if completion.failure is None]
+    rewards = [Reward(value=None, error=c.failure or "crashed", detail=c.failure_detail) for c in completions]
+    graded = grade(function, [prompts[place] for place in whole], [completions[place] for place in whole])
+    for place, reward in zip(whole, graded, strict=True):
+        rewards[place] = reward
+    return rewards
 
 
 def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:

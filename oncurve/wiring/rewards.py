@@ -9,6 +9,7 @@ from oncurve.config.rewards import (
     BoxedFormatReward,
     CosineLengthReward,
     CustomReward,
+    EnvironmentSection,
     FormatReward,
     GivenReward,
     HashFormatReward,
@@ -139,6 +140,10 @@ def make_reward(reward: Reward, given: Mapping[str, Any] | None = None) -> Rewar
     match reward:
         case GivenReward():
             return _given_reward(reward, given or {})
+        case EnvironmentSection():
+            from oncurve.rewards.environment import EnvironmentReward  # lazy
+
+            return EnvironmentReward()
         case R1ZeroReward():
             from oncurve.rewards.r1_zero import R1Zero  # lazy
 
