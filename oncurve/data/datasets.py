@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -21,6 +21,8 @@ from oncurve.rewards.answers import last_boxed
 
 logger = logging.getLogger(__name__)
 
+Adapt = Callable[[str, Row], Row | None]
+"""A row, with its place for messages, in our columns; None for one in a form that it does not know."""
 DatasetType = Literal["word_problems", "program_problems", "gsm8k", "math", "jsonl", "huggingface"]
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
 
@@ -49,6 +51,7 @@ def load_rows(
     seed: int = 0,
     limit: int | None = None,
     levels: tuple[int, ...] = (1, 2),
+    adapt: Adapt | None = None,
 ) -> list[Row]:
     """The rows of a data set, each with "question" and "answer" as text; every column of the source is kept.
 
@@ -64,6 +67,7 @@ def load_rows(
 
     ``path`` is a hub name, a file, or a folder with one file per split (``test.jsonl``, ``gsm8k_test.jsonl``).
     One file is one split, whatever ``split`` says. "gsm8k" and "math" without a path are fetched from the hub.
+    ``adapt`` sees every row before its type does; None of it leaves the row to the type.
 
     Raises ConfigError for an unknown type or a missing setting, DataError for everything that the data lack.
     """
@@ -79,7 +83,7 @@ def load_rows(
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]
     for column, allowed in (where or {}).items():
         located = _kept(located, column, allowed)
-    rows = [_adapted(type, place, row) for place, row in located]
+    rows = [(adapt and adapt(place, row)) or _adapted(type, place, row) for place, row in located]
     if deduplicate:
         rows, num_dropped = drop_repeats(rows)
         logger.info("%s: %d repeated questions dropped", path or type, num_dropped)
@@ -88,7 +92,9 @@ def load_rows(
     return rows[:limit]
 
 
-def adapt_given_rows(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None) -> list[Row]:
+def adapt_given_rows(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, adapt: Adapt | None = None
+) -> list[Row]:
     """Rows of a Python program with "question" and "answer" as text; every other column is kept.
 
     A question under a usual name, such as "prompt" or "problem", is found without ``columns``, and so is an answer;
@@ -104,6 +110,10 @@ def adapt_given_rows(rows: Sequence[Row], *, columns: Mapping[str, str] | None =
     adapted: list[Row] = []
     for number, row in enumerate(rows):
         place = f"row {number}"
+        own = adapt(place, _renamed(place, dict(row), columns or {})) if adapt else None
+        if own is not None:
+            adapted.append(own)
+            continue
         row = _renamed(place, dict(row), names)
         answer = _text(place, row, "answer").strip() if row.get("answer") is not None else ""
         adapted.append(row | {"question": _text(place, row, "question"), "answer": answer})

@@ -53,6 +53,10 @@ class Tokenizer(Protocol):
         """Conversations to texts."""
         ...
 
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        """Token ids to text."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
@@ -284,9 +288,33 @@ def _chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer) -> tup
         ) from error
 
 
-def _apply(conversations: list[list[Message]], tokenizer: Tokenizer) -> list[str]:
-    texts = tokenizer.apply_chat_template(conversations, tokenize=False, add_generation_prompt=True)
+def _apply(conversations: list[list[Message]], tokenizer: Tokenizer, *, opens_answer: bool = True) -> list[str]:
+    texts = tokenizer.apply_chat_template(conversations, tokenize=False, add_generation_prompt=opens_answer)
     return [str(text) for text in texts]
+
+
+def chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer, *, opens_answer: bool = True) -> list[str]:
+    """The texts of conversations, with ``opens_answer`` up to where the assistant begins to speak.
+
+    Raises ConfigError for a tokenizer without a chat template, or one that refuses these messages.
+    """
+    if opens_answer:
+        return _chat_texts(conversations, tokenizer)[0]
+    from jinja2.exceptions import TemplateError
+
+    try:
+        return _apply(conversations, tokenizer, opens_answer=False)
+    except TemplateError:
+        merged = [_without_system(messages) for messages in conversations]
+    try:
+        return _apply(merged, tokenizer, opens_answer=False)
+    except TemplateError as error:
+        raise ConfigError(f"{tokenizer.name_or_path}: its chat template refuses the messages ({error})") from None
+
+
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """The tokens of a text, without an end token behind them."""
+    return list(_encode([text], tokenizer, add_special_tokens=add_special_tokens)[0])
 
 
 def _without_system(messages: list[Message]) -> list[Message]:

@@ -48,6 +48,25 @@ def train(
     return Trainer(model, data, rewards, evaluation_data=evaluation_data, **sections).train()
 
 
+def sft(
+    model: str | os.PathLike[str],
+    data: Any,
+    rewards: Any = None,
+    *,
+    evaluation_data: Any = None,
+    **sections: Mapping[str, Any],
+) -> Result:
+    """Train a model on completions that stand in the data (supervised fine-tuning) and give back where the run ended.
+
+    Rows are {"prompt", "completion"}, {"messages"}, {"text"}, or {"question", "solution", "answer"} in the template of
+    ``data``. The other arguments are those of ``Trainer``; ``rewards`` only measure, before, during and after.
+
+    Example: ``oncurve.sft("embedded", rows, sft={"epochs": 2}, optimizer={"learning_rate": 1e-4})``
+    """
+    sections = {"sft": {}, **sections}
+    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **sections).train()
+
+
 class Trainer:
     """A training run in this process: to train, watch step by step, sample from, evaluate, save and resume.
 

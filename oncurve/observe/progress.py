@@ -38,6 +38,7 @@ _PANEL: tuple[tuple[tuple[str, str, _Form], ...], ...] = (
 )
 """The lines of the panel below reward and accuracy: how the policy does, then how fast."""
 _ROWS: tuple[tuple[str, str, _Form], ...] = (
+    ("loss", "sft/loss", lambda value: f"{value:.3f}"),
     ("reward", "reward/mean", lambda value: f"{value:.3f}"),
     ("correct", "reward/correct", lambda value: f"{value:.1%}"),
     ("no signal", "group/zero_signal_fraction", lambda value: f"{value:.0%}"),

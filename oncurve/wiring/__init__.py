@@ -10,6 +10,7 @@ from oncurve.wiring.data import (
     make_rows,
     prompt_limit,
     split_rows,
+    with_epochs,
 )
 from oncurve.wiring.policy import make_device, make_optimizer, make_policy, make_processes
 from oncurve.wiring.rewards import (
@@ -54,4 +55,5 @@ __all__ = [
     "settle",
     "split_rows",
     "with_early_grading",
+    "with_epochs",
 ]
