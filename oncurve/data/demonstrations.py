@@ -119,11 +119,12 @@ def render_demonstrations(
 ) -> tuple[list[Demonstration], list[Excluded]]:
     """The demonstrations of some rows, and those left out because prompt and completion exceed ``max_tokens``.
 
-    A row's prompt is written through the template or, with messages, through the tokenizer's chat template; its
-    completion is its own, or what the template makes of "solution" and "answer". Prompt and completion are tokenized
-    apart, as in sampling, and the end token follows. In a conversation everything after the assistant first speaks is
-    the completion, in which only the assistant's tokens are trained on; with ``train_on`` "last", only its last message
-    is, and what stands before it is the prompt. Of a row of {"text"} everything but the first token is trained on.
+    A row's "prompt" is read as it is, its "question" through the template, its messages through the tokenizer's chat
+    template; with ``chat`` all of them go there. The completion is the row's own, or what the template makes of
+    "solution" and "answer". Prompt and completion are tokenized apart, as in sampling, and the end token follows. In a
+    conversation everything after the assistant first speaks is the completion, in which only the assistant's tokens are
+    trained on; with ``train_on`` "last", only its last message is, and what stands before it is the prompt. Of a row of
+    {"text"} everything but the first token is trained on.
 
     Raises ConfigError for a tokenizer without an end token, or a chat template that writes the beginning of a
     conversation otherwise than alone; DataError if no row is left.
@@ -133,12 +134,17 @@ def render_demonstrations(
             f"{tokenizer.name_or_path}: its tokenizer has no end token, so a model could not learn where to stop"
         )
     chosen = find_template(template)
-    plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row))]
+    verbatim = {place for place, row in enumerate(rows) if "completion" in row and "prompt" in row and not chat}
+    plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row) or place in verbatim)]
     prompts: dict[int, Prompt] = {}
     if plain:
         asked = [rows[one] for one in plain]
         rendered, _ = render_prompts(asked, tokenizer, template=chosen, chat=chat, few_shot=few_shot)
         prompts = {place: replace(prompt, index=place) for place, prompt in zip(plain, rendered, strict=True)}
+    for place in verbatim:
+        text = str(rows[place]["prompt"])
+        ids = encode(tokenizer, text, add_special_tokens=True)
+        prompts[place] = Prompt(text, tuple(ids), place, rows[place])
     found: list[Demonstration] = []
     excluded: list[Excluded] = []
     for place, row in enumerate(rows):

@@ -101,7 +101,7 @@ def make_parts(
     sampler, servers = make_sampler(config, processes, data, interruption)
     if config.sft is None:
         return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
-    if not prompts.are_answered and "rewards" not in config.model_fields_set:
+    if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
         reward_function.close()
         reward_function = SameTextReward()
     shown = DemonstrationSampler(prompts.demonstrations)
