@@ -178,11 +178,9 @@ def raw(rewards: Rewards) -> Float[Tensor, "P G"]:
 
         A_i = r_i                                             REINFORCE, Williams 1992
 
-    With rewards of 0 and 1 this is rejection sampling: supervised training on the right completions.
-
-    Raises ValueError for a group of one, as all the others do.
+    With rewards of 0 and 1 this is rejection sampling: supervised training on the right completions. There may be one
+    completion per prompt.
     """
-    refuse_groups_of_one(rewards)
     return torch.where(rewards.graded, rewards.values, 0.0)
 
 

@@ -96,6 +96,29 @@ def train(
 
 
 @app.command(cls=RecipeCommand)
+def sft(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    processes: Processes = None,
+    restarts: Restarts = 0,
+    go_on: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name if it was begun.")] = False,
+) -> None:
+    """Learn completions that stand in the data, before GRPO: a supervised stage of the recipe.
+
+    Rows are {prompt, completion}, {messages}, {text}, or {question, solution, answer} in the recipe's template.
+
+    Example: `oncurve sft word_problems sft.epochs=1 optimizer.learning_rate=1e-4`
+    """
+    from oncurve.config.load import read_tree  # lazy
+    from oncurve.recipes.find import find_recipe  # lazy
+
+    given = list(overrides or ())
+    if not any(one.startswith(("sft.", "sft=")) for one in given) and not read_tree(find_recipe(recipe)).get("sft"):
+        given.append("sft={}")
+    train(recipe, given, processes, restarts, go_on)
+
+
+@app.command(cls=RecipeCommand)
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
     overrides: Overrides = None,

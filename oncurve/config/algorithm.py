@@ -81,7 +81,7 @@ class AlgorithmSection(Section):
 
     @model_validator(mode="after")
     def _check_group(self) -> AlgorithmSection:
-        if self.group_size < 2:
+        if self.group_size < (1 if self.type == "rft" else 2):
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}; a group of one has no baseline. Use at least 2"
             )

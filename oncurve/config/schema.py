@@ -255,6 +255,21 @@ class RunSection(Section):
     """Log the metrics there under these other names as well."""
 
 
+SUPERVISED = {"type": "rft", "group_size": 1}
+"""The loss of a supervised stage: the mean of -log p over all tokens of an update's demonstrations."""
+
+
+class SftSection(Section):
+    """A supervised stage: the policy learns completions that stand in the data. `oncurve sft` sets it."""
+
+    epochs: PositiveFloat | None = None
+    """Passes over the training rows; sets run.steps. None leaves them to run.steps."""
+    train_on: Literal["assistant", "last"] = "assistant"
+    """Rows of messages: learn all that the assistant says, or only what it says last."""
+    max_tokens: PositiveInt | None = None
+    """Rows whose prompt and completion together are longer are left out, and counted; None is the model's context."""
+
+
 class Config(Section):
     """A whole recipe."""
 
@@ -268,6 +283,17 @@ class Config(Section):
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSection = EvaluationSection()
     run: RunSection = RunSection()
+    sft: SftSection | None = None
+    """With this section the recipe is a supervised stage: completions come from the data, and keys of algorithm count
+    for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supervise(cls, tree: object) -> object:
+        """A supervised stage is rejection sampling with completions that are there, all of them right."""
+        if isinstance(tree, dict) and tree.get("sft") is not None:
+            return {**tree, "algorithm": SUPERVISED}
+        return cast("object", tree)
 
     @property
     def completions_per_step(self) -> int:

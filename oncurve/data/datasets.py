@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -35,6 +35,8 @@ DatasetType = Literal[
 ]
 GENERATED = ("word_problems", "program_problems", "calculator_problems", "number_games")
 """Types whose rows are made on the spot."""
+Adapt = Callable[[str, Row], Row | None]
+"""A row, with its place for messages, in our columns; None for one in a form that it does not know."""
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -63,6 +65,7 @@ def load_rows(
     limit: int | None = None,
     levels: tuple[int, ...] = (1, 2),
     needs_answer: bool = True,
+    adapt: Adapt | None = None,
 ) -> list[Row]:
     """The rows of a data set, each with "question" and "answer" as text; every column of the source is kept.
 
@@ -80,6 +83,7 @@ def load_rows(
 
     ``path`` is a hub name, a file, or a folder with one file per split (``test.jsonl``, ``gsm8k_test.jsonl``).
     One file is one split, whatever ``split`` says. "gsm8k" and "math" without a path are fetched from the hub.
+    ``adapt`` sees every row before its type does; None of it leaves the row to the type.
 
     Without ``needs_answer`` the rows of files may lack the column, for rewards that look at no answer.
 
@@ -97,7 +101,9 @@ def load_rows(
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]
     for column, allowed in (where or {}).items():
         located = _kept(located, column, allowed)
-    rows = [_adapted(type, place, row, needs_answer=needs_answer) for place, row in located]
+    rows = [
+        (adapt and adapt(place, row)) or _adapted(type, place, row, needs_answer=needs_answer) for place, row in located
+    ]
     if deduplicate:
         rows, num_dropped = drop_repeats(rows)
         logger.info("%s: %d repeated questions dropped", path or type, num_dropped)
@@ -106,7 +112,9 @@ def load_rows(
     return rows[:limit]
 
 
-def adapt_given_rows(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None) -> list[Row]:
+def adapt_given_rows(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, adapt: Adapt | None = None
+) -> list[Row]:
     """Rows of a Python program with "question" and "answer" as text; every other column is kept.
 
     A question under a usual name, such as "prompt" or "problem", is found without ``columns``, and so is an answer;
@@ -122,6 +130,10 @@ def adapt_given_rows(rows: Sequence[Row], *, columns: Mapping[str, str] | None =
     adapted: list[Row] = []
     for number, row in enumerate(rows):
         place = f"row {number}"
+        own = adapt(place, _renamed(place, dict(row), columns or {})) if adapt else None
+        if own is not None:
+            adapted.append(own)
+            continue
         row = _renamed(place, dict(row), names)
         adapted.append(_adapted("given", place, row, needs_answer=False))
     return adapted

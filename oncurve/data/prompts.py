@@ -55,6 +55,10 @@ class Tokenizer(Protocol):
         """Conversations to texts."""
         ...
 
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        """Token ids to text."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
@@ -300,7 +304,9 @@ def _chat_texts(
         ) from error
 
 
-def _apply(conversations: list[list[Message]], tokenizer: Tokenizer, tools: list[Any]) -> list[str]:
+def _apply(
+    conversations: list[list[Message]], tokenizer: Tokenizer, tools: list[Any], *, opens_answer: bool = True
+) -> list[str]:
     """The texts of conversations, those with the same tools at once."""
     texts: list[str] = [""] * len(conversations)
     places: dict[str, list[int]] = {}
@@ -310,10 +316,35 @@ def _apply(conversations: list[list[Message]], tokenizer: Tokenizer, tools: list
         told = tools[alike[0]]
         options = {"tools": told} if told else {}
         chosen = [conversations[place] for place in alike]
-        written = tokenizer.apply_chat_template(chosen, tokenize=False, add_generation_prompt=True, **options)
+        written = tokenizer.apply_chat_template(chosen, tokenize=False, add_generation_prompt=opens_answer, **options)
         for place, text in zip(alike, written, strict=True):
             texts[place] = str(text)
     return texts
+
+
+def chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer, *, opens_answer: bool = True) -> list[str]:
+    """The texts of conversations, with ``opens_answer`` up to where the assistant begins to speak.
+
+    Raises ConfigError for a tokenizer without a chat template, or one that refuses these messages.
+    """
+    nothing: list[Any] = [None] * len(conversations)
+    if opens_answer:
+        return _chat_texts(conversations, tokenizer, nothing)[0]
+    from jinja2.exceptions import TemplateError
+
+    try:
+        return _apply(conversations, tokenizer, nothing, opens_answer=False)
+    except TemplateError:
+        merged = [_without_system(messages) for messages in conversations]
+    try:
+        return _apply(merged, tokenizer, nothing, opens_answer=False)
+    except TemplateError as error:
+        raise ConfigError(f"{tokenizer.name_or_path}: its chat template refuses the messages ({error})") from None
+
+
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """The tokens of a text, without an end token behind them."""
+    return list(_encode([text], tokenizer, add_special_tokens=add_special_tokens)[0])
 
 
 def _without_system(messages: list[Message]) -> list[Message]:

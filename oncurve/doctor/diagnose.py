@@ -77,6 +77,10 @@ CHECKS: tuple[Check, ...] = (
 """Every check, in the order in which their findings are told if they are equally severe."""
 
 
+_SUPERVISED = ("not_finite", "overfitting", "oscillation", "gradient_spikes", "slowing", "memory_growth")
+"""What can go wrong in a supervised stage, which has no rewards and no samples of its own."""
+
+
 def diagnose(case: Case) -> list[Finding]:
     """The findings on a run: first those that stand on their own, the worst first; then what follows from others.
 
@@ -86,6 +90,7 @@ def diagnose(case: Case) -> list[Finding]:
     found = {
         check.name: replace(finding, check=check.name)
         for check in CHECKS
+        if case.setting("sft") is None or check.name in _SUPERVISED
         if (finding := check.function(case)) is not None
     }
     causes = {name for name, finding in found.items() if finding.severity != "note"}

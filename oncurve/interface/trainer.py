@@ -56,6 +56,25 @@ def train(
     return Trainer(model, data, rewards, evaluation_data=evaluation_data, **own, **sections).train()
 
 
+def sft(
+    model: str | os.PathLike[str],
+    data: Any,
+    rewards: Any = None,
+    *,
+    evaluation_data: Any = None,
+    **sections: Mapping[str, Any],
+) -> Result:
+    """Train a model on completions that stand in the data (supervised fine-tuning) and give back where the run ended.
+
+    Rows are {"prompt", "completion"}, {"messages"}, {"text"}, or {"question", "solution", "answer"} in the template of
+    ``data``. The other arguments are those of ``Trainer``; ``rewards`` only measure, before, during and after.
+
+    Example: ``oncurve.sft("embedded", rows, sft={"epochs": 2}, optimizer={"learning_rate": 1e-4})``
+    """
+    sections = {"sft": {}, **sections}
+    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **sections).train()
+
+
 class Trainer:
     """A training run in this process: to train, watch step by step, sample from, evaluate, save and resume.
 
@@ -255,7 +274,7 @@ class Trainer:
         policy = self.policy
         context = wiring.context_of(policy.model.config)
         rows = wiring.split_rows(config, given)
-        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test
+        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
         reward_function = wiring.make_reward_function(
             config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
         )

@@ -19,10 +19,14 @@ def batch_arithmetic(config: Mapping[str, Any], prompts: Mapping[str, int]) -> l
     per_update = run.get("completions_per_update") or per_step
     passes = run.get("passes_per_step") or 1
     per_loss = run.get("save_every_steps") or run["steps"]
-    rows = [
+    sampled = [
         ("prompts per step", f"{run['prompts_per_step']}"),
         ("x completions per prompt (group size)", f"{group_size}"),
         ("= completions per step", f"{per_step}"),
+    ]
+    shown = [("demonstrations per step", f"{per_step}")]
+    rows = [
+        *(sampled if config.get("sft") is None else shown),
         ("/ completions per update", f"{per_update}"),
         *([("x passes over the completions of a step", f"{passes}")] if passes > 1 else []),
         ("= updates per step", f"{per_step // per_update * passes}"),
@@ -35,7 +39,7 @@ def batch_arithmetic(config: Mapping[str, Any], prompts: Mapping[str, int]) -> l
         ]
     rows += [
         ("steps lost by a failure, at most", f"{per_loss}"),
-        ("= completions sampled again", f"{per_loss * per_step}"),
+        *([("= completions sampled again", f"{per_loss * per_step}")] if config.get("sft") is None else []),
         ("most tokens in a completion", f"{config['rollouts']['max_completion_tokens']}"),
         ("tokens in a microbatch, at most", f"{config['policy']['tokens_per_microbatch']}"),
     ]

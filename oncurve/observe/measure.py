@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from oncurve.records import NOT_APPLICABLE, Group, Mean, Reward
 
+OF_SAMPLING = (
+    "reward/", "group/", "advantage/", "mismatch/", "policy/ratio", "tokens/sampled", "completion/mean_staleness",
+    "completion/max_staleness", "completion/truncated", "time/sample", "time/grade", "memory/sample", "memory/grade",
+)  # fmt: skip
+"""How the names of metrics begin that say nothing where nobody sampled and nothing was graded."""
 EQUAL_WITHIN = 1e-6
 """Rewards of a group that differ by less than this count as equal, as they do for the advantages."""
 
@@ -35,6 +40,15 @@ def rollout_metrics(
         flat = [float(value) for row in advantages for value in row]
         measured |= {"advantage/mean": statistics.fmean(flat), "advantage/std": _std(flat)} if flat else {}
     return measured | _completion_metrics(groups)
+
+
+def supervised_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a step that learned demonstrations: without those of rewards, groups and sampling.
+
+    sft/loss    mean of -log p over the tokens of the step's demonstrations, in nats
+    """
+    kept = {key: value for key, value in metrics.items() if not key.startswith(OF_SAMPLING)}
+    return {"sft/loss": metrics["policy/loss"], **kept}
 
 
 def _reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:

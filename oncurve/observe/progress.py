@@ -41,6 +41,7 @@ _PANEL: tuple[tuple[tuple[str, str, _Form], ...], ...] = (
 )
 """The lines of the panel below reward and accuracy: how the policy does, then how fast."""
 _ROWS: tuple[tuple[str, str, _Form], ...] = (
+    ("loss", "sft/loss", lambda value: f"{value:.3f}"),
     ("reward", "reward/mean", lambda value: f"{value:.3f}"),
     ("correct", "reward/correct", lambda value: f"{value:.1%}"),
     ("errors", "reward/error_fraction", lambda value: f"{value:.1%}" if value else ""),

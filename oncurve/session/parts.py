@@ -21,6 +21,7 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
+from oncurve.rollouts.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.rollouts.prefetch import Prefetch
 from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.train.interruption import Interruption
@@ -45,6 +46,16 @@ class Parts:
     """What talks to rollout servers, where this process does."""
     given: Given = NOTHING
     """What a Python program passed."""
+    examining_sampler: Sampler | None = None
+    """What samples for measurements; None where the training's sampler does."""
+    examining_reward: RewardFunction | None = None
+    """What grades in measurements; None where the training's reward does."""
+
+    @property
+    def closing(self) -> list[Sampler | RewardFunction]:
+        """What must be closed at the end."""
+        parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler)
+        return [part for part in parts if part is not None]
 
     @property
     def moves_reference(self) -> bool:
@@ -80,7 +91,7 @@ def make_parts(
     else:
         reward_function = wiring.with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,
@@ -89,7 +100,16 @@ def make_parts(
         prefer_half_solved=config.data.prefer_half_solved,
     )
     sampler, servers = make_sampler(config, processes, data, interruption, given)
-    return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
+    if config.sft is None:
+        return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
+    if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
+        reward_function.close()
+        reward_function = SameTextReward()
+    shown = DemonstrationSampler(prompts.demonstrations)
+    return Parts(
+        config, policy, algorithm, shown, DemonstratedReward(), prompts, data, servers, given,
+        examining_sampler=sampler, examining_reward=reward_function,
+    )  # fmt: skip
 
 
 def make_sampler(
@@ -106,7 +126,7 @@ def make_sampler(
         return ShardedSampler(sampler, processes, interruption) if several else sampler, None
     servers = wiring.make_server_sampler(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
-    if leader is not None and config.rollouts.staleness:
+    if leader is not None and config.rollouts.staleness and config.sft is None:
         leader = Prefetch(leader, data.at, total_steps=config.run.steps)
     return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
 
@@ -135,6 +155,8 @@ def own_identity(parts: Parts) -> dict[str, Any]:
     digest = hashlib.sha256()
     for prompt in parts.prompts.train:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
+    for shown in parts.prompts.demonstrations:
+        digest.update(repr(shown.token_ids).encode())
     model = parts.policy.trained_model
     whole = parts.policy.full_tensor
     described = describe_run()

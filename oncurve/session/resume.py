@@ -27,6 +27,7 @@ from oncurve.session.session import Session, keep_evaluation
 from oncurve.train.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep
 from oncurve.train.guards import KL_LIMIT, KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption
+from oncurve.wiring.data import with_epochs
 from oncurve.wiring.servers import settle
 
 Load = Callable[..., Parts]
@@ -108,7 +109,8 @@ def _find(wish: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     _check_step(path, config, manifest)
     changed = config_differences(with_own_split(manifest["config"]), config)
     wish.judge(changed)
-    if wish.given is not None and (other := config_differences(recorded(config), settle(wish.given)[0])):
+    asked = None if wish.given is None else settle(with_epochs(wish.given, wish.objects))[0]
+    if asked is not None and (other := config_differences(recorded(config), asked)):
         if not wish.owns_process:  # a program says what it resumes, and means it
             wish.judge(other)
         lines = "\n  ".join(other)

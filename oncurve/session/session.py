@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from oncurve import wiring
+from oncurve.data.collate import collate
+from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
 from oncurve.errors import RewardError, SamplerError
 from oncurve.evaluate.analysis import analysis_markdown
@@ -25,6 +28,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.rollouts.demonstrated import DemonstrationSampler
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
 from oncurve.train.checkpointer import Checkpointer
@@ -118,13 +122,13 @@ class Session:
         """Metrics of the last step that still miss their measurement."""
         self.examiner = Evaluator(
             parts.policy,
-            parts.sampler,
-            parts.reward_function,
+            parts.examining_sampler or parts.sampler,
+            parts.examining_reward or parts.reward_function,
             params=wiring.evaluation_sampling(config),
             samples=config.evaluation.samples,
             progress=self.progress,
         )
-        self.during = partial(measure_during, self.examiner, parts.prompts.during)
+        self.during = partial(measure_during, self.examiner, parts.prompts)
         resolved = redact_tree(config.model_dump(mode="json"))
         if parts.policy.processes.is_main:
             folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, notify=self.note)
@@ -149,7 +153,7 @@ class Session:
     def steps(self, base: Evaluation | None = None) -> Steps:
         """Everything that is left to do; ``base`` is the measurement before training, where it was made before."""
         with ExitStack() as stack:
-            for closing in (self.examiner, self.parts.reward_function, self.parts.sampler, self.saver):
+            for closing in (self.examiner, *self.parts.closing, self.saver):
                 stack.callback(closing.close)
             if self.profiler is not None:
                 stack.callback(self.profiler.close)
@@ -264,14 +268,26 @@ def make_run(session: Session) -> Run:
         processes=session.parts.policy.processes,
         watcher=session.watch,
         profiler=session.profiler,
+        is_supervised=config.sft is not None,
     )
 
 
-def measure_during(examiner: Evaluator, prompts: list[Prompt], step: int) -> dict[str, float]:
+def measure_during(examiner: Evaluator, prompts: wiring.Rendered, step: int) -> dict[str, float]:
     """The held-out measurement in the middle of a run, as metrics."""
     started = time.perf_counter()
-    metrics = examiner.measure(prompts, name="during", step=step).metrics()
+    metrics = examiner.measure(prompts.during, name="during", step=step).metrics()
+    if prompts.shown_during:
+        metrics["evaluation/loss"] = demonstrated_loss(examiner.policy, prompts.shown_during)
     return {**metrics, "time/evaluate_seconds": time.perf_counter() - started}
+
+
+def demonstrated_loss(policy: TrainedPolicy, shown: Sequence[Demonstration]) -> float:
+    """Mean of -log p over all tokens of some demonstrations under the current weights, in nats."""
+    prompts = [one.prompt for one in shown]
+    batch = collate(DemonstrationSampler(shown).sample(prompts, 1), torch.ones(len(prompts), 1))
+    logprobs = policy.annotate(batch, old=True, entropy=False, reference=False).old_logprobs
+    assert logprobs is not None
+    return -float(logprobs[batch.mask.to(logprobs.device)].mean())
 
 
 def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:

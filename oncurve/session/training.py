@@ -54,6 +54,7 @@ def recipe_steps(
 
     Without ``owns_process`` a signal never ends the process. ``load`` is what loads the parts.
     """
+    config = wiring.with_epochs(config, given)
     with joined(config) as processes:
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))

@@ -17,7 +17,7 @@ from torch import Tensor
 from oncurve.batch import Batch
 from oncurve.errors import CheckpointError, TrainingError
 from oncurve.model.out_of_memory import said_as
-from oncurve.observe.measure import rollout_metrics
+from oncurve.observe.measure import rollout_metrics, supervised_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.observe.tokens import TokenRecord
@@ -92,6 +92,7 @@ class Run:
         processes: Processes = ALONE,
         watcher: Watcher | None = None,
         profiler: Profiler | None = None,
+        is_supervised: bool = False,
     ) -> None:
         """``every`` lists (n, what to do after every n steps; 0: never)."""
         self.folder, self.progress = folder, progress
@@ -103,6 +104,7 @@ class Run:
         self.max_error_fraction = max_error_fraction
         self.rollouts_every_steps, self.tokens = rollouts_every_steps, tokens
         self.every, self.saver, self.seed = every, saver, seed
+        self.is_supervised = is_supervised
         self.processes, self.watcher, self.profiler = processes, watcher, profiler
         self.guards = guards or Guards(notify=progress.note)
         self.interruption = interruption or Interruption(notify=progress.note)
@@ -242,6 +244,8 @@ class Run:
         """Write and show the step's metrics and do what is due after it."""
         metrics = self._metrics | {key: mean.value for key, mean in self._sums.items()}
         metrics["tokens/trained"] = self._sums["policy/entropy"].count if "policy/entropy" in self._sums else 0.0
+        if self.is_supervised:
+            metrics = supervised_metrics(metrics)
         metrics |= self._speeds(metrics)
         if self.profiler is not None:
             self.profiler.end(step + 1, metrics)
@@ -284,11 +288,13 @@ class Run:
 
     def _speeds(self, metrics: Mapping[str, float]) -> dict[str, float]:
         seconds = time.perf_counter() - self._step_started
-        sampled, trained = metrics["tokens/sampled"], metrics.get("tokens/trained", 0.0)
+        trained = metrics.get("tokens/trained", 0.0)
+        sampled = metrics.get("tokens/sampled", trained)
         speeds = {"time/step_seconds": seconds, "memory/process_gib": memory_gib()}
         speeds["speed/tokens_per_second"] = sampled / seconds
         for phase, name, tokens in (("sample", "sampled", sampled), ("train", "trained", trained)):
-            if spent := metrics.get(f"time/{phase}_seconds"):
+            spent = metrics.get(f"time/{phase}_seconds")
+            if spent and f"tokens/{name}" in metrics:
                 speeds[f"speed/{name}_tokens_per_second"] = tokens / spent
         if (peak := peak_gib()) is not None:
             speeds["memory/gpu_gib"] = peak

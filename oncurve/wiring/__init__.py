@@ -11,6 +11,7 @@ from oncurve.wiring.data import (
     prompt_limit,
     shared_columns,
     split_rows,
+    with_epochs,
 )
 from oncurve.wiring.episodes import NO_QUESTION, make_setup, make_tools_of, with_episodes
 from oncurve.wiring.policy import make_device, make_policy, make_processes
@@ -64,4 +65,5 @@ __all__ = [
     "split_rows",
     "with_early_grading",
     "with_episodes",
+    "with_epochs",
 ]

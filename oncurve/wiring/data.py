@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from oncurve.config.schema import Config, DataSection, GivenData, WordProblemsData
@@ -14,6 +15,7 @@ from oncurve.wiring.rewards import have_right_answer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from oncurve.data.demonstrations import Demonstration
     from oncurve.data.prompts import Excluded
     from oncurve.records import Prompt
 
@@ -29,25 +31,44 @@ class Rendered:
     during: list[Prompt]
     test: list[Prompt]
     excluded: list[Excluded]
-    """Rows left out because their prompt is too long."""
+    """Rows left out because their prompt, or prompt and demonstration, is too long."""
+    demonstrations: list[Demonstration] = field(default_factory=list)
+    """What a supervised stage learns, for each prompt in ``train``."""
+    shown_during: list[Demonstration] = field(default_factory=list)
+    """Held-out demonstrations, whose loss is measured during a supervised stage."""
+
+    @property
+    def are_answered(self) -> bool:
+        """Some row that is measured on has a reference answer."""
+        return any(prompt.row.get("answer") for prompt in self.test)
 
 
-def make_rows(data: DataSection, *, seed: int, given: Rows | None = None, needs_answer: bool = True) -> Rows:
-    """The rows of a data section; ``given`` are those that a Python program passed.
+def make_rows(
+    data: DataSection,
+    *,
+    seed: int,
+    given: Rows | None = None,
+    needs_answer: bool = True,
+    demonstrated: bool = False,
+) -> Rows:
+    """The rows of a data section; ``given`` are those that a Python program passed. ``demonstrated`` rows may hold
+    completions, messages or text instead of answers.
 
     Without ``needs_answer`` rows of files may have none.
 
     Raises ConfigError where such rows are needed and missing.
     """
     from oncurve.data.datasets import adapt_given_rows, load_rows  # lazy
+    from oncurve.data.demonstrations import demonstrated_row  # lazy
 
+    adapt = demonstrated_row if demonstrated else None
     if isinstance(data, GivenData):
         if given is None:
             raise ConfigError(
                 "data.type is given: the rows were passed from Python, and a recipe cannot hold them. Train or resume "
                 "from the program, with oncurve.Trainer and the same rows; or write them to a file for data.type=jsonl"
             )
-        return adapt_given_rows(given, columns=data.columns)[: data.limit]
+        return adapt_given_rows(given, columns=data.columns, adapt=adapt)[: data.limit]
 
     extra: dict[str, Any] = {"levels": data.levels} if isinstance(data, WordProblemsData) else {}
     return load_rows(
@@ -58,6 +79,7 @@ def make_rows(data: DataSection, *, seed: int, given: Rows | None = None, needs_
         limit=data.limit,
         seed=seed,
         needs_answer=needs_answer,
+        adapt=adapt,
         **extra,
     )
 
@@ -67,14 +89,17 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     from oncurve.data.datasets import hold_out  # lazy
 
     seed = config.evaluation.split_seed
-    needs_answer = have_right_answer(config.rewards, given.rewards)
-    rows = make_rows(config.data, seed=0, given=given.rows, needs_answer=needs_answer)
+    kind = {
+        "needs_answer": have_right_answer(config.rewards, given.rewards),
+        "demonstrated": config.sft is not None,
+    }
+    rows = make_rows(config.data, seed=0, given=given.rows, **kind)
     few_shot: Rows = []
     during: Rows = []
     if config.data.few_shot:
         rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
     if config.evaluation.data is not None:
-        test = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows, needs_answer=needs_answer)[
+        test = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows, **kind)[
             : config.evaluation.num_prompts
         ]
     else:
@@ -148,13 +173,48 @@ def make_prompts(
         excluded.extend(too_long)
         return prompts
 
-    train = render(train_rows, config.data)
+    def show(part: Rows, data: DataSection, *, last: bool = False) -> list[Demonstration]:
+        from oncurve.data.demonstrations import render_demonstrations  # lazy
+
+        if not part or config.sft is None:
+            return []
+        most = [one for one in (config.sft.max_tokens, context_tokens) if one is not None]
+        shown, too_long = render_demonstrations(
+            part,
+            cast("Any", tokenizer),
+            template=data.template,
+            chat=data.chat,
+            few_shot=few_shot,
+            train_on="last" if last else config.sft.train_on,
+            max_tokens=min(most) if most else None,
+        )
+        excluded.extend(too_long)
+        return shown
+
+    demonstrations, shown_during = show(train_rows, config.data), show(during, config.data)
+    if config.sft is not None:
+        own = evaluation_section(config)
+        train = [one.prompt for one in demonstrations]
+        shown = show(test, own, last=True), show(during, config.data, last=True)
+        asked, middle = ([one.prompt for one in part if one.leaves_room(limit)] for part in shown)
+    else:
+        train, middle = render(train_rows, config.data), render(during, config.data)
+        asked = render(test, evaluation_section(config))
     if len(train) < config.run.prompts_per_step:
         raise DataError(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
             f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
         )
-    return Rendered(train, render(during, config.data), render(test, evaluation_section(config)), excluded)
+    return Rendered(train, middle, asked, excluded, demonstrations, shown_during)
+
+
+def with_epochs(config: Config, given: Given = NOTHING) -> Config:
+    """The recipe with as many steps as ``sft.epochs`` asks for."""
+    if config.sft is None or config.sft.epochs is None:
+        return config
+    rows = len(split_rows(config, given)[0])
+    steps = max(1, math.ceil(config.sft.epochs * rows / config.run.prompts_per_step))
+    return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
 
 
 def evaluation_section(config: Config) -> DataSection:

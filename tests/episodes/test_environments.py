@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
 class Counter:
     """Counts up to where its row says; closed ones are remembered."""
 
-    closed: list[Counter] = []
+    closed: ClassVar[list[Counter]] = []
 
     def reset(self, answer: str = "", **row: Any) -> str:
         self.count, self.goal = 0, 2
