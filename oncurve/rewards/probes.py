@@ -191,8 +191,9 @@ def judge_probes(results: Sequence[ProbeResult], gold: ProbeResult) -> list[tupl
 LEGEND = (
     "Rewards of made-up completions, on {rows} rows: the reference answers first, then probes that no honest model\n"
     "writes. mean, best: reward of the whole recipe; failed: the function raised an error; n/a: it returned None;\n"
-    "then the mean of each part. A reward that cannot be hacked gives probes about 0; <- marks the others."
+    "then the mean of each part."
 )
+MARKED = " A reward that cannot be hacked gives probes about 0; <- marks the others."
 
 
 def describe_probes(
@@ -206,7 +207,8 @@ def describe_probes(
     parts = list(dict.fromkeys(name for result in (gold, *results) for name in result.parts))
     widths = [max(len(name), 6) + 2 for name in parts]
     headers = "".join(f"{name:>{width}}" for name, width in zip(parts, widths, strict=True))
-    lines = [LEGEND.format(rows=gold.num_tried), f"{'completion':<24}{'mean':>8}{'best':>8}  failed   n/a{headers}"]
+    legend = LEGEND.format(rows=gold.num_tried) + (MARKED if has_right_answer else "")
+    lines = [legend, f"{'completion':<24}{'mean':>8}{'best':>8}  failed   n/a{headers}"]
     for result in (gold, *results):
         line = f"{result.name:<24}{_cell(result.mean_reward):>8}{_cell(result.max_reward):>8}"
         line += f"{result.num_failed:>8}{result.num_not_applicable:>6}"

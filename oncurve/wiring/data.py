@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from oncurve.config.schema import Config, DataSection, GivenData, WordProblemsData
+from oncurve.config.schema import Config, DataSection, GivenData, SftSection, WordProblemsData
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, DataError
 from oncurve.wiring.rewards import have_right_answer
@@ -150,62 +150,79 @@ def make_prompts(
 
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
-    from oncurve.data.prompts import render_prompts  # lazy
-    from oncurve.wiring.episodes import make_tools_of  # lazy
-
     train_rows, few_shot, during, test = rows or split_rows(config, given)
     limit = prompt_limit(config, context_tokens=context_tokens)
-    excluded: list[Excluded] = []
-    tools_of = make_tools_of(config, given)
-
-    def render(part: Rows, data: DataSection) -> list[Prompt]:
-        if not part:
-            return []
-        prompts, too_long = render_prompts(
-            part,
-            cast("Any", tokenizer),
-            template=data.template,
-            chat=data.chat,
-            few_shot=few_shot,
-            max_prompt_tokens=limit,
-            tools_of=tools_of,
-        )
-        excluded.extend(too_long)
-        return prompts
-
-    def show(part: Rows, data: DataSection, *, last: bool = False) -> list[Demonstration]:
-        from oncurve.data.demonstrations import render_demonstrations  # lazy
-
-        if not part or config.sft is None:
-            return []
-        most = [one for one in (config.sft.max_tokens, context_tokens) if one is not None]
-        shown, too_long = render_demonstrations(
-            part,
-            cast("Any", tokenizer),
-            template=data.template,
-            chat=data.chat,
-            few_shot=few_shot,
-            train_on="last" if last else config.sft.train_on,
-            max_tokens=min(most) if most else None,
-        )
-        excluded.extend(too_long)
-        return shown
-
-    demonstrations, shown_during = show(train_rows, config.data), show(during, config.data)
-    if config.sft is not None:
-        own = evaluation_section(config)
-        train = [one.prompt for one in demonstrations]
-        shown = show(test, own, last=True), show(during, config.data, last=True)
-        asked, middle = ([one.prompt for one in part if one.leaves_room(limit)] for part in shown)
+    writer = _Writer(config, tokenizer, few_shot, limit, context_tokens, given)
+    demonstrations: list[Demonstration] = []
+    shown_during: list[Demonstration] = []
+    if config.sft is None:
+        train, middle = writer.prompts(train_rows, config.data), writer.prompts(during, config.data)
+        asked = writer.prompts(test, evaluation_section(config))
     else:
-        train, middle = render(train_rows, config.data), render(during, config.data)
-        asked = render(test, evaluation_section(config))
+        demonstrations = writer.shown(train_rows, config.data, config.sft)
+        shown_during = writer.shown(during, config.data, config.sft)
+        train = [one.prompt for one in demonstrations]
+        last = config.sft.model_copy(update={"train_on": "last"})
+        held_out = writer.shown(test, evaluation_section(config), last), writer.shown(during, config.data, last)
+        asked, middle = ([one.prompt for one in part if one.leaves_room(limit)] for part in held_out)
+    excluded = writer.excluded
     if len(train) < config.run.prompts_per_step:
         raise DataError(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
             f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
         )
     return Rendered(train, middle, asked, excluded, demonstrations, shown_during)
+
+
+@dataclass
+class _Writer:
+    """Rows as prompts or demonstrations, in the words of a recipe."""
+
+    config: Config
+    tokenizer: PreTrainedTokenizerBase
+    few_shot: Rows
+    limit: int | None
+    """Most tokens of a prompt that is sampled from."""
+    context_tokens: int | None
+    given: Given
+    excluded: list[Excluded] = field(default_factory=list)
+    """Rows that were too long."""
+
+    def prompts(self, part: Rows, data: DataSection) -> list[Prompt]:
+        from oncurve.data.prompts import render_prompts  # lazy
+        from oncurve.wiring.episodes import make_tools_of  # lazy
+
+        if not part:
+            return []
+        prompts, too_long = render_prompts(
+            part,
+            cast("Any", self.tokenizer),
+            template=data.template,
+            chat=data.chat,
+            few_shot=self.few_shot,
+            max_prompt_tokens=self.limit,
+            tools_of=make_tools_of(self.config, self.given),
+        )
+        self.excluded += too_long
+        return prompts
+
+    def shown(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
+        from oncurve.data.demonstrations import render_demonstrations  # lazy
+
+        if not part:
+            return []
+        most = [one for one in (sft.max_tokens, self.context_tokens) if one is not None]
+        shown, too_long = render_demonstrations(
+            part,
+            cast("Any", self.tokenizer),
+            template=data.template,
+            chat=data.chat,
+            few_shot=self.few_shot,
+            train_on=sft.train_on,
+            max_tokens=min(most) if most else None,
+        )
+        self.excluded += too_long
+        return shown
 
 
 def with_epochs(config: Config, given: Given = NOTHING) -> Config:

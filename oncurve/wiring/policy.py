@@ -40,6 +40,13 @@ def make_device(name: str) -> torch.device:
     return device
 
 
+def own_compute_type(config: Config, device: torch.device) -> str:
+    """Type of the arithmetic: the recipe's, or bfloat16 on a GPU and float32 on a CPU."""
+    if config.policy.compute_type != "auto":
+        return config.policy.compute_type
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
 def make_policy(
     config: Config, *, with_reference: bool = False, processes: Processes | None = None, given: Given = NOTHING
 ) -> TrainedPolicy:
@@ -62,9 +69,7 @@ def make_policy(
     device = own_device(config)
     if device.type == "cpu":
         keep_freed_memory(always=not config.policy.gradient_checkpointing)
-    compute = config.policy.compute_type
-    if compute == "auto":
-        compute = "bfloat16" if device.type == "cuda" else "float32"
+    compute = own_compute_type(config, device)
     sharding = None if processes is None else make_sharding(config, processes)
     few_bits = config.policy.quantization is not None  # which are packed on the device itself
     loaded = _load_unread(config, device) if isinstance(sharding, Sharding) and given.model is None else None

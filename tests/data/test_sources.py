@@ -210,7 +210,7 @@ def test_csv_is_read_with_its_first_line_as_columns(tmp_path: Path) -> None:
         ("question,answer\n1, 2 and 3?,6\n", r"line 2: 3 values for 2 columns.*quotation marks"),
         ("question,answer\n", "there are no rows"),
         ("", "there are no rows"),
-        ("problem,label\n1+1?,2\n", r"there is no column 'question'"),
+        ("problem,label\n1+1?,2\n", r"there is no column 'answer'"),
     ],
 )
 def test_what_is_wrong_in_a_csv_file_is_said_with_its_line(text: str, said: str, tmp_path: Path) -> None:
