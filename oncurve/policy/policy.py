@@ -23,9 +23,10 @@ from oncurve.policy.backend import Backend, OneDevice
 from oncurve.policy.deepspeed import Zero
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes, own_rows
-from oncurve.policy.forward import completion_logprobs, enable_packing, has_own_layers
+from oncurve.policy.forward import completion_logprobs, has_own_layers
 from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter, merged_weights, thin_weights, trains_pairs_only
+from oncurve.policy.self_check import enable_packing
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
 from oncurve.policy.unread_model import Unread, WholeCopy

@@ -21,10 +21,10 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from oncurve.model.lora_linear import linear_layers
-from oncurve.policy.forward import FAILURES, enable_packing
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
+from oncurve.policy.self_check import FAILURES, enable_packing
 from oncurve.policy.sharding import fill
 from oncurve.policy.tensor_files import TensorFiles
 
