@@ -26,7 +26,7 @@ from oncurve.data.prompts import render_prompts
 from oncurve.errors import OncurveError
 from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.summary import summarize
-from oncurve.policy.deepspeed import read_settings, resolve
+from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.environment import read_place
 from oncurve.recipes.find import described_recipes, find_recipe
 from oncurve.session.differences import config_differences

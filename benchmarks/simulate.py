@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 from chaos import Servers
+from fleet_simulation import FleetLayout, Simulated, Speeds, simulate
 from machine import RESULTS, describe_machine
 from overlap import WARM_UP, train
 
 from oncurve.data.prompts import render_prompts
-from oncurve.plan.simulate import FleetLayout, Simulated, Speeds, simulate
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt

@@ -60,8 +60,8 @@ def train(
 
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
+    from oncurve.config.files import run_folder_path  # lazy
     from oncurve.config.load import load_config, read_text  # lazy
-    from oncurve.config.run_folder import run_folder_path  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
     from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
     from oncurve.wiring.preflight import check_cheaply  # lazy
@@ -261,13 +261,6 @@ def plan(
     bandwidth: Annotated[float, typer.Option(min=0.001, help="Network bandwidth between machines in Gbit/s.")] = 100.0,
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of a long prompt in tokens.")] = None,
     mean_tokens: Annotated[float | None, typer.Option(min=1, help="Mean completion length in tokens.")] = None,
-    servers: Annotated[
-        str | None, typer.Option(help="Numbers of rollout servers to simulate: 4, 1,2,8 or 1..64.")
-    ] = None,
-    spread: Annotated[
-        float, typer.Option(min=0, help="Standard deviation of completion length, as a fraction of the mean.")
-    ] = 0.6,
-    losses: Annotated[float, typer.Option(min=0, help="Preemptions per server and hour.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Estimate memory, fitting GPUs, time and cost of a recipe before running it.
@@ -275,7 +268,6 @@ def plan(
     Example: `oncurve plan gsm8k policy.gradient_checkpointing=true --gpu H100`
     """
     from oncurve.commands.plan import plan_recipe  # lazy
-    from oncurve.plan.fleet import FleetQuestion, read_counts  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
 
     text = plan_recipe(
@@ -291,7 +283,6 @@ def plan(
         network_gbit=bandwidth,
         prompt_tokens=prompt_tokens,
         mean_tokens=mean_tokens,
-        fleet=FleetQuestion(counts=read_counts(servers), spread=spread, losses_per_hour=losses) if servers else None,
         as_json=as_json,
     )
     sys.stdout.write(text + "\n")

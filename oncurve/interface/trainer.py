@@ -278,7 +278,7 @@ class Trainer:
         reward_function = wiring.make_reward_function(
             config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
         )
-        examiner = Evaluator(
+        evaluator = Evaluator(
             policy,
             wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given),
             reward_function,
@@ -286,9 +286,9 @@ class Trainer:
             samples=config.evaluation.samples,
         )
         try:
-            return examiner.measure(prompts, name="evaluation", step=policy.num_updates)
+            return evaluator.measure(prompts, name="evaluation", step=policy.num_updates)
         finally:
-            examiner.close()
+            evaluator.close()
             reward_function.close()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

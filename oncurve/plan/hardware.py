@@ -12,7 +12,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from oncurve.errors import ConfigError
-from oncurve.plan.yaml_tables import read_table
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"
 GB = 1e9
@@ -104,3 +103,9 @@ def _first(error: Exception) -> str:
         problem = error.errors()[0]
         return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}; found {problem.get('input')!r:.60}"
     return str(error)
+
+
+def read_table(path: Path) -> Any:
+    """What a YAML file holds. Raises OSError, UnicodeDecodeError and yaml.YAMLError."""
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)

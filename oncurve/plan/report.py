@@ -8,8 +8,7 @@ from typing import Any
 
 from oncurve.errors import counted
 from oncurve.plan.constants import GPU_MARGIN
-from oncurve.plan.cost import Price, TrainerCost, compare_trainers, fits, price
-from oncurve.plan.failure import FailureCost, cost_of_failure
+from oncurve.plan.cost import FailureCost, Price, TrainerCost, compare_trainers, cost_of_failure, fits, price
 from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, concrete, fit_devices
 from oncurve.plan.from_recipe import longest_row
 from oncurve.plan.hardware import GIB, Device

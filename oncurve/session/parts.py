@@ -158,7 +158,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
     for shown in parts.prompts.demonstrations:
         digest.update(repr(shown.token_ids).encode())
     model = parts.policy.trained_model
-    whole = parts.policy.full_tensor
+    whole = parts.policy.backend.full_tensor
     described = describe_run()
     return {
         "config": config,

@@ -224,7 +224,7 @@ def _base_measurement(session: Session, step: int) -> Evaluation | None:
     """The measurement before training: read, or made again now that the policy still has the weights of the base."""
     base = session.parts.policy.processes.broadcast_from_main(lambda: _read_base(session.folder.path))
     if base is None and step > 0:
-        base = session.examiner.measure(session.parts.prompts.test, name="base", step=0)
+        base = session.evaluator.measure(session.parts.prompts.test, name="base", step=0)
         keep_evaluation(session.folder, base)
     return base
 

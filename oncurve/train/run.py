@@ -6,9 +6,9 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 import torch
@@ -27,7 +27,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean, Reward
 from oncurve.rewards.base import check_errors, describe_failures
 from oncurve.train.checkpointer import Checkpointer
-from oncurve.train.guards import Guards, OomRetry, attempts
+from oncurve.train.guards import Guards, attempts
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.profiling import Profiler
 
@@ -66,49 +66,41 @@ class Step:
     """A reward, or an error, for every completion of every group."""
 
 
+@dataclass(eq=False)
 class Run:
-    """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays."""
+    """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays.
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        progress: Progress,
-        *,
-        total_steps: int,
-        completions_per_step: int,
-        completions_per_update: int,
-        passes_per_step: int = 1,
-        mask_truncated: bool = False,
-        refill_rounds: int = 0,
-        max_staleness_steps: int = 0,
-        max_error_fraction: float = 0.2,
-        rollouts_every_steps: int = 10,
-        tokens: TokenRecord | None = None,
-        every: Sequence[tuple[int, Due]] = (),
-        saver: Checkpointer | None = None,
-        guards: Guards | None = None,
-        interruption: Interruption | None = None,
-        seed: int = 0,
-        processes: Processes = ALONE,
-        watcher: Watcher | None = None,
-        profiler: Profiler | None = None,
-        is_supervised: bool = False,
-    ) -> None:
-        """``every`` lists (n, what to do after every n steps; 0: never)."""
-        self.folder, self.progress = folder, progress
-        self.total_steps = total_steps
-        self.completions_per_update, self.passes_per_step = completions_per_update, passes_per_step
-        self.updates_per_step = completions_per_step // completions_per_update * passes_per_step
-        self.mask_truncated = mask_truncated
-        self.refill_rounds, self.max_staleness_steps = refill_rounds, max_staleness_steps
-        self.max_error_fraction = max_error_fraction
-        self.rollouts_every_steps, self.tokens = rollouts_every_steps, tokens
-        self.every, self.saver, self.seed = every, saver, seed
-        self.is_supervised = is_supervised
-        self.processes, self.watcher, self.profiler = processes, watcher, profiler
-        self.guards = guards or Guards(notify=progress.note)
-        self.interruption = interruption or Interruption(notify=progress.note)
-        self.steps_done = 0
+    A service is born in two lines: its field here, and its value where a run is made (``session.session.make_run``).
+    """
+
+    folder: RunFolder
+    progress: Progress
+    _: KW_ONLY
+    total_steps: int
+    completions_per_step: int
+    completions_per_update: int
+    passes_per_step: int = 1
+    mask_truncated: bool = False
+    refill_rounds: int = 0
+    max_staleness_steps: int = 0
+    max_error_fraction: float = 0.2
+    rollouts_every_steps: int = 10
+    seed: int = 0
+    processes: Processes = ALONE
+    guards: Guards = field(default_factory=Guards)
+    interruption: Interruption = field(default_factory=Interruption)
+    tokens: TokenRecord | None = None
+    every: Sequence[tuple[int, Due]] = ()
+    """(n, what to do after every n steps; 0: never)."""
+    saver: Checkpointer | None = None
+    watcher: Watcher | None = None
+    profiler: Profiler | None = None
+    is_supervised: bool = False
+    steps_done: int = 0
+
+    def __post_init__(self) -> None:
+        self.guards.notify = self.guards.notify or self.progress.note
+        self.interruption.notify = self.interruption.notify or self.progress.note
         self.last: Step | None = None
         """The newest step that is whole."""
         self._sums: dict[str, Mean] = {}
@@ -121,6 +113,11 @@ class Run:
         self._gpu_memory: dict[str, float] = {}
         """Of this process, until ``add_up`` puts all processes' together."""
         self._started = self._step_started = time.perf_counter()
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates on one batch of rollouts."""
+        return self.completions_per_step // self.completions_per_update * self.passes_per_step
 
     def steps(self) -> Iterator[int]:
         """The steps that are left.
@@ -177,11 +174,16 @@ class Run:
         for _ in range(self.passes_per_step):
             yield from batch.split(self.completions_per_update)
 
-    def attempts(self, policy: TrainedPolicy, update: Batch) -> Iterator[OomRetry]:
-        """Tries at the gradient of an update, with ever smaller microbatches where memory runs out."""
+    def accumulate(
+        self, policy: TrainedPolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
+    ) -> None:
+        """Add up the gradient of an update over microbatches, again over smaller ones where memory runs out."""
         if not self._has_moved:
             self.interruption.check()
-        return attempts(policy, update, self._sums, self.progress.note)
+        for attempt in attempts(policy, update, self._sums, self.progress.note):
+            with attempt:
+                for microbatch in policy.microbatches(update):
+                    self.record(add_gradient(microbatch))
 
     def add_up(self) -> None:
         """Add the statistics of the step over all processes, once its updates are done. All must call it."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from oncurve.policy.deepspeed import ZeroSettings
+    from oncurve.policy.deepspeed_settings import ZeroSettings
     from oncurve.policy.distributed import Processes
     from oncurve.policy.lora import Adapter
     from oncurve.policy.policy import TrainedPolicy, WholeCopy
@@ -161,7 +161,7 @@ def make_sharding(config: Config, processes: Processes) -> Sharding | ZeroSettin
 
     Raises ConfigError for what cannot be cut into parts.
     """
-    from oncurve.policy.deepspeed import read_settings  # lazy
+    from oncurve.policy.deepspeed_settings import read_settings  # lazy
     from oncurve.policy.sharding import Sharding  # lazy
 
     chosen = config.policy

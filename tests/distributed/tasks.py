@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
-from oncurve.policy.deepspeed import ZeroSettings
+from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import Processes
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
@@ -145,9 +145,9 @@ def train(
         add(statistics, policy.update())
     if after is not None:
         after(policy)
-    weights = {name: policy.full_tensor(p).clone() for name, p in policy.trained_model.named_parameters()}
+    weights = {name: policy.backend.full_tensor(p).clone() for name, p in policy.trained_model.named_parameters()}
     policy.publish()
-    has_all = not policy.is_divided or policy.model is not policy.trained_model
+    has_all = not policy.backend.is_divided or policy.model is not policy.trained_model
     shown = {name: p.detach().clone() for name, p in policy.model.named_parameters()} if has_all else None
     return {
         "weights": weights,

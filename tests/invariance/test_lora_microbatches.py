@@ -71,7 +71,7 @@ def by_rows(batch: Batch, rows: int) -> Iterator[Batch]:
 def gradient(policy: TrainedPolicy, microbatches: Iterator[Batch]) -> Tensor:
     """The gradient of the adapter, with a KL to the base under it, as one long vector."""
     algorithm = build("grpo", group_size=GROUP_SIZE, max_completion_tokens=LONGEST, kl_coef=0.1)
-    policy.optimizer.zero_grad(set_to_none=True)
+    policy.backend.optimizer.zero_grad(set_to_none=True)
     for microbatch in microbatches:
         logprobs, entropy = policy.logprobs(microbatch)
         policy.backward(algorithm.loss(logprobs, entropy, microbatch)[0])

@@ -92,7 +92,7 @@ def accumulate(policy: TrainedPolicy, algorithm: Algorithm, microbatches: Iterat
 
 def gradient(policy: TrainedPolicy, algorithm: Algorithm, microbatches: Iterator[Batch]) -> Tensor:
     """The gradient that microbatches leave behind, as one long vector."""
-    policy.optimizer.zero_grad(set_to_none=True)
+    policy.backend.optimizer.zero_grad(set_to_none=True)
     accumulate(policy, algorithm, microbatches)
     pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.model.parameters()]
     return torch.cat([piece.flatten() for piece in pieces]).clone()

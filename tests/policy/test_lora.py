@@ -99,7 +99,7 @@ def test_a_fresh_adapter_changes_nothing_and_is_all_that_is_trained(
     assert all(".lora_" in name for name in trained(model))
     policy = make_policy(model, adapter=adapter)
     assert policy.is_packed
-    held = [parameter for group in policy.optimizer.param_groups for parameter in group["params"]]
+    held = [parameter for group in policy.backend.optimizer.param_groups for parameter in group["params"]]
     assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trained(model).values()}
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     update(policy, batch)

@@ -229,7 +229,7 @@ def test_an_update_of_a_millionth_is_not_lost(compute_type: str, make_policy: Ma
     before = weights(policy.model)
     step(policy, batch)
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
-    assert {state["exp_avg"].dtype for state in policy.optimizer.state.values()} == {torch.float32}
+    assert {state["exp_avg"].dtype for state in policy.backend.optimizer.state.values()} == {torch.float32}
     moved = torch.cat(
         [(parameter - before[name]).abs().flatten() for name, parameter in policy.model.named_parameters()]
     )
@@ -255,7 +255,7 @@ def test_an_update_whose_gradient_is_not_finite_is_skipped_counted_and_moves_not
 ) -> None:
     policy = make_policy()
     step(policy, batch)
-    before, state = weights(policy.model), copy.deepcopy(policy.optimizer.state_dict())
+    before, state = weights(policy.model), copy.deepcopy(policy.backend.optimizer.state_dict())
     logprobs, _ = policy.logprobs(batch)
     policy.backward(logprobs.sum() * bad)
     statistics = policy.update()
@@ -263,7 +263,7 @@ def test_an_update_whose_gradient_is_not_finite_is_skipped_counted_and_moves_not
     assert statistics["policy/skipped_updates"].value == 1
     assert all(parameter.grad is None for parameter in policy.model.parameters())
     assert all(torch.equal(parameter, before[name]) for name, parameter in policy.model.named_parameters())
-    for key, values in policy.optimizer.state_dict()["state"].items():
+    for key, values in policy.backend.optimizer.state_dict()["state"].items():
         assert all(torch.equal(value, state["state"][key][name]) for name, value in values.items())
     assert policy.num_updates == 1
 
@@ -279,7 +279,7 @@ def test_the_gradient_is_clipped_to_the_limit_and_its_norm_reported_before(
             gradients = [p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]
             seen.append(torch.cat(gradients).norm().item())
 
-        policy.optimizer.register_step_pre_hook(look)
+        policy.backend.optimizer.register_step_pre_hook(look)
         norms[limit] = step(policy, batch)["policy/gradient_norm"], seen[0]
     assert norms[0.5][0] == norms[0.0][0] == pytest.approx(norms[0.0][1])
     assert norms[0.5][0] > 1
@@ -344,4 +344,4 @@ def test_every_update_uses_the_rate_of_its_number(make_policy: MakePolicy, batch
     policy = make_policy(optimizer=settings, total_updates=3)
     used = [step(policy, batch)["policy/learning_rate"] for _ in range(3)]
     assert used == pytest.approx([0.05, 0.1, 0.05])
-    assert policy.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert policy.backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)

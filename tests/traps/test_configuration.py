@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncurve.config.load import parse_config
-from oncurve.policy.deepspeed import ZeroSettings, resolve
+from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import ALONE
 from oncurve.records import Completion, Prompt
 from oncurve.settings import OptimizerSettings

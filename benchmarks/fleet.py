@@ -1,19 +1,30 @@
-"""How many rollout servers a recipe keeps busy: the planner's speeds, played through for each number of servers."""
+"""How many rollout servers does a recipe keep busy? The planner's speeds, played through for each number of servers.
+
+    python benchmarks/fleet.py gsm8k model=Qwen/Qwen2.5-7B --servers 1..64 --gpus 8
+
+Options are those of ``oncurve plan``; ``--spread`` says how ragged lengths are, ``--losses`` how often an hour a server
+is lost.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fleet_simulation import FleetLayout, Losses, Network, Simulated, Speeds, cut_lognormal, simulate
+
+from oncurve.commands.plan import plan_inputs
 from oncurve.errors import ConfigError
 from oncurve.plan import constants
 from oncurve.plan.hardware import GB, Device
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
-from oncurve.plan.simulate import FleetLayout, Losses, Network, Simulated, Speeds, cut_lognormal, simulate
 from oncurve.plan.step_time import decode_share, train_seconds
 from oncurve.plan.weight_transfer import sync_bytes, way_of_weights
+from oncurve.recipes.find import find_recipe
 
 LENGTH_SPREAD = 0.6
 """Guessed. Standard deviation of a completion's length as a share of the mean, where nobody said."""
@@ -161,3 +172,58 @@ def servers_data(rows: Sequence[FleetRow]) -> list[dict[str, Any]]:
     return [
         {"servers": row.servers, "staleness_0": data(row.in_step), "staleness_1": data(row.one_ahead)} for row in rows
     ]
+
+
+def fleet(
+    recipe: str,
+    overrides: Sequence[str],
+    question: FleetQuestion,
+    *,
+    network_gbit: float = 100.0,
+    as_json: bool = False,
+    **asked: Any,
+) -> str:
+    """The table of a recipe as text or JSON; what is ``asked`` is that of ``oncurve plan``."""
+    found = plan_inputs(find_recipe(recipe), overrides, **asked)
+    shape, setup = found.shape, found.setup
+    rows = planned_servers(shape, found.work, setup, found.device, question, network_gbit=network_gbit)
+    if as_json:
+        return json.dumps(servers_data(rows), indent=2)
+    size = sync_bytes(shape, replace(setup, placement="disaggregated", sampler_devices=1))
+    return servers_text(rows, setup=setup, fleet=question, size=size, network_gbit=network_gbit)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--servers", default="1..64", help="4, 1,2,8 or 1..64")
+    parser.add_argument("--spread", type=float, default=LENGTH_SPREAD)
+    parser.add_argument("--losses", type=float, default=0.0)
+    parser.add_argument("--gpu")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--placement", default="colocated")
+    parser.add_argument("--sampler-gpus", type=int, default=0)
+    parser.add_argument("--bandwidth", type=float, default=100.0, help="Gbit/s")
+    parser.add_argument("--mean-tokens", type=float)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_intermixed_args()
+    question = FleetQuestion(counts=read_counts(asked.servers), spread=asked.spread, losses_per_hour=asked.losses)
+    text = fleet(
+        asked.recipe,
+        asked.overrides,
+        question,
+        network_gbit=asked.bandwidth,
+        as_json=asked.json,
+        gpu=asked.gpu,
+        gpus=asked.gpus,
+        placement=asked.placement,
+        sampler_gpus=asked.sampler_gpus,
+        mean_tokens=asked.mean_tokens,
+    )
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
-from oncurve.plan.events import Clock, Event, Signal
+from fleet_events import Clock, Event, Signal
 
 Lengths = Callable[[Random], float]
 """Draws the tokens of a completion."""
