@@ -1,4 +1,4 @@
-"""How many rollout servers keep a trainer busy? Picture and tables of docs/clusters.md, from the simulation alone.
+"""How many rollout servers keep a trainer busy? Picture and tables of docs/evidence.md, from the simulation alone.
 
 python benchmarks/simulate_chart.py
 """
@@ -16,7 +16,7 @@ from oncurve.plan.fleet import FleetQuestion
 from oncurve.recipes.find import find_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, PICTURE = ROOT / "docs" / "clusters.md", ROOT / "docs" / "pictures" / "servers.png"
+PAGE, PICTURE = ROOT / "docs" / "evidence.md", ROOT / "docs" / "pictures" / "servers.png"
 MEASURED = ROOT / "benchmarks" / "results" / "simulate.json"
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 RECIPE = (

@@ -109,7 +109,7 @@ def refuse_given(options: Mapping[str, object]) -> None:
 def evaluate_recipe(
     target: str, overrides: list[str], model: str | None, against: str | None, output: Path | None
 ) -> None:
-    """Measure a model on a recipe's test problems: of a run, its final model on the problems of its own recipe."""
+    """Evaluate a model on a recipe's test problems; of a run, its final model."""
     from oncurve.config.load import load_config, read_text  # lazy
     from oncurve.config.run_folder import read_run_config  # lazy
     from oncurve.observe.run_model import is_run, resolve_model  # lazy
