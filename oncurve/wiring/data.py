@@ -150,6 +150,7 @@ def make_prompts(
 
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
+    from oncurve.data.demonstrations import render_demonstrations  # lazy
     from oncurve.data.prompts import render_prompts  # lazy
     from oncurve.wiring.episodes import make_tools_of  # lazy
 
@@ -174,8 +175,6 @@ def make_prompts(
         return prompts
 
     def show(part: Rows, data: DataSection, *, last: bool = False) -> list[Demonstration]:
-        from oncurve.data.demonstrations import render_demonstrations  # lazy
-
         if not part or config.sft is None:
             return []
         most = [one for one in (config.sft.max_tokens, context_tokens) if one is not None]
@@ -200,12 +199,17 @@ def make_prompts(
     else:
         train, middle = render(train_rows, config.data), render(during, config.data)
         asked = render(test, evaluation_section(config))
-    if len(train) < config.run.prompts_per_step:
-        raise DataError(
-            f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
-            f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
-        )
+    _check_enough(config, len(train), held_out=len(during) + len(test), too_long=len(excluded))
     return Rendered(train, middle, asked, excluded, demonstrations, shown_during)
+
+
+def _check_enough(config: Config, left: int, *, held_out: int, too_long: int) -> None:
+    """Raise DataError if fewer training prompts are left than a step takes."""
+    if left < config.run.prompts_per_step:
+        raise DataError(
+            f"run.prompts_per_step is {config.run.prompts_per_step}, but only {left} training prompts are left: "
+            f"{held_out} are held out and {too_long} too long. Use more data, or smaller steps"
+        )
 
 
 def with_epochs(config: Config, given: Given = NOTHING) -> Config:

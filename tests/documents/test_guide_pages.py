@@ -50,7 +50,7 @@ def defaults() -> dict[str, Any]:
     config = Config.model_validate({"model": "embedded", "data": {"type": "jsonl"}, "policy": {"lora": {}}})
     row = resolve("grpo")
     found: dict[str, Any] = {}
-    for section, keys in config.model_dump(exclude={"model", "rewards"}).items():
+    for section, keys in config.model_dump(exclude={"model", "rewards", "sft"}).items():
         for key, value in keys.items():
             from_row = section == "algorithm" and value is None and hasattr(row, key)
             found[f"{section}.{key}"] = f"({told(getattr(row, key))})" if from_row else told(value)
