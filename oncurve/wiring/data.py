@@ -147,9 +147,7 @@ def make_prompts(
     rows: tuple[Rows, Rows, Rows, Rows] | None = None,
 ) -> Rendered:
     """Every prompt of the run as tokens; ``rows`` are those of ``split_rows``, where somebody has them already.
-
-    Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
-    """
+    Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes."""
     from oncurve.data.demonstrations import render_demonstrations  # lazy
     from oncurve.data.prompts import render_prompts  # lazy
     from oncurve.wiring.episodes import make_tools_of  # lazy
@@ -177,7 +175,6 @@ def make_prompts(
     def show(part: Rows, data: DataSection, *, last: bool = False) -> list[Demonstration]:
         if not part or config.sft is None:
             return []
-        most = [one for one in (config.sft.max_tokens, context_tokens) if one is not None]
         shown, too_long = render_demonstrations(
             part,
             cast("Any", tokenizer),
@@ -185,7 +182,7 @@ def make_prompts(
             chat=data.chat,
             few_shot=few_shot,
             train_on="last" if last else config.sft.train_on,
-            max_tokens=min(most) if most else None,
+            max_tokens=min((one for one in (config.sft.max_tokens, context_tokens) if one), default=None),
         )
         excluded.extend(too_long)
         return shown

@@ -65,7 +65,7 @@ def test_the_same_key_twice_is_refused_with_its_line() -> None:
     assert message(BASE + "run: {steps: 5}\nrun: {steps: 6}\n") == (
         "my.yaml, line 4: duplicate key 'run'; remove one of them"
     )
-    assert "'steps' duplicate key" in message(BASE + "run: {steps: 5, steps: 5}\n")
+    assert "duplicate key 'steps'" in message(BASE + "run: {steps: 5, steps: 5}\n")
 
 
 @pytest.mark.parametrize(
