@@ -1,4 +1,4 @@
-"""How many rollout servers keep a trainer busy? Picture and tables of docs/clusters.md, from the simulation alone.
+"""How many rollout servers keep a trainer busy? Picture and tables of docs/evidence.md, from the simulation alone.
 
 python benchmarks/simulate_chart.py
 """
@@ -13,7 +13,7 @@ from fleet import FleetQuestion, fleet
 from pages import filled
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, PICTURE = ROOT / "docs" / "clusters.md", ROOT / "docs" / "pictures" / "servers.png"
+PAGE, PICTURE = ROOT / "docs" / "evidence.md", ROOT / "docs" / "pictures" / "servers.png"
 MEASURED = ROOT / "benchmarks" / "results" / "simulate.json"
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 RECIPE = (

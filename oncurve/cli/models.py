@@ -21,6 +21,9 @@ Also = Annotated[
 Data = Annotated[
     list[str] | None, typer.Option(help="Local file or folder instead of the Hugging Face Hub, or NAME=PATH.")
 ]
+Model = Annotated[str | None, typer.Option(help="With a recipe: the model to evaluate, if not the recipe's.")]
+TemplateName = Annotated[str | None, typer.Option(help="Prompt template or text file (default: the benchmark's).")]
+Chat = Annotated[bool | None, typer.Option(help="Use the chat template (default: if the tokenizer has one).")]
 TrainedOn = Annotated[
     str | None, typer.Option(help="Run, recipe or JSON lines file whose training data to check for contamination.")
 ]
@@ -30,17 +33,10 @@ def evaluate(
     target: Target,
     overrides: Overrides = None,
     benchmark: Annotated[str | None, typer.Option(help="Comma-separated benchmarks, such as gsm8k,math500.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With a recipe: the model to evaluate, if not the recipe's.")
-    ] = None,
+    model: Model = None,
     against: Annotated[str | None, typer.Option(help="A second model to evaluate and compare with.")] = None,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(help="A run of the same recipe with another seed, to pool with; repeat for several."),
-    ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="Local file or folder instead of the Hugging Face Hub, or NAME=PATH.")
-    ] = None,
+    also: Also = None,
+    data: Data = None,
     split: Annotated[str, typer.Option(help="test, validation, or remainder (all but validation).")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Completions per problem.")] = None,
@@ -48,12 +44,8 @@ def evaluate(
     top_p: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Nucleus sampling probability.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of completion tokens.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed for sampling and bootstrapping.")] = 0,
-    template: Annotated[
-        str | None, typer.Option(help="Prompt template or text file (default: the benchmark's).")
-    ] = None,
-    chat: Annotated[
-        bool | None, typer.Option(help="Use the chat template (default: if the tokenizer has one).")
-    ] = None,
+    template: TemplateName = None,
+    chat: Chat = None,
     sampler: Annotated[str, typer.Option(help="Sampler: engine or transformers.")] = "engine",
     trained_on: TrainedOn = None,
     ngram: Annotated[int, typer.Option(min=1, help="Consecutive words that count as seen in training.")] = NGRAM,
@@ -109,7 +101,7 @@ def refuse_given(options: Mapping[str, object]) -> None:
 def evaluate_recipe(
     target: str, overrides: list[str], model: str | None, against: str | None, output: Path | None
 ) -> None:
-    """Measure a model on a recipe's test problems: of a run, its final model on the problems of its own recipe."""
+    """Evaluate a model on a recipe's test problems; of a run, its final model."""
     from oncurve.config.load import load_config, read_text  # lazy
     from oncurve.config.run_folder import read_run_config  # lazy
     from oncurve.observe.run_model import is_run, resolve_model  # lazy

@@ -17,8 +17,8 @@ from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, Stopped
 from oncurve.evaluate.benchmarks import Grader
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation
-from oncurve.evaluate.resumable import PartialResults, measure, prompts_per_call
+from oncurve.evaluate.evaluate import Evaluation, evaluate
+from oncurve.evaluate.resumable import PartialResults, prompts_per_call
 from oncurve.observe.record import RunFolder
 from oncurve.session.session import keep_evaluation
 
@@ -103,7 +103,18 @@ def _measured(
             def show(done: int, total: int) -> None:
                 progress.update(shown, completed=done, total=total)
 
-            evaluation = measure(prompts, sampler, grader, params=params, kept=kept, on_progress=show)
+            evaluation = evaluate(
+                prompts,
+                sampler,
+                grader.strict,
+                params=params,
+                loose_reward_function=grader.loose,
+                samples_per_prompt=samples,
+                prompts_per_call=prompts_per_call(samples),
+                kept=kept,
+                seed=params.seed,
+                on_progress=show,
+            )
     except KeyboardInterrupt:
         raise Stopped(
             f"stopped: what is measured so far is kept in {unfinished}. The same command with "

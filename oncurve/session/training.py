@@ -151,9 +151,8 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
                 folder.write_start(recipe, config.model_dump(mode="json"), started)
                 return (yield from Session(parts, folder, facts, interruption, console).steps())
     except Interrupted:
-        raise Stopped(
-            "stopped before the first step; there is nothing to resume", exit_code=interruption.exit_code
-        ) from None
+        said = "stopped before the first step; there is nothing to resume"
+        raise Stopped(said, exit_code=interruption.exit_code) from None
 
 
 @contextmanager

@@ -204,12 +204,12 @@ def test_evaluations_get_folders_of_their_own_and_say_which(here: Path) -> None:
 
 
 def test_a_stopped_evaluation_is_resumed_by_the_same_command(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncurve.evaluate import resumable
+    from oncurve.evaluate import evaluate, resumable
 
     monkeypatch.setattr(resumable, "PROMPTS_PER_CALL", 2)
     words = ("evaluate", "recipe.yaml", "--output", "out")
     calls = []
-    genuine = resumable.grade_groups
+    genuine = evaluate.grade_groups
 
     def interrupted(*arguments: object, **options: object) -> object:
         calls.append(1)
@@ -217,7 +217,7 @@ def test_a_stopped_evaluation_is_resumed_by_the_same_command(here: Path, monkeyp
             signal.raise_signal(signal.SIGINT)
         return genuine(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(resumable, "grade_groups", interrupted)
+    monkeypatch.setattr(evaluate, "grade_groups", interrupted)
     stopped = CliRunner().invoke(app, list(words))
     assert "--output out resumes it" in str(stopped.exception)
     assert len((here / "out" / "unfinished" / "0-embedded" / "samples.jsonl").read_text().splitlines()) == 2
