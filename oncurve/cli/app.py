@@ -60,7 +60,7 @@ def train(
 
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
-    from oncurve.config.load import load_config, read_text  # lazy
+    from oncurve.config.load import load_config  # lazy
     from oncurve.config.run_folder import run_folder_path  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
     from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
@@ -82,11 +82,11 @@ def train(
 
         result = resume_run(folder, given=config, console=console())
     else:
-        from oncurve.session.training import run_recipe  # lazy
+        from oncurve.interface.trainer import Trainer  # lazy
 
         if progress == "unbegun":
             clear_unbegun(folder)
-        result = run_recipe(config, read_text(path), console=console())
+        result = Trainer.for_command(recipe, overrides or (), console=console()).train()
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+from oncurve.data.fingerprint import fingerprint, rows_fingerprint
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
 
 Row = dict[str, Any]
-PLAIN = (bool, int, float, str, bytes, type(None))
-"""Values whose text says all about them, so that a fingerprint can hold them."""
 
 
 @dataclass(frozen=True)
@@ -34,68 +31,26 @@ class Given:
     tokenizer: Any = None
     """Its tokenizer; None where it is the one of the recipe's model."""
 
-    def identity(self) -> dict[str, str]:
-        """A fingerprint of every reward by its name, by which a resumed run knows that they are the same."""
-        return {f"reward {name}": fingerprint(reward) for name, reward in self.rewards.items()}
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Of rows and rewards as they were when they were given: an object may change its own state while it grades."""
+    unseen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What of them could not be looked into, so that a change of it would not be noticed."""
 
-    def unknown(self) -> list[str]:
-        """Names of rewards whose source cannot be read, so that a change of them would not be noticed."""
-        return [name for name, reward in self.rewards.items() if source_of(reward) is None]
+    def with_fingerprints(self) -> Given:
+        """The same with the fingerprints of everything in it, taken now."""
+        found = {f"reward {name}": fingerprint(reward) for name, reward in self.rewards.items()}
+        for name, rows in (("the rows", self.rows), ("the evaluation rows", self.evaluation_rows)):
+            if rows is not None:
+                found[name] = rows_fingerprint(rows)
+        return replace(
+            self,
+            fingerprints={name: one.text for name, one in found.items()},
+            unseen={name: tuple(one.unseen) for name, one in found.items() if one.unseen},
+        )
 
 
 NOTHING = Given()
 """A run that gets everything from its recipe."""
-
-
-def fingerprint(reward: Any) -> str:
-    """Changes with the name and the source of a function or class, and with plain values that it was made with.
-
-    Plain values are those in closures, defaults and attributes that are numbers, texts, or lists and dictionaries of
-    such. Other objects count by their type.
-    """
-    reward = inspect.unwrap(reward)
-    owner, function = (reward.__self__, reward.__func__) if isinstance(reward, MethodType) else (None, reward)
-    digest = hashlib.sha256(_name_of(function).encode())
-    digest.update((source_of(reward) or "").encode())
-    if isinstance(function, FunctionType):
-        digest.update(_as_text([cell.cell_contents for cell in function.__closure__ or ()]).encode())
-        digest.update(_as_text([function.__defaults__, function.__kwdefaults__]).encode())
-    elif not isinstance(function, BuiltinFunctionType):
-        owner = function
-    digest.update(_as_text(_attributes(owner)).encode())
-    return digest.hexdigest()
-
-
-def source_of(reward: Any) -> str | None:
-    """The source of a function, or of an object's class; None where there is none to read."""
-    reward = inspect.unwrap(reward)
-    wanted = reward if inspect.isroutine(reward) or inspect.isclass(reward) else type(reward)
-    try:
-        return inspect.getsource(inspect.unwrap(wanted))
-    except (OSError, TypeError):
-        return None
-
-
-def _name_of(function: Any) -> str:
-    return function.__qualname__ if inspect.isroutine(function) else type(function).__qualname__
-
-
-def _attributes(owner: Any) -> Mapping[str, Any]:
-    try:
-        return vars(owner)
-    except TypeError:  # made without a dictionary: None, or a class with slots
-        return {}
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, PLAIN):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_as_text(key)}:{_as_text(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, (list, tuple, set, frozenset)):
-        parts = [_as_text(one) for one in value]
-        return f"[{','.join(sorted(parts) if isinstance(value, (set, frozenset)) else parts)}]"
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def recipe_of(
@@ -123,7 +78,7 @@ def recipe_of(
     given: dict[str, Any] = {}
     if rewards is not None:
         tree["rewards"] = [reward_section(reward, given) for reward in as_list(rewards)]
-    return tree, Given(rows, evaluation_rows, given)
+    return tree, Given(rows, evaluation_rows, given).with_fingerprints()
 
 
 def like(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,7 +195,8 @@ class Session:
         loop = train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.training)
         for _ in loop:
             if self.training.last is not None:
-                yield self.training.last
+                with self.interruption.away():
+                    yield self.training.last
         self.folder.sync()
         if parts.config.run.save_every_steps:
             self.saver.save_marked()
