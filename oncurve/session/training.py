@@ -146,7 +146,7 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
             with interruption.interruptible():
                 parts = wish.load(config, processes, interruption, given)
                 facts = identity(parts)
-            if not quiet:
+            if not quiet and not console.is_jupyter:
                 console.print(arithmetic(config, parts.prompts))
             with processes.on_main(lambda: RunFolder(wish.path)) or NullRunFolder(wish.path) as folder:
                 started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)
