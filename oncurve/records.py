@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -176,6 +177,13 @@ class Group:
                     f"its prompt tokens differ"
                 )
 
+    def _repr_html_(self) -> str:
+        """The prompt and its completions as a table, for a notebook."""
+        rows = [
+            (place, completion.text, len(completion.token_ids)) for place, completion in enumerate(self.completions)
+        ]
+        return html_text(self.prompt.text) + html_table(("", "completion", "tokens"), rows)
+
 
 NOT_APPLICABLE = "not_applicable"
 """``Reward.error`` of a completion that the function has no opinion on: it returned None or NaN."""
@@ -230,6 +238,18 @@ class Mean:
     def value(self) -> float:
         """The mean; NaN over nothing."""
         return self.total / self.count if self.count else math.nan
+
+
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table for a notebook; text keeps its lines and is shown as it is, whatever it holds."""
+    style = 'style="text-align: left; vertical-align: top; white-space: pre-wrap"'
+    cells = "".join(f"<tr>{''.join(f'<td {style}>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in heads)}</tr>{cells}</table>"
+
+
+def html_text(text: str) -> str:
+    """Text for a notebook, as it is."""
+    return f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
 
 
 def mean_of(values: Sequence[float]) -> Mean:

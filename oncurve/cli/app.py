@@ -61,7 +61,7 @@ def train(
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
     from oncurve.config.files import run_folder_path  # lazy
-    from oncurve.config.load import load_config, read_text  # lazy
+    from oncurve.config.load import load_config  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
     from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
     from oncurve.wiring.preflight import check_cheaply  # lazy
@@ -85,12 +85,13 @@ def train(
         result = resume_run(folder, given=config, console=console())
     else:
         try:
-            from oncurve.session.training import run_recipe  # lazy
+            from oncurve.interface.trainer import Trainer  # lazy
         except KeyboardInterrupt:
             raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
+
         if progress == "unbegun":
             clear_unbegun(folder)
-        result = run_recipe(config, read_text(path), console=console())
+        result = Trainer.for_command(recipe, overrides or (), console=console()).train()
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 

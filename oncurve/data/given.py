@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from oncurve.config.schema import FILE_TYPES
+from oncurve.data.fingerprint import fingerprint, rows_fingerprint
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
 
 Row = dict[str, Any]
-PLAIN = (bool, int, float, str, bytes, type(None))
-"""Values whose text says all about them, so that a fingerprint can hold them."""
 
 
 @dataclass(frozen=True)
@@ -39,73 +36,30 @@ class Given:
     environments: Mapping[str, Any] = field(default_factory=dict)
     """Classes or functions that make environments, by name."""
 
-    def identity(self) -> dict[str, str]:
-        """A fingerprint of every reward, tool and environment, by which a resumed run knows that they are the same."""
-        return {
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Of rows and rewards as they were when they were given: an object may change its own state while it grades."""
+    unseen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What of them could not be looked into, so that a change of it would not be noticed."""
+
+    def with_fingerprints(self) -> Given:
+        """The same with the fingerprints of everything in it, taken now."""
+        found = {
             f"{kind} {name}": fingerprint(one)
             for kind, ones in (("reward", self.rewards), ("tool", self.tools), ("environment", self.environments))
             for name, one in ones.items()
         }
-
-    def unknown(self) -> list[str]:
-        """Names of those whose source cannot be read, so that a change of them would not be noticed."""
-        everything = {**self.rewards, **self.tools, **self.environments}
-        return [name for name, one in everything.items() if source_of(one) is None]
+        for name, rows in (("the rows", self.rows), ("the evaluation rows", self.evaluation_rows)):
+            if rows is not None:
+                found[name] = rows_fingerprint(rows)
+        return replace(
+            self,
+            fingerprints={name: one.text for name, one in found.items()},
+            unseen={name: tuple(one.unseen) for name, one in found.items() if one.unseen},
+        )
 
 
 NOTHING = Given()
 """A run that gets everything from its recipe."""
-
-
-def fingerprint(reward: Any) -> str:
-    """Changes with the name and the source of a function or class, and with plain values that it was made with.
-
-    Plain values are those in closures, defaults and attributes that are numbers, texts, or lists and dictionaries of
-    such. Other objects count by their type.
-    """
-    reward = inspect.unwrap(reward)
-    owner, function = (reward.__self__, reward.__func__) if isinstance(reward, MethodType) else (None, reward)
-    digest = hashlib.sha256(_name_of(function).encode())
-    digest.update((source_of(reward) or "").encode())
-    if isinstance(function, FunctionType):
-        digest.update(_as_text([cell.cell_contents for cell in function.__closure__ or ()]).encode())
-        digest.update(_as_text([function.__defaults__, function.__kwdefaults__]).encode())
-    elif not isinstance(function, BuiltinFunctionType):
-        owner = function
-    digest.update(_as_text(_attributes(owner)).encode())
-    return digest.hexdigest()
-
-
-def source_of(reward: Any) -> str | None:
-    """The source of a function, or of an object's class; None where there is none to read."""
-    reward = inspect.unwrap(reward)
-    wanted = reward if inspect.isroutine(reward) or inspect.isclass(reward) else type(reward)
-    try:
-        return inspect.getsource(inspect.unwrap(wanted))
-    except (OSError, TypeError):
-        return None
-
-
-def _name_of(function: Any) -> str:
-    return function.__qualname__ if inspect.isroutine(function) else type(function).__qualname__
-
-
-def _attributes(owner: Any) -> Mapping[str, Any]:
-    try:
-        return vars(owner)
-    except TypeError:  # made without a dictionary: None, or a class with slots
-        return {}
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, PLAIN):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_as_text(key)}:{_as_text(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, (list, tuple, set, frozenset)):
-        parts = [_as_text(one) for one in value]
-        return f"[{','.join(sorted(parts) if isinstance(value, (set, frozenset)) else parts)}]"
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def recipe_of(
@@ -133,7 +87,7 @@ def recipe_of(
     given: dict[str, Any] = {}
     if rewards is not None:
         tree["rewards"] = [reward_section(reward, given) for reward in as_list(rewards)]
-    return tree, Given(rows, evaluation_rows, given)
+    return tree, Given(rows, evaluation_rows, given).with_fingerprints()
 
 
 def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: Any) -> Given:
@@ -169,7 +123,7 @@ def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: An
             made[name] = factory
         places[name] = factory if isinstance(factory, str) else f"given:{name}"
     tree["rollouts"] = {**rollouts, "tools": named, "environments": places}
-    return replace(given, tools=passed, environments=made)
+    return replace(given, tools=passed, environments=made).with_fingerprints()
 
 
 def _name_of_callable(function: Any) -> str:

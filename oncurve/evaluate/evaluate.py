@@ -14,7 +14,7 @@ from typing import Any, Protocol, get_args
 
 from oncurve.errors import DataError
 from oncurve.observe.record import read_json, read_rows
-from oncurve.records import NOT_APPLICABLE, Completion, Group, Prompt, Reward
+from oncurve.records import NOT_APPLICABLE, Completion, Group, Prompt, Reward, html_table
 from oncurve.rewards.base import Category, RewardFunction, categorize, grade
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
@@ -190,6 +190,18 @@ class Evaluation:
             "seconds": self.seconds,
             "seed": self.seed,
         }
+
+    def __repr__(self) -> str:
+        return f"<Evaluation {self.name} after step {self.step}: correct {self.correct}>"
+
+    def _repr_html_(self) -> str:
+        """Shares with their intervals, and the first examples of every category, for a notebook."""
+        shares = [("correct", self.correct), ("correct, whatever the format", self.any_format)]
+        counts = [(name.replace("_", " "), self.category_share(name)) for name in CATEGORIES if name != "correct"]
+        table = html_table((self.name, ""), [(name, share) for name, share in (*shares, *counts) if share is not None])
+        chosen = [one for name in CATEGORIES for one in [e for e in self.examples if e.category == name][:2]]
+        shown = [(one.category, one.question, one.completion, one.answer) for one in chosen]
+        return table + html_table(("", "question", "completion", "reference"), shown)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every example as a JSON object."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,10 +204,18 @@ class Trainer:
         self._asked = 0
         self._console: Console | None = None
         self._owns_process = False
+        self._walk: weakref.ref[Iterator[Step]] | None = None
+
+    @classmethod
+    def for_command(cls, recipe: str, overrides: Sequence[str], *, console: Console) -> Trainer:
+        """The trainer of ``oncurve train``: as ``from_recipe``, and the process ends with the run."""
+        trainer = cls.from_recipe(recipe, *overrides)
+        trainer._console, trainer._owns_process = console, True
+        return trainer
 
     def train(self) -> Result:
         """Train to the end. Ctrl-C stops after saving and leaves this object usable; see ``resume``."""
-        return self._finish(self._new_steps())
+        return self._finish(self._new_steps)
 
     def steps(self) -> Iterator[Step]:
         """Train step by step: each step is done when it is asked for.
@@ -214,18 +223,18 @@ class Trainer:
         Leaving the loop early saves the run, which ``resume`` continues; the result of a run that was not left is in
         ``result``. Example: ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
         """
-        self.result = yield from self._new_steps()
+        return self._step_by_step(self._new_steps)
 
     def resume(self) -> Result:
         """Continue this run from its newest checkpoint, to the same result as if it had never stopped.
 
         Raises ConfigError if rows, rewards or recipe are others than those it began with.
         """
-        return self._finish(self._resumed_steps())
+        return self._finish(self._resumed_steps)
 
     def resume_steps(self) -> Iterator[Step]:
         """The same, step by step."""
-        self.result = yield from self._resumed_steps()
+        return self._step_by_step(self._resumed_steps)
 
     def sample(
         self,
@@ -333,9 +342,27 @@ class Trainer:
             console=self._console or Console(),
         )
 
-    def _finish(self, steps: Steps) -> Result:
-        self.result = finish(steps)
+    def _finish(self, begin: Callable[[], Steps]) -> Result:
+        self._leave_walk()
+        self.result = finish(begin())
         return self.result
+
+    def _step_by_step(self, begin: Callable[[], Steps]) -> Iterator[Step]:
+        def walk() -> Iterator[Step]:
+            self.result = yield from begin()
+
+        self._leave_walk()
+        self.result = None
+        steps = walk()
+        self._walk = weakref.ref(steps)
+        return steps
+
+    def _leave_walk(self) -> None:
+        """End a walk through steps that somebody left without closing it, as an error in a notebook's cell does."""
+        steps = self._walk() if self._walk is not None else None
+        if steps is not None:
+            steps.close()  # type: ignore[attr-defined]
+        self._walk = None
 
     def _load(self, *arguments: Any) -> Parts:
         """The parts of a run, whose policy this object keeps when the run has ended."""

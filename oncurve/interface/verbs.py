@@ -13,6 +13,7 @@ for step in range(20):
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -35,7 +36,7 @@ from oncurve.errors import ConfigError
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Mean, Prompt, Reward
+from oncurve.records import Group, Mean, Prompt, Reward, html_table
 from oncurve.rewards.custom import from_function
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
@@ -153,6 +154,19 @@ class Scores:
         """The mean over all completions that could be graded; NaN if none could."""
         values = [reward.value for row in self.rewards for reward in row if reward.value is not None]
         return sum(values) / len(values) if values else float("nan")
+
+    def __repr__(self) -> str:
+        failed = sum(reward.value is None for row in self.rewards for reward in row)
+        return f"<Scores of {len(self.groups)} groups: mean {self.mean:.3f}{f', {failed} failed' if failed else ''}>"
+
+    def _repr_html_(self) -> str:
+        """Every completion with its reward, for a notebook."""
+        rows = [
+            (group.prompt.index, completion.text, reward.error if reward.value is None else f"{reward.value:g}")
+            for group, graded in zip(self.groups, self.rewards, strict=True)
+            for completion, reward in zip(group.completions, graded, strict=True)
+        ]
+        return f"<p>{html.escape(repr(self))}</p>" + html_table(("prompt", "completion", "reward"), rows)
 
 
 def score(groups: Sequence[Group], reward: Any) -> Scores:

@@ -1,4 +1,4 @@
-"""Progress of a run: a live display in a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from oncurve.observe.notebook import NotebookDisplay
 
 _BARS = "▁▂▃▄▅▆▇█"
 NOISE = 1e-5
@@ -54,8 +56,8 @@ _ROWS: tuple[tuple[str, str, _Form], ...] = (
 class Progress:
     """Step, time left, reward, accuracy, speed by phase, memory and alarms of a run, as a context manager.
 
-    In a terminal a panel of a few lines that is redrawn in place; otherwise one line of text per step, which is also
-    what ends up in a log file. Not safe for use from several threads.
+    In a terminal and in a notebook a panel of a few lines that is redrawn in place; otherwise one line of text per
+    step, which is also what ends up in a log file. Not safe for use from several threads.
     """
 
     def __init__(
@@ -83,7 +85,11 @@ class Progress:
         self._evaluated: tuple[int, float] | None = None
         self._status = ""
         is_live = self.console.is_terminal if live is None else live
-        self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4) if is_live else None
+        self._live: Live | NotebookDisplay | None = None
+        if live is None and self.console.is_jupyter:
+            self._live = NotebookDisplay(self._panel, clock=clock)
+        elif is_live:
+            self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4)
 
     def __enter__(self) -> Progress:
         self._started = self._clock()
@@ -111,6 +117,8 @@ class Progress:
             self._evaluated = (step, accuracy)
         if self._live is None:
             self._print(self.line(metrics))
+        elif isinstance(self._live, NotebookDisplay):
+            self._live.refresh()
 
     def note(self, text: str) -> None:
         """Prints something that stays: above the live display, or as a line."""
@@ -122,8 +130,10 @@ class Progress:
         self._print(text)
 
     def status(self, text: str) -> None:
-        """What is going on inside the step, such as "evaluating 128/500"; only shown in a terminal."""
+        """What is going on inside the step, such as "evaluating 128/500"; only shown in a panel."""
         self._status = text
+        if isinstance(self._live, NotebookDisplay):
+            self._live.refresh(at_once=False)
 
     def line(self, metrics: Mapping[str, float]) -> str:
         """One step as one line of plain text."""

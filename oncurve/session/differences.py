@@ -39,7 +39,13 @@ def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
     ]
     was, now = manifest.get("given") or {}, facts.get("given") or {}
     changed = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
-    return [*differences, *(f"{name}: its source or its values are others than when the run began" for name in changed)]
+    return [
+        *differences,
+        *(
+            f"{name}: not as when the run began (a function counts with its source, an object with its attributes)"
+            for name in changed
+        ),
+    ]
 
 
 def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, warn: Callable[[str], None]) -> None:

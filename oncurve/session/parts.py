@@ -139,9 +139,14 @@ def identity(parts: Parts) -> dict[str, Any]:
     Raises ConfigError if another process loaded other data or another model.
     """
     facts = own_identity(parts)
-    names = {"data": "training prompts", "base": "weights of the base model", "recipe_sha256": "recipe"}
-    for rank, theirs in enumerate(parts.policy.processes.all_gather({key: facts[key] for key in names})):
-        if other := [text for key, text in names.items() if theirs[key] != facts[key]]:
+    names = {
+        "data": "training prompts",
+        "base": "weights of the base model",
+        "recipe_sha256": "recipe",
+        "given": "rows or rewards",
+    }
+    for rank, theirs in enumerate(parts.policy.processes.all_gather({key: facts.get(key) for key in names})):
+        if other := [text for key, text in names.items() if theirs[key] != facts.get(key)]:
             raise ConfigError(
                 f"process {rank} has another {other[0]} than process {parts.policy.processes.rank}. Put recipe, data "
                 f"and model where all machines see the same files"
@@ -168,7 +173,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
             "name": config["model"],
             "sha256": checksum(model.named_parameters(), in_full_precision=True, whole=whole),
         },
-        **({"given": identity} if (identity := parts.given.identity()) else {}),
+        **({"given": dict(parts.given.fingerprints)} if parts.given.fingerprints else {}),
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),

@@ -92,13 +92,14 @@ def report(result: Result, *, console: Console) -> None:
         text = summarize(metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder))
         profile = profile_text(result.folder)
         (result.folder / "summary.txt").write_text(f"{text}\n{profile}\n" if profile else f"{text}\n", encoding="utf-8")
-        if profile:
+        if profile and not console.is_jupyter:
             console.print(profile, highlight=False)
         console.print(f"curves: {picture}", highlight=False)
     if comparison is not None:
         comparison.write(result.folder)
-        console.print(comparison.table())
-        console.print(comparison.examples_text(limit=1), markup=False, highlight=False)
+        if not console.is_jupyter:  # where the result shows itself
+            console.print(comparison.table())
+            console.print(comparison.examples_text(limit=1), markup=False, highlight=False)
         try:
             run_card(result.folder)
         except (OncurveError, OSError) as error:  # the recipe's file may be gone; the model is saved all the same

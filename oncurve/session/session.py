@@ -172,7 +172,8 @@ class Session:
         loop = train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.run)
         for _ in loop:
             if self.run.last is not None:
-                yield self.run.last
+                with self.interruption.away():
+                    yield self.run.last
         self.folder.sync()
         if parts.config.run.save_every_steps:
             self.saver.save_marked()

@@ -133,8 +133,10 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
-    for name in given.unknown():
-        console.print(f"reward {name}: its source code cannot be read, so a change to it will not be noticed on resume")
+    for name, unseen in given.unseen.items():
+        console.print(
+            f"{name}: a resumed run will not notice a change of {'; '.join(unseen)}", markup=False, highlight=False
+        )
     interruption = Interruption(
         grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1, owns_process=wish.owns_process
     )
@@ -144,7 +146,7 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
             with interruption.interruptible():
                 parts = wish.load(config, processes, interruption, given)
                 facts = identity(parts)
-            if not quiet:
+            if not quiet and not console.is_jupyter:
                 console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
             with processes.on_main(lambda: RunFolder(wish.path)) or NullRunFolder(wish.path) as folder:
                 started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)

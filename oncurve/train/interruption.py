@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from oncurve.policy.distributed import ALONE, Processes
 
@@ -55,6 +56,9 @@ class Interruption:
         self._is_abandonable = False
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
+        self._handlers: dict[signal.Signals, Any] = {}
+        """What listens to signals now, and what did before."""
+        self._previous: dict[signal.Signals, Any] = {}
 
     @property
     def is_asked(self) -> bool:
@@ -82,15 +86,34 @@ class Interruption:
         numbers = {number: self._receive for number in signal.Signals if number.name in _SIGNALS}
         if not self._is_alone:
             numbers[signal.SIGUSR2] = self._nudged
-        previous = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+        self._handlers = numbers
+        self._previous = {number: signal.signal(number, handler) for number, handler in numbers.items()}
         try:
             with self._overheard():
                 yield
         finally:
-            for number, handler in previous.items():  # a nudge that comes too late must not end the process
+            for number, handler in self._previous.items():  # a nudge that comes too late must not end the process
                 signal.signal(number, signal.SIG_IGN if number == signal.SIGUSR2 else handler)
             if self._timer is not None:
                 self._timer.cancel()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """While it lasts, the program that asks for the steps does something of its own, and signals are its own too.
+
+        Where the run owns the process, there is no such program.
+        """
+        is_elsewhere = threading.current_thread() is not threading.main_thread()
+        if self._owns_process or is_elsewhere or not self._handlers:
+            yield
+            return
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        try:
+            yield
+        finally:
+            if threading.current_thread() is threading.main_thread():  # else a collector ends the run, anywhere
+                self._previous = {number: signal.signal(number, mine) for number, mine in self._handlers.items()}
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

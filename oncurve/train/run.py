@@ -24,7 +24,7 @@ from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Mean, Reward
+from oncurve.records import Group, Mean, Reward, html_table
 from oncurve.rewards.base import check_errors, describe_failures
 from oncurve.train.checkpointer import Checkpointer
 from oncurve.train.guards import Guards, attempts
@@ -64,6 +64,19 @@ class Step:
     """Everything that was sampled, before any filter."""
     rewards: Sequence[Sequence[Reward]]
     """A reward, or an error, for every completion of every group."""
+
+    def __repr__(self) -> str:
+        return f"<Step {self.number}: mean reward {self.metrics.get('reward/mean', math.nan):.3f}>"
+
+    def _repr_html_(self) -> str:
+        """The best and the worst completion of every group, for a notebook."""
+        rows: list[tuple[object, ...]] = []
+        for group, graded in zip(self.groups, self.rewards, strict=True):
+            pairs = [(r.value, c.text) for r, c in zip(graded, group.completions, strict=True) if r.value is not None]
+            if pairs:
+                best, worst = max(pairs, key=lambda pair: pair[0]), min(pairs, key=lambda pair: pair[0])
+                rows.append((group.prompt.text, f"{best[0]:g}", best[1], f"{worst[0]:g}", worst[1]))
+        return html_table((f"step {self.number}", "best", "", "worst", ""), rows)
 
 
 @dataclass(eq=False)
