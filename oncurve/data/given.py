@@ -29,6 +29,10 @@ class Given:
     evaluation_rows: list[Row] | None = None
     rewards: Mapping[str, Any] = field(default_factory=dict)
     """Reward functions by the names of their sections."""
+    model: Any = None
+    """A loaded transformers or peft model, whose own weights are trained; None where the recipe names it."""
+    tokenizer: Any = None
+    """Its tokenizer; None where it is the one of the recipe's model."""
 
     def identity(self) -> dict[str, str]:
         """A fingerprint of every reward by its name, by which a resumed run knows that they are the same."""
@@ -49,6 +53,7 @@ def fingerprint(reward: Any) -> str:
     Plain values are those in closures, defaults and attributes that are numbers, texts, or lists and dictionaries of
     such. Other objects count by their type.
     """
+    reward = inspect.unwrap(reward)
     owner, function = (reward.__self__, reward.__func__) if isinstance(reward, MethodType) else (None, reward)
     digest = hashlib.sha256(_name_of(function).encode())
     digest.update((source_of(reward) or "").encode())
@@ -63,6 +68,7 @@ def fingerprint(reward: Any) -> str:
 
 def source_of(reward: Any) -> str | None:
     """The source of a function, or of an object's class; None where there is none to read."""
+    reward = inspect.unwrap(reward)
     wanted = reward if inspect.isroutine(reward) or inspect.isclass(reward) else type(reward)
     try:
         return inspect.getsource(inspect.unwrap(wanted))

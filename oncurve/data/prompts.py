@@ -74,6 +74,8 @@ class Template:
     """The first characters of the assistant's turn; they belong to the prompt."""
     completion: str = " {solution} \\boxed{{answer}}"
     """A perfect completion, for few-shot examples and for checking that the reward accepts it."""
+    keeps_space: bool = False
+    """White space around a question stays."""
 
     def __post_init__(self) -> None:
         for part in ("system", "user", "turn", "opening"):
@@ -128,6 +130,7 @@ TEMPLATES: dict[str, Template] = {
             completion="\n<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>",
         ),
         Template(name="question_only", completion=_BOXED),
+        Template(name="as_is", completion=_BOXED, keeps_space=True),
         Template(name="plain", completion="{answer}"),
         Template(name="program", turn="User: {user}\nAssistant:", completion=" ```python\n{answer}\n```"),
     )
@@ -236,7 +239,7 @@ def _user_text(row: Mapping[str, Any], place: int | str, template: Template) -> 
         raise DataError(
             f"row {place}: no text in column 'question'. Columns: {listed(row)}. Set data.columns: {{question: ...}}."
         )
-    return _filled(template.user, question=question.strip())
+    return _filled(template.user, question=question if template.keeps_space else question.strip())
 
 
 def _plain_text(row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
 from oncurve.config.load import read_text, read_tree, validate_tree
@@ -19,6 +22,7 @@ from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluate import Evaluation
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
+from oncurve.policy.lora import lora_section
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipes.find import find_recipe
 from oncurve.records import Group
@@ -34,18 +38,20 @@ KEPT_WITH_ROWS = ("columns", "template", "chat", "few_shot", "limit", "max_promp
 
 
 def train(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | nn.Module,
     data: Any = None,
     rewards: Any = None,
     *,
     evaluation_data: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     **sections: Mapping[str, Any],
 ) -> Result:
     """Train a model with GRPO and give back where the run ended; the arguments are those of ``Trainer``.
 
     Example: ``oncurve.train("embedded", data="word_problems", run={"steps": 12})``
     """
-    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **sections).train()
+    trainer = Trainer(model, data, rewards, evaluation_data=evaluation_data, tokenizer=tokenizer, **sections)
+    return trainer.train()
 
 
 class Trainer:
@@ -64,28 +70,33 @@ class Trainer:
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] | nn.Module,
         data: Any = None,
         rewards: Any = None,
         *,
         evaluation_data: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **sections: Mapping[str, Any],
     ) -> None:
         """What to train on what; every other argument is a section of a recipe with its keys.
 
-        ``model`` is a folder, a name on the Hugging Face Hub, "embedded", or the path of a recipe (.yaml).
+        ``model`` is a folder, a name on the Hugging Face Hub, "embedded", or the path of a recipe (.yaml); or a model
+        that transformers or peft loaded, whose own weights are then trained. ``tokenizer`` replaces the model's own.
         ``data`` is a list of dictionaries, a ``datasets.Dataset``, any iterable of dictionaries, a path, the name of a
         data type such as "gsm8k", or a section of a recipe. ``rewards`` is one or a list of functions, objects, names
         of reward types, sections, or pairs (reward, weight); several are summed. Without ``evaluation_data`` some rows
         are held out. Raises ConfigError for anything that a recipe must not say.
         """
-        place = os.fspath(model)
+        place = model.name_or_path or "given" if isinstance(model, nn.Module) else os.fspath(model)
+        if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
+            sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
         if place.endswith((".yaml", ".yml")):
             self._from_tree(read_tree(place), data, rewards, evaluation_data, sections, source=place)
             return
         if data is None and "data" not in sections:
             raise ConfigError("data: there is none. Pass rows, a path, or the name of a data type such as 'gsm8k'")
         tree, given = recipe_of(place, data, rewards, evaluation_data, sections=sections)
+        given = replace(given, model=model if isinstance(model, nn.Module) else None, tokenizer=tokenizer)
         self._set(validate_tree(tree, source="Trainer"), recipe_text(tree), given)
 
     @classmethod
@@ -208,7 +219,7 @@ class Trainer:
             tree = config.model_dump()
             tree["evaluation"] = {**tree["evaluation"], "data": section}
             config = validate_tree(tree, source="Trainer.evaluate")
-            given = Given(given.rows, rows, given.rewards)
+            given = replace(given, evaluation_rows=rows)
         policy = self.policy
         context = wiring.context_of(policy.model.config)
         prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given).test
@@ -237,7 +248,7 @@ class Trainer:
         """The model with its current weights; loaded when it is first needed."""
         if self._policy is None:
             quiet_libraries()
-            self._policy = wiring.make_policy(self.config)
+            self._policy = wiring.make_policy(self.config, given=self._given)
         return self._policy
 
     def _new_steps(self) -> Steps:
@@ -277,4 +288,6 @@ class Trainer:
         self._policy = None  # two models at once may not fit
         parts = make_parts(*arguments)
         self._policy = parts.policy
+        if self._given.model is not None and parts.policy.adapter is not None:
+            self._given = replace(self._given, model=parts.policy.adapter.peft_model)  # a second run goes on with it
         return parts

@@ -69,6 +69,11 @@ class Adapter:
         return self._peft.get_base_model()  # type: ignore[return-value]
 
     @property
+    def peft_model(self) -> PeftModel:
+        """The same with peft around it."""
+        return self._peft
+
+    @property
     def has_dropout(self) -> bool:
         """Two training passes over the same tokens differ."""
         return bool(self._dropouts)
@@ -227,6 +232,48 @@ def open_adapter(model: PreTrainedModel, folder: str | Path) -> Adapter:
             f"{folder}: the adapter does not fit its base model: {' '.join(str(error).split())[:400]}"
         ) from None
     return _finished(peft_model)
+
+
+def around(model: nn.Module) -> Adapter | None:
+    """The adapter of a model that a program made with peft; None for an ordinary model.
+
+    Raises ConfigError for an adapter that is none of LoRA's, has parts beside it, or has nothing to train.
+    """
+    from peft import LoraConfig, PeftModel
+
+    if not isinstance(model, PeftModel):
+        return None
+    config = model.peft_config.get("default")
+    if len(model.peft_config) != 1 or not isinstance(config, LoraConfig):
+        kinds = ", ".join(f"{name} ({each.peft_type})" for name, each in model.peft_config.items())
+        raise ConfigError(f"model: its adapters are {kinds}. Train one LoRA adapter, named default")
+    if config.use_dora or config.modules_to_save:
+        raise ConfigError("model: its adapter has use_dora or modules_to_save, which sampling cannot follow. Leave it out")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("model: none of its adapter's weights is trained. Load it with is_trainable=True")
+    return _finished(model)
+
+
+def lora_section(model: nn.Module) -> dict[str, object] | None:
+    """What a recipe says of the adapter in a model that a program made with peft; None for an ordinary model."""
+    if around(model) is None:
+        return None
+    config = _lora_config(model)  # type: ignore[arg-type]
+    targets = config.target_modules
+    return {
+        "rank": config.r,
+        "alpha": float(config.lora_alpha) * (config.r**0.5 if config.use_rslora else 1.0),
+        "dropout": float(config.lora_dropout),
+        "target_modules": targets if isinstance(targets, str) else sorted(targets or ()),
+        "bias": config.bias,
+    }
+
+
+def is_trained(model: nn.Module | None) -> bool:
+    """Whether a model that a program made with peft has an adapter that already changes something."""
+    if model is None or around(model) is None:
+        return False
+    return any(".lora_B." in name and bool(part.any()) for name, part in model.named_parameters())
 
 
 @contextmanager

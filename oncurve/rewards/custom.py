@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 CompletionsAs = Literal["auto", "text", "messages"]
 """How a function gets completions: as strings, as lists of chat messages, or as strings and, if it fails, messages."""
 
+SOURCE_ROW = "source_row"
+"""Column with the row that a prompt was made from, where its own columns are to be passed on untouched."""
 _VALUE_KEYS = ("reward", "score", "value")
 _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
 _ANSWER_NAMES = ("answer", "ground_truth", "gold", "reference", "solution", "target", "label")
@@ -90,19 +92,24 @@ def from_function(
     answer_column: str = "answer",
     completions_as: CompletionsAs = "auto",
     timeout_seconds: float = 60.0,
+    is_batched: bool | None = None,
+    extras: Mapping[str, Any] | None = None,
 ) -> RewardFunction:
     """A reward function from whatever somebody wrote.
 
     Accepted as they are: an object with the protocol of ``RewardFunction``; a function with a parameter
     ``completions``, called like TRL's with lists and keywords; any other function, called for each completion as
     ``f(completion, answer)``. Each may be async; each may return numbers, None (not applicable) or dictionaries with
-    a "reward" and named parts. ``timeout_seconds`` bounds async functions only.
+    a "reward" and named parts. ``timeout_seconds`` bounds async functions only. ``is_batched`` says whether it is
+    called with lists where its parameters do not; ``extras`` are further arguments of such a call.
     """
     if isinstance(function, RewardFunction) and not inspect.isfunction(function):
         return function
     known = name or getattr(function, "__name__", None) or type(function).__name__
     parameters = _parameters(function)
-    adapter = _Batched if "completions" in parameters else _PerSample
+    if is_batched is None:
+        is_batched = "completions" in parameters
+    adapter = _Batched if is_batched else _PerSample
     return adapter(
         function,
         name=known,
@@ -110,6 +117,7 @@ def from_function(
         answer_column=answer_column,
         completions_as=completions_as,
         timeout_seconds=timeout_seconds,
+        extras=extras or {},
     )
 
 
@@ -132,9 +140,11 @@ class _Adapted:
         answer_column: str,
         completions_as: CompletionsAs,
         timeout_seconds: float,
+        extras: Mapping[str, Any],
     ) -> None:
         self.name = name
-        self.function = function
+        self.function = self.__wrapped__ = function
+        self.extras = extras
         self.answer_column = answer_column
         self.completions_as: CompletionsAs = completions_as
         self.timeout_seconds = timeout_seconds
@@ -184,9 +194,10 @@ class _Batched(_Adapted):
         return [to_reward(value) for value in values]
 
     def _call(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, as_messages: bool) -> Any:
+        rows: list[Mapping[str, Any]] = [prompt.row.get(SOURCE_ROW) or prompt.row for prompt in prompts]
         arguments: dict[str, Any] = {
-            column: [prompt.row.get(column) for prompt in prompts]
-            for column in dict.fromkeys(column for prompt in prompts for column in prompt.row)
+            column: [row.get(column) for row in rows]
+            for column in dict.fromkeys(column for row in rows for column in row)
             if column not in ("prompt", "prompts", "completion", "completions", "completion_ids")
         }
         arguments |= {
@@ -196,6 +207,7 @@ class _Batched(_Adapted):
             "trainer_state": None,
             "log_extra": _log,
             "log_metric": _log,
+            **self.extras,
         }
         return self._wait_for(self.function(**self._declared(arguments)))
 
@@ -297,6 +309,8 @@ def _completion_in_form(completion: Completion, *, as_messages: bool) -> Any:
 
 
 def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:
+    if SOURCE_ROW in prompt.row:
+        return prompt.row[SOURCE_ROW]["prompt"]
     if not as_messages:
         return prompt.text
     return [dict(message) for message in prompt.messages or ({"role": "user", "content": prompt.text},)]

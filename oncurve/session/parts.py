@@ -73,7 +73,7 @@ def make_parts(
         )
     reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
     algorithm = wiring.make_algorithm(config)
-    policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes)
+    policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
     if processes.count > 1:
         reward_function = ShardedRewards(reward_function, processes, interruption)
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncurve.config.schema import Config
+from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ def make_device(name: str) -> torch.device:
     return device
 
 
-def make_policy(config: Config, *, with_reference: bool = False, processes: Processes | None = None) -> TrainedPolicy:
-    """The model of the recipe, ready to be trained, with a reference if the algorithm needs one.
+def make_policy(
+    config: Config, *, with_reference: bool = False, processes: Processes | None = None, given: Given = NOTHING
+) -> TrainedPolicy:
+    """The model of the recipe, or the ``given`` one, ready to be trained, with a reference if the algorithm needs one.
 
     The reference is a copy of the model; or, with a fresh adapter, the base under it, which takes no memory.
     Without ``processes`` to train it, a policy is only there to be sampled from, and nothing of it is kept in parts.
@@ -64,8 +67,10 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         compute = "bfloat16" if device.type == "cuda" else "float32"
     sharding = None if processes is None else make_sharding(config, processes)
     few_bits = config.policy.quantization is not None  # which are packed on the device itself
-    loaded = _load_unread(config, device) if isinstance(sharding, Sharding) else None
-    unread, loaded = (None, _load(config, device if few_bits else torch.device("cpu"))) if loaded is None else loaded
+    loaded = _load_unread(config, device) if isinstance(sharding, Sharding) and given.model is None else None
+    if loaded is None:
+        loaded = None, _load(config, device if few_bits else torch.device("cpu"), given)
+    unread, loaded = loaded
     model, tokenizer, adapter = loaded
     if config.policy.train_only:
         train_only(model, config.policy.train_only)
@@ -77,7 +82,7 @@ def make_policy(config: Config, *, with_reference: bool = False, processes: Proc
         stand_in = None if unread is None else unread.stand_in(model)
         use_liger(model, config.policy.liger, compute_type=compute, stand_in=stand_in)
         del stand_in  # before the weights are read
-    copied = with_reference and _needs_copy(config)
+    copied = with_reference and _needs_copy(config, given)
     reference = copy_unread(model).requires_grad_(False) if copied else None
     return TrainedPolicy(
         model,
@@ -169,7 +174,9 @@ def make_sharding(config: Config, processes: Processes) -> Sharding | ZeroSettin
     return Sharding(reshard_after_forward=chosen.reshard_after_forward, offload=chosen.offload)
 
 
-def _load(config: Config, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Adapter | None]:
+def _load(
+    config: Config, device: torch.device, given: Given = NOTHING
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Adapter | None]:
     """The model and the adapter in it: a fresh one, or that of the folder which the recipe names as its model.
 
     Without ``policy.lora``, the adapter of such a folder becomes part of the weights.
@@ -177,6 +184,8 @@ def _load(config: Config, device: torch.device) -> tuple[PreTrainedModel, PreTra
     from oncurve.policy.lora import open_adapter  # lazy
     from oncurve.policy.model_folder import load_model  # lazy
 
+    if given.model is not None:
+        return _take(config, given)
     chosen = config.policy
     place, base, revision = _places(config)
     model, tokenizer = load_model(
@@ -186,9 +195,24 @@ def _load(config: Config, device: torch.device) -> tuple[PreTrainedModel, PreTra
         trust_remote_code=chosen.trust_remote_code,
         quantization=chosen.quantization,
     )
+    tokenizer = given.tokenizer or tokenizer
     if place is not None and chosen.lora is None:
         return open_adapter(model, place).merge(), tokenizer, None
     return model, tokenizer, _put_adapter(config, model)
+
+
+def _take(config: Config, given: Given) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Adapter | None]:
+    """A model that a program loaded: its own weights are trained, in float32 unless they have few bits."""
+    from oncurve.policy.lora import around  # lazy
+    from oncurve.policy.model_folder import load_tokenizer  # lazy
+
+    adapter = around(given.model)
+    model = given.model if adapter is None else adapter.model
+    if config.policy.quantization is None:
+        model.float()
+    model.eval()
+    adapter = adapter or _put_adapter(config, model)
+    return model, given.tokenizer or load_tokenizer(config.model)[1], adapter
 
 
 def _load_unread(
@@ -252,13 +276,13 @@ def _check_continued(config: Config, place: str) -> None:
             raise ConfigError(f"policy.lora.{key} is {wanted}, but the adapter {config.model!r} has {found}. Set it so")
 
 
-def _needs_copy(config: Config) -> bool:
+def _needs_copy(config: Config, given: Given = NOTHING) -> bool:
     """Whether a reference must be a model of its own.
 
     Raises ConfigError where the base is asked for and training changes it.
     """
     from oncurve.algorithm.table import resolve  # lazy
-    from oncurve.policy.lora import is_adapter  # lazy
+    from oncurve.policy.lora import is_adapter, is_trained  # lazy
     from oncurve.policy.model_folder import locate  # lazy
     from oncurve.wiring.algorithm import algorithm_choices, algorithm_name  # lazy
 
@@ -271,7 +295,7 @@ def _needs_copy(config: Config) -> bool:
             f"policy.lora.bias is {config.policy.lora.bias}, which trains biases of the base, so that algorithm."
             f"reference base would move. Set policy.lora.bias to none, or algorithm.reference to frozen"
         )
-    fresh = not is_adapter(locate(config.model))
+    fresh = not is_adapter(locate(config.model)) and not is_trained(given.model)
     return not (reference == "base" or (reference == "frozen" and fresh and keeps_base))
 
 
