@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from oncurve import __version__
-from oncurve.cli import models, recipes
+from oncurve.cli import models, recipes, scripts
 from oncurve.cli.overrides import Overrides, RecipeArgument, RecipeCommand
 from oncurve.commands import runs
 from oncurve.commands.launch import launch, supervise
@@ -252,29 +252,8 @@ def plan(
     sys.stdout.write(text + "\n")
 
 
-@app.command()
-def convert(
-    script: Annotated[Path, typer.Argument(help="A script with GRPOConfig(...), or a YAML or JSON of its options.")],
-    output: Annotated[Path, typer.Option(help="The recipe; - prints it.")] = Path("recipe.yaml"),
-    processes: Annotated[int, typer.Option(min=1, help="Processes that TRL would run, as for --num_processes.")] = 1,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows of the training data, to turn epochs into steps.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
-) -> None:
-    """Turn a training script for TRL's GRPOTrainer into a recipe; it is read and never run.
-
-    Every option is taken over, or named with its line; exit code 1 if something is lost or has to be filled in.
-
-    Example: `oncurve convert train_grpo.py --processes 8 --rows 7473 --output recipe.yaml`
-    """
-    from oncurve.commands.convert import convert_file  # lazy
-
-    place = None if str(output) == "-" else output
-    text, is_whole = convert_file(script, place, processes=processes, rows=rows, overwrite=overwrite)
-    sys.stdout.write(text if place is None else text + "\n")
-    if not is_whole:
-        raise typer.Exit(1)
+app.command(context_settings=scripts.AsIs)(scripts.trl)
+app.command()(scripts.convert)
 
 
 @app.command()

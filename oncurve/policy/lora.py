@@ -248,7 +248,9 @@ def around(model: nn.Module) -> Adapter | None:
         kinds = ", ".join(f"{name} ({each.peft_type})" for name, each in model.peft_config.items())
         raise ConfigError(f"model: its adapters are {kinds}. Train one LoRA adapter, named default")
     if config.use_dora or config.modules_to_save:
-        raise ConfigError("model: its adapter has use_dora or modules_to_save, which sampling cannot follow. Leave it out")
+        raise ConfigError(
+            "model: its adapter has use_dora or modules_to_save, which sampling cannot follow. Leave it out"
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("model: none of its adapter's weights is trained. Load it with is_trainable=True")
     return _finished(model)
