@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from oncurve import __version__
-from oncurve.cli import models, recipes
+from oncurve.cli import models, recipes, scripts
 from oncurve.cli.overrides import Overrides, RecipeArgument, RecipeCommand
 from oncurve.commands import runs
 from oncurve.commands.launch import launch, supervise
@@ -289,31 +289,8 @@ def plan(
     sys.stdout.write(text + "\n")
 
 
-@app.command()
-def convert(
-    script: Annotated[
-        Path, typer.Argument(help="A Python script with GRPOConfig(...), or a YAML or JSON file of its options.")
-    ],
-    output: Annotated[Path, typer.Option(help="Path of the recipe; - prints it.")] = Path("recipe.yaml"),
-    processes: Annotated[int, typer.Option(min=1, help="Number of processes TRL would use (--num_processes).")] = 1,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows in the training data, to convert epochs to steps.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
-) -> None:
-    """Convert a TRL GRPOTrainer script to a recipe. The script is parsed, never executed.
-
-    Every option is converted or listed with its line; exit code 1 if something is left for you to fill in.
-
-    Example: `oncurve convert train_grpo.py --processes 8 --rows 7473 --output recipe.yaml`
-    """
-    from oncurve.commands.convert import convert_file  # lazy
-
-    place = None if str(output) == "-" else output
-    text, is_whole = convert_file(script, place, processes=processes, rows=rows, overwrite=overwrite)
-    sys.stdout.write(text if place is None else text + "\n")
-    if not is_whole:
-        raise typer.Exit(1)
+app.command(context_settings=scripts.AsIs)(scripts.trl)
+app.command()(scripts.convert)
 
 
 @app.command()

@@ -148,6 +148,27 @@ class Trainer:
             trainer._from_tree(read_tree(path, overrides), data, rewards, evaluation_data, {}, source=str(path))
         return trainer
 
+    @classmethod
+    def from_tree(
+        cls,
+        tree: Mapping[str, Any],
+        data: Any,
+        rewards: Any,
+        evaluation_data: Any = None,
+        *,
+        model: nn.Module | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        source: str = "Trainer",
+    ) -> Trainer:
+        """The trainer of a recipe as nested dictionaries, for the objects of a program; ``source`` is for messages."""
+        trainer = cls.__new__(cls)
+        tree = {name: dict(section) if isinstance(section, Mapping) else section for name, section in tree.items()}
+        if model is not None and (section := lora_section(model)) is not None:
+            tree["policy"] = {**tree.get("policy", {}), "lora": section}
+        trainer._from_tree(tree, data, rewards, evaluation_data, {}, source=source)
+        trainer._given = replace(trainer._given, model=model, tokenizer=tokenizer)
+        return trainer
+
     def _from_tree(
         self,
         tree: dict[str, Any],
@@ -313,6 +334,13 @@ class Trainer:
             quiet_libraries()
             self._policy = wiring.make_policy(self.config, given=self._given)
         return self._policy
+
+    def hold_model(self) -> nn.Module:
+        """The model, with peft around it if it has an adapter; a run that begins later trains this very object."""
+        policy = self.policy
+        model = policy.model if policy.adapter is None else policy.adapter.peft_model
+        self._given = replace(self._given, model=model, tokenizer=policy.tokenizer)
+        return model
 
     def _new_steps(self) -> Steps:
         quiet_libraries()

@@ -118,7 +118,8 @@ def from_function(
     known = name or getattr(function, "__name__", None) or type(function).__name__
     parameters = _parameters(function)
     if is_batched is None:
-        is_batched = "completions" in parameters
+        only_keywords = [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]
+        is_batched = only_keywords or not parameters.keys().isdisjoint(("completions", "completion_ids"))
     adapter = _Batched if is_batched else _PerSample
     return adapter(
         function,
@@ -209,6 +210,8 @@ class _Batched(_Adapted):
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
+        if self.completions_as == "auto" and prompts and SOURCE_ROW in prompts[0].row:
+            self.completions_as = "text" if isinstance(prompts[0].row[SOURCE_ROW]["prompt"], str) else "messages"
         values = self._in_either_form(lambda as_messages: self._call(prompts, completions, as_messages=as_messages))
         if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
             raise TypeError(f"{self.name} returned {type(values).__name__}, not one value per completion")

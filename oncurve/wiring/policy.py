@@ -73,9 +73,7 @@ def make_policy(
     sharding = None if processes is None else make_sharding(config, processes)
     few_bits = config.policy.quantization is not None  # which are packed on the device itself
     loaded = _load_unread(config, device) if isinstance(sharding, Sharding) and given.model is None else None
-    if loaded is None:
-        loaded = None, _load(config, device if few_bits else torch.device("cpu"), given)
-    unread, loaded = loaded
+    unread, loaded = loaded or (None, _load(config, device if few_bits else torch.device("cpu"), given))
     model, tokenizer, adapter = loaded
     if config.policy.train_only:
         train_only(model, config.policy.train_only)

@@ -8,8 +8,9 @@
     5  train   wiring   report   coldstart
     6  session
     7  commands   interface
-    8  cli
-    9  __main__
+    8  trl
+    9  cli
+   10  __main__
 
 A module imports its own folder and lower layers. That no two modules import each other stands in test_rooms.py.
 """
@@ -32,6 +33,7 @@ LAYERS = (
     ("train", "wiring", "report", "coldstart"),
     ("session",),
     ("commands", "interface"),
+    ("trl",),
     ("cli",),
     ("__main__",),
 )
