@@ -15,12 +15,16 @@ from oncurve.observe.terminal import console, quiet_libraries
 NGRAM = 13
 Target = Annotated[str, typer.Argument(help="A run, or a recipe; with --benchmark a run or a model.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as rollouts.max_rows=64.")]
+Model = Annotated[str | None, typer.Option(help="With a recipe: the model to evaluate, if not the recipe's.")]
 Also = Annotated[
-    list[str] | None, typer.Option(help="A run of the same recipe with another seed, to pool with; repeat for several.")
+    list[str] | None,
+    typer.Option(help="A run of the same recipe with another seed, to pool with; repeat for several."),
 ]
 Data = Annotated[
     list[str] | None, typer.Option(help="Local file or folder instead of the Hugging Face Hub, or NAME=PATH.")
 ]
+TemplateName = Annotated[str | None, typer.Option(help="Prompt template or text file (default: the benchmark's).")]
+Chat = Annotated[bool | None, typer.Option(help="Use the chat template (default: if the tokenizer has one).")]
 TrainedOn = Annotated[
     str | None, typer.Option(help="Run, recipe or JSON lines file whose training data to check for contamination.")
 ]
@@ -30,17 +34,10 @@ def evaluate(
     target: Target,
     overrides: Overrides = None,
     benchmark: Annotated[str | None, typer.Option(help="Comma-separated benchmarks, such as gsm8k,math500.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With a recipe: the model to evaluate, if not the recipe's.")
-    ] = None,
+    model: Model = None,
     against: Annotated[str | None, typer.Option(help="A second model to evaluate and compare with.")] = None,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(help="A run of the same recipe with another seed, to pool with; repeat for several."),
-    ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="Local file or folder instead of the Hugging Face Hub, or NAME=PATH.")
-    ] = None,
+    also: Also = None,
+    data: Data = None,
     split: Annotated[str, typer.Option(help="test, validation, or remainder (all but validation).")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Completions per problem.")] = None,
@@ -48,12 +45,8 @@ def evaluate(
     top_p: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Nucleus sampling probability.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of completion tokens.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed for sampling and bootstrapping.")] = 0,
-    template: Annotated[
-        str | None, typer.Option(help="Prompt template or text file (default: the benchmark's).")
-    ] = None,
-    chat: Annotated[
-        bool | None, typer.Option(help="Use the chat template (default: if the tokenizer has one).")
-    ] = None,
+    template: TemplateName = None,
+    chat: Chat = None,
     sampler: Annotated[str, typer.Option(help="Sampler: engine or transformers.")] = "engine",
     trained_on: TrainedOn = None,
     ngram: Annotated[int, typer.Option(min=1, help="Consecutive words that count as seen in training.")] = NGRAM,

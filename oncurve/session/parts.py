@@ -21,9 +21,9 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
-from oncurve.rollouts.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.rollouts.prefetch import Prefetch
 from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
+from oncurve.train.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.train.interruption import Interruption
 from oncurve.train.state import checksum
 

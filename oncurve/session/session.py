@@ -28,10 +28,10 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler, SamplingParams
-from oncurve.rollouts.demonstrated import DemonstrationSampler
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
 from oncurve.train.checkpointer import Checkpointer
+from oncurve.train.demonstrated import DemonstrationSampler
 from oncurve.train.guards import Guards
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.loop import train

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from oncurve.config.schema import Config, DataSection, GivenData, WordProblemsData
@@ -173,24 +174,7 @@ def make_prompts(
         excluded.extend(too_long)
         return prompts
 
-    def show(part: Rows, data: DataSection, *, last: bool = False) -> list[Demonstration]:
-        from oncurve.data.demonstrations import render_demonstrations  # lazy
-
-        if not part or config.sft is None:
-            return []
-        most = [one for one in (config.sft.max_tokens, context_tokens) if one is not None]
-        shown, too_long = render_demonstrations(
-            part,
-            cast("Any", tokenizer),
-            template=data.template,
-            chat=data.chat,
-            few_shot=few_shot,
-            train_on="last" if last else config.sft.train_on,
-            max_tokens=min(most) if most else None,
-        )
-        excluded.extend(too_long)
-        return shown
-
+    show = partial(demonstrated, config, tokenizer, few_shot=few_shot, context_tokens=context_tokens, excluded=excluded)
     demonstrations, shown_during = show(train_rows, config.data), show(during, config.data)
     if config.sft is not None:
         own = evaluation_section(config)
@@ -206,6 +190,36 @@ def make_prompts(
             f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
         )
     return Rendered(train, middle, asked, excluded, demonstrations, shown_during)
+
+
+def demonstrated(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    part: Rows,
+    data: DataSection,
+    *,
+    few_shot: Rows,
+    context_tokens: int | None,
+    excluded: list[Excluded],
+    last: bool = False,
+) -> list[Demonstration]:
+    """The demonstrations in some rows, none without a supervised stage; those too long are added to ``excluded``."""
+    from oncurve.data.demonstrations import render_demonstrations  # lazy
+
+    if not part or config.sft is None:
+        return []
+    most = [one for one in (config.sft.max_tokens, context_tokens) if one is not None]
+    shown, too_long = render_demonstrations(
+        part,
+        cast("Any", tokenizer),
+        template=data.template,
+        chat=data.chat,
+        few_shot=few_shot,
+        train_on="last" if last else config.sft.train_on,
+        max_tokens=min(most) if most else None,
+    )
+    excluded.extend(too_long)
+    return shown
 
 
 def with_epochs(config: Config, given: Given = NOTHING) -> Config:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oncurve.policy.deepspeed_settings import ZeroSettings
     from oncurve.policy.distributed import Processes
     from oncurve.policy.lora import Adapter
-    from oncurve.policy.policy import TrainedPolicy, WholeCopy
+    from oncurve.policy.policy import ComputeType, TrainedPolicy, WholeCopy
     from oncurve.policy.sharding import Sharding
     from oncurve.policy.unread_model import Unread
 
@@ -62,16 +62,14 @@ def make_policy(
     device = own_device(config)
     if device.type == "cpu":
         keep_freed_memory(always=not config.policy.gradient_checkpointing)
-    compute = config.policy.compute_type
-    if compute == "auto":
-        compute = "bfloat16" if device.type == "cuda" else "float32"
+    usual: ComputeType = "bfloat16" if device.type == "cuda" else "float32"
+    compute: ComputeType = usual if config.policy.compute_type == "auto" else config.policy.compute_type
     sharding = None if processes is None else make_sharding(config, processes)
     few_bits = config.policy.quantization is not None  # which are packed on the device itself
     loaded = _load_unread(config, device) if isinstance(sharding, Sharding) and given.model is None else None
     if loaded is None:
         loaded = None, _load(config, device if few_bits else torch.device("cpu"), given)
-    unread, loaded = loaded
-    model, tokenizer, adapter = loaded
+    unread, (model, tokenizer, adapter) = loaded
     if config.policy.train_only:
         train_only(model, config.policy.train_only)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
