@@ -60,8 +60,8 @@ def train(
 
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
-    from oncurve.config.files import run_folder_path  # lazy
     from oncurve.config.load import load_config  # lazy
+    from oncurve.config.run_folder import run_folder_path  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
     from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
     from oncurve.wiring.preflight import check_cheaply  # lazy

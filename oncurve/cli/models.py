@@ -15,13 +15,14 @@ from oncurve.observe.terminal import console, quiet_libraries
 NGRAM = 13
 Target = Annotated[str, typer.Argument(help="A run, or a recipe; with --benchmark a run or a model.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as rollouts.max_rows=64.")]
+Model = Annotated[str | None, typer.Option(help="With a recipe: the model to evaluate, if not the recipe's.")]
 Also = Annotated[
-    list[str] | None, typer.Option(help="A run of the same recipe with another seed, to pool with; repeat for several.")
+    list[str] | None,
+    typer.Option(help="A run of the same recipe with another seed, to pool with; repeat for several."),
 ]
 Data = Annotated[
     list[str] | None, typer.Option(help="Local file or folder instead of the Hugging Face Hub, or NAME=PATH.")
 ]
-Model = Annotated[str | None, typer.Option(help="With a recipe: the model to evaluate, if not the recipe's.")]
 TemplateName = Annotated[str | None, typer.Option(help="Prompt template or text file (default: the benchmark's).")]
 Chat = Annotated[bool | None, typer.Option(help="Use the chat template (default: if the tokenizer has one).")]
 TrainedOn = Annotated[

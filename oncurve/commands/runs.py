@@ -70,8 +70,11 @@ def compare(
 
     Example: `oncurve compare runs/a runs/b --output compare.html`
     """
-    from oncurve.report.compared import comparison_tables, write_comparison  # lazy
-    from oncurve.report.comparing import compare_runs  # lazy
+    from oncurve.report.comparing import (  # lazy
+        compare_runs,  # lazy
+        comparison_tables,
+        write_comparison,
+    )
 
     compared = compare_runs(runs, usd_per_hour=usd_per_hour)
     out = console()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from oncurve.errors import ConfigError
 from oncurve.policy.distributed import Processes
-from oncurve.policy.optimizer import make_adamw
 from oncurve.policy.sharding import Reader, Room, fill, is_cut, whole
 from oncurve.policy.tensor_files import TensorFiles
 from oncurve.settings import OptimizerSettings
@@ -212,3 +212,22 @@ def _own_part(parameter: Tensor, tensors: TensorFiles, key: str) -> Tensor:
     part = torch.empty_like(parameter, dtype=tensors.rows(key, slice(0, 0)).dtype, requires_grad=False)
     fill(part, tensors.reader(key))
     return part
+
+
+def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """AdamW over the trained weights, its moments in the weights' type or in 8 bits; groups are computed with apart.
+
+    Raises ConfigError where 8 bits are asked for and bitsandbytes is not installed.
+    """
+    groups = [{"params": list(group)} for group in trained]
+    common = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+    if settings.type == "adamw":
+        return torch.optim.AdamW(groups, **common, weight_decay=settings.weight_decay, fused=True)
+    try:
+        from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError(
+            "optimizer.type is adamw_8bit, which needs bitsandbytes, and it is not installed. "
+            "Run `pip install bitsandbytes`, or set optimizer.type to adamw"
+        ) from None
+    return AdamW8bit(groups, **common, weight_decay=settings.weight_decay)

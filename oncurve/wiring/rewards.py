@@ -207,7 +207,7 @@ def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> Reward
         case GivenReward():
             return _given_reward(reward, around)
         case EnvironmentSection():
-            from oncurve.rewards.environment import EnvironmentReward  # lazy
+            from oncurve.rewards.environment_reward import EnvironmentReward  # lazy
 
             return EnvironmentReward()
         case R1ZeroReward():

@@ -15,14 +15,14 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt, Reward
 from oncurve.rewards.base import Term, WeightedSum, grade
 from oncurve.rewards.custom import from_function
-from oncurve.rewards.environment import EnvironmentReward
+from oncurve.rewards.environment_reward import EnvironmentReward
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.episodes.dialects import TagDialect
 from oncurve.rollouts.episodes.environments import Kind
+from oncurve.rollouts.episodes.episode import EpisodeLimits
 from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
-from oncurve.rollouts.episodes.limits import EpisodeLimits
-from oncurve.rollouts.episodes.setup import EpisodeSetup
+from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
 from oncurve.rollouts.hf import HfSampler
 
 MakePrompts = Callable[..., list[Prompt]]

@@ -14,11 +14,12 @@ from torch import Tensor
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.policy.backend import make_adamw
 from oncurve.policy.final_model import write_model
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.lora import Adapter, Quantization, add_adapter, open_adapter
 from oncurve.policy.model_folder import load_model, merge_adapter, save_model
-from oncurve.policy.policy import TrainedPolicy, make_adamw, train_only
+from oncurve.policy.policy import TrainedPolicy, train_only
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine

@@ -23,10 +23,9 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers import protocol, shards, store
 from oncurve.rollouts.servers.fetch import fetched
-from oncurve.rollouts.servers.machine_memory import free_bytes, is_memory
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.shards import write_weights
-from oncurve.rollouts.servers.store import WeightStore
+from oncurve.rollouts.servers.store import WeightStore, free_bytes, is_memory
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
 from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
 
