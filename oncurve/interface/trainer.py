@@ -72,8 +72,7 @@ def sft(
 
     Example: ``oncurve.sft("embedded", rows, sft={"epochs": 2}, optimizer={"learning_rate": 1e-4})``
     """
-    sections = {"sft": {}, **sections}
-    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **sections).train()
+    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **{"sft": {}, **sections}).train()
 
 
 class Trainer:
