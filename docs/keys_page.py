@@ -15,9 +15,9 @@ from oncurve.config.schema import Config, DataSection
 
 HEAD = """# Keys of a recipe
 
-Made from the schema by `docs/generate.py`; `oncurve recipe schema` prints it as JSON Schema for editors. Write keys in
-the YAML file, or as `section.key=value` on the command line. `oncurve recipe show RECIPE` prints the values that a recipe
-resolves to. What to set them to: [hyperparameters](hyperparameters.md).
+Made from the schema, which `oncurve recipe schema` prints as JSON Schema for editors. Write keys in
+the YAML file, or as `section.key=value` on the command line. `oncurve recipe show RECIPE` prints the values that a
+recipe resolves to. What to set them to: [hyperparameters](hyperparameters.md).
 """
 
 

@@ -97,7 +97,7 @@ class LoraSettings(Section):
     alpha: PositiveFloat = 32.0
     """The adapter's output is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the adapter's inputs that is dropped in training passes."""
+    """Fraction of the adapter's inputs that is dropped in training passes."""
     target_modules: str | tuple[str, ...] = "all-linear"
     """Names of the layers, as they end, such as [q_proj, v_proj]; all-linear takes every linear layer but the head."""
     bias: Literal["none", "all", "lora_only"] = "none"

@@ -102,9 +102,9 @@ def sft(
     overrides: Overrides = None,
     processes: Processes = None,
     restarts: Restarts = 0,
-    go_on: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name if it was begun.")] = False,
+    go_on: Annotated[bool, typer.Option("--resume", help="Resume the run with this name if it exists.")] = False,
 ) -> None:
-    """Learn completions that stand in the data, before GRPO: a supervised stage of the recipe.
+    """Train on completions in the data before GRPO: the supervised stage of the recipe.
 
     Rows are {prompt, completion}, {messages}, {text}, or {question, solution, answer} in the recipe's template.
 

@@ -27,7 +27,7 @@ class AlgorithmSection(Section):
     """A row of the table of algorithms and what differs from it; None takes the row's."""
 
     type: PresetName = "grpo"
-    """Name of the row, see docs/algorithms.md; "custom" is grpo with a loss of yours."""
+    """Name of the row, see docs/algorithms.md; "custom" is grpo with your loss."""
     group_size: int = 8
     """Completions per prompt, G."""
     function: str | None = None
@@ -75,7 +75,7 @@ class AlgorithmSection(Section):
     entropy_coef_step: PositiveFloat | None = None
     entropy_coef_max: PositiveFloat | None = None
     high_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Train only on this share of the tokens, those with the highest entropy."""
+    """Train only on this fraction of the tokens, those with the highest entropy."""
     mask_truncated: bool = False
     """Leave completions that never ended out of the loss."""
 

@@ -74,7 +74,7 @@ class RolloutSection(Section):
     servers: Harmless[tuple[str, ...]] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: Harmless[str | None] = None
-    """servers: a folder where servers leave their addresses, also while the run goes on."""
+    """servers: a folder where servers leave their addresses, also while the run continues."""
     own_servers: NonNegative = 0
     """servers: how many `oncurve serve` to start on this machine for the time of the run."""
     vllm_servers: NonNegative = 0

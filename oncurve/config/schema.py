@@ -1,7 +1,7 @@
 """Every key of a recipe, with its unit, meaning and default.
 
 A recipe holds only what differs from these defaults. Nothing below ``wiring`` sees these classes. Sections
-that are settings as they are stand in ``oncurve/settings.py``. A key that changes no number of a run is ``Harmless``.
+that are settings as they are are in ``oncurve/settings.py``. A key that changes no number of a run is ``Harmless``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DataSection(Section):
     """Where prompts come from and how they are written."""
 
     path: str | None = None
-    """File, folder or hub name; None where the type says it already."""
+    """File, folder or Hugging Face Hub name; None where the type says it already."""
     split: str = "train"
     columns: dict[str, str] = Field(default_factory=dict)
     """Names used here to names in the data, such as {question: problem, answer: label}."""
@@ -66,7 +66,7 @@ class Gsm8kData(DataSection):
 
 
 class MathData(DataSection):
-    """MATH: problems with LaTeX answers, from ``path`` or the hub."""
+    """MATH: problems with LaTeX answers, from ``path`` or the Hugging Face Hub."""
 
     type: Literal["math"] = "math"
 
@@ -91,7 +91,7 @@ class ProgramProblemsData(DataSection):
 
 
 class CalculatorProblemsData(DataSection):
-    """Word problems with numbers too long to work out by heart, made on the spot, for a policy with a calculator."""
+    """Word problems with numbers too long to work out verbatim, made on the spot, for a policy with a calculator."""
 
     type: Literal["calculator_problems"] = "calculator_problems"
     template: str = "tool_answer"
@@ -207,7 +207,7 @@ class PolicySection(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose authors you trust."""
     revision: str | None = None
-    """Branch, tag or commit of a model of the hub."""
+    """Branch, tag or commit of a model on the Hugging Face Hub."""
 
 
 class RunSection(Section):
@@ -232,23 +232,23 @@ class RunSection(Section):
     keep_checkpoints: Harmless[PositiveInt] = 2
     """How many checkpoints to keep, besides the one with the best held-out score and the final model."""
     on_save_error: Harmless[Literal["stop", "continue"]] = "stop"
-    """When a checkpoint cannot be written, as on a full disk: end the run, or go on and try again when it is due."""
+    """When a checkpoint cannot be written, as on a full disk: end the run, or continue and try again when it is due."""
     grace_seconds: Harmless[PositiveFloat] = 25.0
     """Time to save after SIGTERM, Ctrl-C or SIGUSR1; keep it below what the scheduler gives before it kills."""
     max_nonfinite_updates: Harmless[NonNegative] = 3
     """End the run after so many updates in a row whose loss or gradient is not finite; 0 never does."""
     on_kl_alarm: Harmless[Literal["warn", "return"]] = "warn"
-    """When the policy runs away from its reference: say so, or go on from an earlier checkpoint with twice the KL."""
+    """When the policy drifts from its reference: warn, or continue from an earlier checkpoint with twice the KL."""
     rollouts_every_steps: Harmless[PositiveInt] = 10
     """Write the completions of every so many steps to the run folder."""
     logprobs_of_prompts: Harmless[NonNegative] = 8
     """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
     profile: bool = False
-    """Measure time, tokens and least work by phase of every step, and the share of what this machine can do."""
+    """Measure time, tokens and least work by phase of every step, and the fraction of what this machine can do."""
     profile_trace_step: PositiveInt | None = None
     """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
     max_error_fraction: Harmless[Fraction] = 0.2
-    """Stop when grading fails for more than this share of a step's completions."""
+    """Stop when grading fails for more than this fraction of a step's completions."""
     track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None
     """Where else the metrics go; None takes what has a key in the environment (WANDB_API_KEY), [] nothing."""
     track_aliases: Harmless[tuple[Literal["trl", "tutorials"], ...]] = ()
@@ -260,7 +260,7 @@ SUPERVISED = {"type": "rft", "group_size": 1}
 
 
 class SftSection(Section):
-    """A supervised stage: the policy learns completions that stand in the data. `oncurve sft` sets it."""
+    """A supervised stage: the policy learns completions that are in the data. `oncurve sft` sets it."""
 
     epochs: PositiveFloat | None = None
     """Passes over the training rows; sets run.steps. None leaves them to run.steps."""
@@ -274,7 +274,7 @@ class Config(Section):
     """A whole recipe."""
 
     model: str
-    """Folder or hub name of a causal language model; "embedded" is the small one inside this package."""
+    """Folder or Hugging Face Hub name of a causal language model; "embedded" is the small one inside this package."""
     data: Data
     rewards: Annotated[tuple[Reward, ...], Field(min_length=1)] = (R1ZeroReward(),)
     algorithm: AlgorithmSection = AlgorithmSection()

@@ -16,7 +16,7 @@ class Check:
 
     function: Callable[[Case], Finding | None]
     follows: tuple[str, ...] = ()
-    """Names of the checks whose findings would explain this one: it is told after them, as their consequence."""
+    """Names of the checks whose findings would explain this one: it is reported after them, as their consequence."""
 
     @property
     def name(self) -> str:
@@ -82,10 +82,10 @@ _SUPERVISED = ("not_finite", "overfitting", "oscillation", "gradient_spikes", "s
 
 
 def diagnose(case: Case) -> list[Finding]:
-    """The findings on a run: first those that stand on their own, the worst first; then what follows from others.
+    """The findings on a run: first those that are on their own, the worst first; then what follows from others.
 
     A finding follows from the first of its possible causes that was found at least as a warning. Consequences keep
-    their severity, and stand behind everything severe or worth a warning that has no cause here.
+    their severity, and are behind everything severe or worth a warning that has no cause here.
     """
     found = {
         check.name: replace(finding, check=check.name)

@@ -140,7 +140,7 @@ def overfitting(case: Case) -> Finding | None:
 
 
 def format_only(case: Case) -> Finding | None:
-    """The form is learnt: it rose by 0.2 or more, and the share of right answers in any form did not rise."""
+    """The form is learned: it rose by 0.2 or more, and the fraction of right answers in any form did not rise."""
     form, held_out = case.curve("reward/format"), case.held_out("evaluation/any_format_fraction")
     if not form.has_two_ends or form.end < 0.8 or len(held_out) < 2:
         return None

@@ -58,7 +58,7 @@ def length_explosion(case: Case) -> Finding | None:
 
 
 def length_collapse(case: Case) -> Finding | None:
-    """The mean length fell to less than half while the share of right answers did not rise."""
+    """The mean length fell to less than half while the fraction of right answers did not rise."""
     length, correct = case.curve(LENGTH), case.curve("reward/correct")
     if not length.has_two_ends or length.end >= 0.5 * length.start:
         return None

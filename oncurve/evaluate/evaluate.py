@@ -125,7 +125,7 @@ class Evaluation:
         return self.share(lambda example: example.category == category)
 
     def share(self, holds: Callable[[Example], bool]) -> Share:
-        """The share of the examples for which something holds.
+        """The fraction of examples for which something holds.
 
         The interval is Wilson's with one completion per prompt. With more it is a bootstrap over prompts, since the
         completions of a prompt resemble each other and count for less than as many prompts would; where all or none

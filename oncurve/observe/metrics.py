@@ -123,7 +123,7 @@ _ADVANTAGE = (
         "advantage/std",
         "1",
         "standard deviation of the advantage over completions",
-        "below 1 when scaled by the group's deviation: groups without signal pull it down",
+        "below 1 when scaled by the group's standard deviation: groups without signal pull it down",
     ),
 )
 
@@ -304,7 +304,7 @@ GLOSSARY: tuple[Metric, ...] = (
 
 
 def explain(key: str) -> Metric | None:
-    """The entry of the glossary that explains the key; None for a key nobody has explained.
+    """The entry of the glossary that explains the key; None for a key no one has explained.
 
     >>> explain("reward/mean").unit, explain("reward/politeness").key, explain("loss")
     ('reward', 'reward/<part>', None)
