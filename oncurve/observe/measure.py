@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from oncurve.observe.episode_metrics import episode_metrics
 from oncurve.records import Group, Mean, Reward
 
 EQUAL_WITHIN = 1e-6
@@ -34,7 +35,7 @@ def rollout_metrics(
     if advantages is not None:
         flat = [float(value) for row in advantages for value in row]
         measured |= {"advantage/mean": statistics.fmean(flat), "advantage/std": _std(flat)} if flat else {}
-    return measured | _completion_metrics(groups)
+    return measured | _completion_metrics(groups) | episode_metrics(groups)
 
 
 def _reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:

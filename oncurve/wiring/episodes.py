@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncurve.rollouts.base import Sampler
     from oncurve.rollouts.episodes.dialects import Dialect
     from oncurve.rollouts.episodes.environments import Kind
-    from oncurve.rollouts.episodes.setup import EpisodeSetup
+    from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
     from oncurve.rollouts.episodes.tools import Tool
 
 GIVEN = "given:"
@@ -45,8 +45,8 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
 
 def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
     """What happens in the episodes of a recipe. Raises ConfigError for tools or environments that cannot be used."""
-    from oncurve.rollouts.episodes.limits import EpisodeLimits  # lazy
-    from oncurve.rollouts.episodes.setup import EpisodeSetup  # lazy
+    from oncurve.rollouts.episodes.episode_limits import EpisodeLimits  # lazy
+    from oncurve.rollouts.episodes.episode_setup import EpisodeSetup  # lazy
 
     tools, kinds = make_tools(config, given), make_kinds(config, given)
     if kinds and config.data.few_shot:

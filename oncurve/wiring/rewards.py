@@ -141,7 +141,7 @@ def make_reward(reward: Reward, given: Mapping[str, Any] | None = None) -> Rewar
         case GivenReward():
             return _given_reward(reward, given or {})
         case EnvironmentSection():
-            from oncurve.rewards.environment import EnvironmentReward  # lazy
+            from oncurve.rewards.environment_reward import EnvironmentReward  # lazy
 
             return EnvironmentReward()
         case R1ZeroReward():

@@ -9,9 +9,9 @@ from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.episodes.dialects import TagDialect
 from oncurve.rollouts.episodes.environments import Kind
+from oncurve.rollouts.episodes.episode_limits import EpisodeLimits
 from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
-from oncurve.rollouts.episodes.limits import EpisodeLimits
-from oncurve.rollouts.episodes.setup import EpisodeSetup
+from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
 from oncurve.rollouts.episodes.tools import tools_of
 from oncurve.rollouts.episodes.turns import Ask
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt, Reward
 from oncurve.rewards.base import Term, WeightedSum, grade
 from oncurve.rewards.custom import from_function
-from oncurve.rewards.environment import EnvironmentReward
+from oncurve.rewards.environment_reward import EnvironmentReward
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.episodes.dialects import TagDialect
 from oncurve.rollouts.episodes.environments import Kind
+from oncurve.rollouts.episodes.episode_limits import EpisodeLimits
 from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
-from oncurve.rollouts.episodes.limits import EpisodeLimits
-from oncurve.rollouts.episodes.setup import EpisodeSetup
+from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
 from oncurve.rollouts.hf import HfSampler
 
 MakePrompts = Callable[..., list[Prompt]]
@@ -36,7 +36,7 @@ def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
 class Counter:
     """Counts up to where its row says; closed ones are remembered."""
 
-    closed: list[Counter] = []
+    closed: ClassVar[list[Counter]] = []
 
     def reset(self, answer: str = "", **row: Any) -> str:
         self.count, self.goal = 0, 2

@@ -292,7 +292,7 @@ def test_limits_end_an_episode_each_with_a_reason_of_its_own(policy: TrainedPoli
 
 
 def test_a_tool_without_types_is_refused_with_what_to_write() -> None:
-    def untyped(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def untyped(x):  # type: ignore[no-untyped-def]
         return x
 
     with pytest.raises(ConfigError, match="Give every parameter a type"):

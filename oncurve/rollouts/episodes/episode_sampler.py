@@ -23,8 +23,8 @@ from oncurve.rollouts.engine.streams import stream_keys, turn_key
 from oncurve.rollouts.episodes.dialects import Dialect
 from oncurve.rollouts.episodes.environments import Environment, Kind, close, has_died, reward_of
 from oncurve.rollouts.episodes.episode import Episode
-from oncurve.rollouts.episodes.limits import EpisodeLimits
-from oncurve.rollouts.episodes.setup import EpisodeSetup
+from oncurve.rollouts.episodes.episode_limits import EpisodeLimits
+from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
 from oncurve.rollouts.episodes.tools import CallRequest, calling
 from oncurve.rollouts.episodes.turns import Ask, Sampled, Turns, TurnSampler
 from oncurve.rollouts.episodes.workers import Workers

@@ -112,6 +112,6 @@ def calculator(expression: str) -> str:
     Returns:
         The value.
     """
-    from oncurve.rollouts.episodes.arithmetic import evaluate  # lazy
+    from oncurve.rollouts.episodes.calculator import evaluate  # lazy
 
     return evaluate(expression)

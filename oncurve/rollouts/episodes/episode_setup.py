@@ -10,7 +10,7 @@ from oncurve.errors import ConfigError
 from oncurve.records import Prompt
 from oncurve.rollouts.episodes.dialects import MakeDialect
 from oncurve.rollouts.episodes.environments import Kind
-from oncurve.rollouts.episodes.limits import EpisodeLimits
+from oncurve.rollouts.episodes.episode_limits import EpisodeLimits
 from oncurve.rollouts.episodes.tools import Tool
 
 if TYPE_CHECKING:
