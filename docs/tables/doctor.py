@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput
+from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, Check
 from oncurve.doctor.live import MIN_STEPS, QUIET_STEPS
 
@@ -51,6 +51,7 @@ _SECTIONS = (
     ("Groups", groups),
     ("Lengths", lengths),
     ("Policy", policy_health),
+    ("Tools and environments", tool_use),
     ("Time and memory", throughput),
 )
 

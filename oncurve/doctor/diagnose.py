@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput
+from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import SEVERITIES, Finding
 
@@ -35,7 +35,8 @@ _COLLAPSE = ("not_finite", "learning_rate_high", "entropy_bonus", "clipping", "s
 _DEAD = ("too_easy", "too_hard", "dead_groups")
 
 CHECKS: tuple[Check, ...] = (
-    Check(grading.grader_errors),
+    Check(tool_use.environments_fail),
+    Check(grading.grader_errors, ("environments_fail",)),
     Check(grading.reward_constant),
     Check(grading.grader_inverted),
     Check(grading.reward_blind),
@@ -48,6 +49,10 @@ CHECKS: tuple[Check, ...] = (
     Check(grading.no_format, ("learning_rate_high",)),
     Check(lengths.minimum_length),
     Check(lengths.truncation, ("minimum_length",)),
+    Check(tool_use.tools_unused),
+    Check(tool_use.calls_malformed, ("truncation",)),
+    Check(tool_use.tools_broken),
+    Check(tool_use.turns_at_limit, ("tools_broken", "calls_malformed")),
     Check(groups.sampling_narrow),
     Check(policy_health.learning_rate_low),
     Check(groups.too_easy, (*_GRADER, "sampling_narrow")),

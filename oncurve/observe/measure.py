@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from oncurve.observe.episode_metrics import episode_metrics
 from oncurve.records import NOT_APPLICABLE, Group, Mean, Reward
 
 OF_SAMPLING = (
@@ -39,7 +40,7 @@ def rollout_metrics(
     if advantages is not None:
         flat = [float(value) for row in advantages for value in row]
         measured |= {"advantage/mean": statistics.fmean(flat), "advantage/std": _std(flat)} if flat else {}
-    return measured | _completion_metrics(groups)
+    return measured | _completion_metrics(groups) | episode_metrics(groups)
 
 
 def supervised_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.observe.episode_metrics import episode_row
 from oncurve.observe.lock import RunLock
 from oncurve.observe.redact import redact, redact_tree
 from oncurve.observe.sinks import Tracker
@@ -250,6 +251,7 @@ def _group_row(
             "error": reward.error,
             "detail": reward.detail,
             "advantage": advantage,
+            **episode_row(completion),
             **detail,
         }
         for completion, reward, advantage, detail in zip(group.completions, rewards, advantages, details, strict=True)

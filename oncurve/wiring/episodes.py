@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""
-OWN_TOOLS = ("calculator",)
+OWN_TOOLS = ("calculator", "python")
 
 
 def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
@@ -71,12 +71,14 @@ def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
 
 def make_tools(config: Config, given: Given) -> dict[str, Tool]:
     """The tools of all episodes."""
-    from oncurve.rollouts.episodes.tools import Tool, calculator, tools_of  # lazy
+    from oncurve.rollouts.episodes.tools import Tool, calculator, python_tool, tools_of  # lazy
 
     found: list[Tool] = []
     for place in config.rollouts.tools:
         if place == "calculator":
             found.append(Tool.of(calculator))
+        elif place == "python":
+            found.append(python_tool(config.rollouts.episodes.tool_seconds))
         elif place.startswith(GIVEN):
             name = place.removeprefix(GIVEN)
             found.append(Tool.of(_given(given.tools, name, "tools"), name))

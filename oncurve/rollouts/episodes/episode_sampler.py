@@ -24,7 +24,7 @@ from oncurve.rollouts.episodes.dialects import Dialect
 from oncurve.rollouts.episodes.environments import Environment, Kind, close, has_died, reward_of
 from oncurve.rollouts.episodes.episode import Episode, EpisodeLimits
 from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
-from oncurve.rollouts.episodes.tools import CallRequest, calling
+from oncurve.rollouts.episodes.tools import CallRequest, calling, opened
 from oncurve.rollouts.episodes.turns import Ask, Sampled, Turns, TurnSampler
 from oncurve.rollouts.episodes.workers import Workers
 
@@ -82,6 +82,9 @@ class EpisodeSampler:
         """Close environments, end threads, give back what the sampler took."""
         self._close_kept()
         self._workers.close()
+        for tool in self.setup.tools.values():
+            if tool.close is not None:
+                tool.close()
         self.sampler.close()
 
     def _close_kept(self) -> None:
@@ -135,7 +138,8 @@ class _Run:
             keys = stream_keys(self.params.seed, step, numbers, np.array(indices[place])).tolist()
             tools, kind = self.setup.tools_of(prompt.row), self.setup.kind_of(prompt.row)
             episodes = [
-                Episode(place, index, prompt, key, tools, kind, prompt.prompt_ids) for index, key in enumerate(keys)
+                Episode(place, index, prompt, key, opened(tools), kind, prompt.prompt_ids)
+                for index, key in enumerate(keys)
             ]
             self._episodes[place], self._left[place] = episodes, group_size
             if kind is None:
@@ -184,6 +188,7 @@ class _Run:
         deliver: Callable[[Any, float], None],
         *,
         is_environment: bool,
+        limit: float | None = None,
         late: Callable[[Any], None] | None = None,
     ) -> None:
         """Run somebody's code beside sampling. What it gives when nobody waits any more goes to ``late``."""
@@ -195,8 +200,8 @@ class _Run:
             elif late is not None:
                 late(result)
 
-        limit = self.limits.environment_seconds if is_environment else self.limits.tool_seconds
-        self.workers.submit(call, limit_seconds=limit, deliver=back, late=late)
+        usual = self.limits.environment_seconds if is_environment else self.limits.tool_seconds
+        self.workers.submit(call, limit_seconds=limit or usual, deliver=back, late=late)
 
     def _ask(self, episodes: list[Episode]) -> None:
         """The next turn of episodes that have read the same so far."""
@@ -283,6 +288,7 @@ class _Run:
             partial(calling, function, request.arguments),
             lambda result, seconds: self._answered(episode, request, result, seconds, is_own=is_own),
             is_environment=is_own,
+            limit=tool.limit_seconds,
         )
 
     def _refuse(self, episode: Episode, request: CallRequest) -> None:

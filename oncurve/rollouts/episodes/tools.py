@@ -5,10 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from oncurve.errors import ConfigError, Failure, attempt
+
+if TYPE_CHECKING:
+    from oncurve.sandbox.sessions import PythonSession
 
 MAX_ANSWER_CHARACTERS = 100_000
 """Of an answer's text that is looked at; what is shown is limited in tokens."""
@@ -22,6 +26,12 @@ class Tool:
     call: Callable[..., Any]
     schema: Mapping[str, Any]
     """As chat templates take it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    open: Callable[[], Callable[..., Any]] | None = None
+    """Makes what is called in one episode, for a tool that remembers earlier calls of it."""
+    close: Callable[[], None] | None = None
+    """Gives back what the tool holds, when nothing is sampled any more."""
+    limit_seconds: float | None = None
+    """Of a call, for a tool that has a limit of its own inside; None takes that of all tools."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str | None = None) -> Tool:
@@ -82,6 +92,11 @@ def tools_of(functions: Iterable[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     return found
 
 
+def opened(tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """The tools of one episode."""
+    return {name: tool if tool.open is None else replace(tool, call=tool.open()) for name, tool in tools.items()}
+
+
 def answer_text(value: Any) -> str:
     """What a tool gave as text that can be encoded: as it is, or as JSON; bytes as UTF-8, whatever they are."""
     if isinstance(value, bytes):
@@ -102,6 +117,37 @@ async def _awaited_text(value: Any) -> str:
     return answer_text(await value)
 
 
+def python_tool(wall_seconds: float) -> Tool:
+    """Python in the sandbox, each call within so many seconds; an episode keeps what its earlier calls defined.
+
+    Raises SandboxUnavailable on a machine where nothing isolates code.
+    """
+    from oncurve.sandbox import choose_isolation  # lazy
+    from oncurve.sandbox.sessions import PythonSessions  # lazy
+
+    choose_isolation("bubblewrap")
+    sessions = PythonSessions(wall_seconds=wall_seconds)
+    made = Tool.of(python)
+    return replace(made, open=lambda: partial(_in_session, sessions.open()), close=sessions.close, limit_seconds=300.0)
+
+
+def _in_session(session: PythonSession, code: str) -> str:
+    return session.run(code)
+
+
+def python(code: str) -> str:
+    """
+    Runs Python code. What earlier calls defined is still there.
+
+    Args:
+        code: The code. What it prints and the value of its last line are shown.
+
+    Returns:
+        The output.
+    """
+    raise NotImplementedError("a session in the sandbox takes its place")
+
+
 def calculator(expression: str) -> str:
     """
     Works out an arithmetic expression.
@@ -112,6 +158,6 @@ def calculator(expression: str) -> str:
     Returns:
         The value.
     """
-    from oncurve.rollouts.episodes.arithmetic import evaluate  # lazy
+    from oncurve.rollouts.episodes.calculator import evaluate  # lazy
 
     return evaluate(expression)
