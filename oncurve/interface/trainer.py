@@ -307,13 +307,9 @@ class Trainer:
         reward_function = wiring.make_reward_function(
             config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
         )
-        evaluator = Evaluator(
-            policy,
-            wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given),
-            reward_function,
-            params=wiring.evaluation_sampling(config),
-            samples=config.evaluation.samples,
-        )
+        sampler = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given)
+        params, samples = wiring.evaluation_sampling(config), config.evaluation.samples
+        evaluator = Evaluator(policy, sampler, reward_function, params=params, samples=samples)
         try:
             return evaluator.measure(prompts, name="evaluation", step=policy.num_updates)
         finally:
