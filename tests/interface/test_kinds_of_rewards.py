@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,7 @@ KINDS = ("lambda", "closure", "method", "async", "trl", "ours", "object")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
     """What a program with another source, and then the one that began, say when they resume."""
     folder = tmp_path_factory.mktemp("kinds")
     for name, weight in (("mine", 0.5), ("changed", 0.25)):
@@ -96,7 +95,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, P
     assert changed.returncode == 0, changed.stderr
     resumed = run_programs([folder / "mine" / "program.py", folder, "resume", *KINDS])
     assert resumed.returncode == 0, resumed.stderr
-    yield changed.stdout, resumed.stdout, folder
+    return changed.stdout, resumed.stdout, folder
 
 
 @pytest.mark.parametrize("kind", KINDS)
