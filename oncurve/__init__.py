@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from oncurve.data.collate import collate
     from oncurve.errors import OncurveError
     from oncurve.evaluate.evaluate import Evaluation
-    from oncurve.interface.trainer import Trainer, sft, train
+    from oncurve.interface.supervised import sft
+    from oncurve.interface.trainer import Trainer, train
     from oncurve.interface.verbs import Engine, Policy, Scores, advantages, load_policy, score
     from oncurve.records import Completion, Group, Prompt, Reward
     from oncurve.session.result import Result
@@ -40,7 +41,7 @@ _HOMES = {
     "collate": "data.collate",
     "load_policy": "interface.verbs",
     "score": "interface.verbs",
-    "sft": "interface.trainer",
+    "sft": "interface.supervised",
     "train": "interface.trainer",
 }
 """The module of every public name. The package of the name "train" can be called like the function."""

@@ -26,6 +26,8 @@ SEQUENCE_LEVEL = {
     "dr_grpo": ("gspo", {"loss": "sequence_clipped", "normalize": "constant"}),
     "dapo": ("gspo", {"loss": "sequence_clipped", "normalize": "token_mean"}),
     "luspo": ("luspo", {"loss": "sequence_clipped", "normalize": "sequence_sum"}),
+    "cispo": ("cispo", {"loss": "sequence_truncated_importance", "normalize": "token_mean"}),
+    "sapo": ("sapo", {"loss": "sequence_soft_gated", "normalize": "sequence_mean"}),
     "vespo": TOKEN_LEVEL["vespo"],
 }
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -43,15 +45,13 @@ def put_algorithm(draft: Draft, step: StepShape) -> None:
             f"{draft.found.source}: loss_type {kind!r} with importance_sampling_level {level!r} is none of TRL's. "
             f"There are: {', '.join(TOKEN_LEVEL)}; token, sequence"
         )
-    if level == "sequence" and kind not in SEQUENCE_LEVEL:
-        draft.note("unsupported", "importance_sampling_level", f"{kind} has one ratio for each token here")
-    rows = SEQUENCE_LEVEL if level == "sequence" and kind in SEQUENCE_LEVEL else TOKEN_LEVEL
-    row, chosen = rows[kind]
+    row, chosen = (SEQUENCE_LEVEL if level == "sequence" else TOKEN_LEVEL)[kind]
     draft.put("algorithm.type", row, "loss_type")
     draft.put("algorithm.group_size", draft.ask("num_generations"), "num_generations")
     names = ("loss_type", "importance_sampling_level")
     choices: dict[str, tuple[Any, tuple[str, ...]]] = {key: (value, names) for key, value in chosen.items()}
     choices |= _advantage(draft) | _bounds(draft, kind) | _kl(draft, step) | _entropy(draft) | _correction(draft, kind)
+    choices["off_policy_threshold"] = (draft.ask("off_policy_mask_threshold"), ("off_policy_mask_threshold",))
     for key, (value, sources) in choices.items():
         if value != vars(PRESETS[row])[key]:
             draft.put(f"algorithm.{key}", value, *sources)
@@ -96,8 +96,8 @@ def _bounds(draft: Draft, kind: str) -> Choices:
                 draft.note("nothing", name, f"{kind} clips nothing, in TRL neither")
         return {}
     choices: Choices = {"clip_low": (low, ("epsilon",)), "clip_high": (high, ("epsilon_high", "epsilon"))}
-    if delta is not None and delta <= 1 + high:
-        draft.note("unsupported", "delta", "it lies inside 1 + epsilon_high and would clip good completions too")
+    if delta is not None and delta <= 1:
+        draft.note("unsupported", "delta", "at 1 or below it takes the gradient of tokens that have not moved yet")
     elif delta is not None:
         choices["ratio_max"] = (delta, ("delta",))
     return choices

@@ -201,7 +201,9 @@ def _optimizer(draft: Draft, step: StepShape, steps: int | None) -> None:
     if draft.is_given("optim"):
         draft.put("optimizer.type", OPTIMIZERS.get(optimizer, "adamw"), "optim")
     warmup = draft.ask("warmup_steps")
-    if 0 < warmup < 1 and steps is None:
+    if schedule == "constant" and warmup:
+        draft.note("nothing", "warmup_steps", "the schedule constant of transformers has no warm-up")
+    elif 0 < warmup < 1 and steps is None:
         draft.note("unread", "warmup_steps", "it is a share of a number of updates that is not known. Say --rows")
     elif warmup:
         updates = math.ceil(warmup * (steps or 0) * step.updates * step.iterations) if warmup < 1 else int(warmup)

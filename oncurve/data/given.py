@@ -16,6 +16,8 @@ from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
 
 Row = dict[str, Any]
+NAMELESS = "given"
+"""The name of a loaded model that has none."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,28 @@ class Given:
     """Functions that the policy may call, by name."""
     environments: Mapping[str, Any] = field(default_factory=dict)
     """Classes or functions that make environments, by name."""
+    base_sha256: str | None = None
+    """Of the model's weights when its run began, which has moved them since; None before that."""
 
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Of rows and rewards as they were when they were given: an object may change its own state while it grades."""
     unseen: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What of them could not be looked into, so that a change of it would not be noticed."""
+
+    def check_place(self, name: str, *, needs_files: bool) -> None:
+        """Refuse a loaded model that cannot be sent to where it is needed, or has no tokenizer. Raises ConfigError."""
+        if self.model is None or name != NAMELESS:
+            return
+        if needs_files:
+            raise ConfigError(
+                "model: the one that was passed does not say from which folder it was loaded, so a server cannot "
+                "load it. Write it with save_pretrained(FOLDER) and load it from there, or sample in this process "
+                "(rollouts={'type': 'engine'})"
+            )
+        if self.tokenizer is None:
+            raise ConfigError(
+                "model: the one that was passed does not say whose tokenizer is its own. Pass tokenizer=..."
+            )
 
     def with_fingerprints(self) -> Given:
         """The same with the fingerprints of everything in it, taken now."""

@@ -17,7 +17,7 @@ from oncurve import wiring
 from oncurve.config.load import read_text, read_tree, validate_tree
 from oncurve.config.run_folder import run_folder_path
 from oncurve.config.schema import Config, EvaluationSection, RunSection
-from oncurve.data.given import NOTHING, Given, data_section, episodes_of, recipe_of, recipe_text
+from oncurve.data.given import NAMELESS, NOTHING, Given, data_section, episodes_of, recipe_of, recipe_text
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluate import Evaluation
@@ -28,7 +28,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipes.find import find_recipe
 from oncurve.records import Group
 from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.session.parts import Parts, make_parts
+from oncurve.session.parts import Parts, make_parts, weights_checksum
 from oncurve.session.result import Result, Steps, finish
 from oncurve.session.session import Evaluator
 from oncurve.session.training import recipe_steps, resume_steps
@@ -55,24 +55,6 @@ def train(
     """
     own = {"tokenizer": tokenizer, "tools": tools, "environments": environments}
     return Trainer(model, data, rewards, evaluation_data=evaluation_data, **own, **sections).train()
-
-
-def sft(
-    model: str | os.PathLike[str],
-    data: Any,
-    rewards: Any = None,
-    *,
-    evaluation_data: Any = None,
-    **sections: Mapping[str, Any],
-) -> Result:
-    """Train a model on completions in the data (supervised fine-tuning) and give back where the run ended.
-
-    Rows are {"prompt", "completion"}, {"messages"}, {"text"}, or {"question", "solution", "answer"} in the template of
-    ``data``. The other arguments are those of ``Trainer``; ``rewards`` only measure, before, during and after.
-
-    Example: ``oncurve.sft("embedded", rows, sft={"epochs": 2}, optimizer={"learning_rate": 1e-4})``
-    """
-    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **{"sft": {}, **sections}).train()
 
 
 class Trainer:
@@ -113,7 +95,7 @@ class Trainer:
         by name. Without ``data`` the environment alone says what is asked. Raises ConfigError for anything that a
         recipe must not say.
         """
-        place = model.name_or_path or "given" if isinstance(model, nn.Module) else os.fspath(model)
+        place = model.name_or_path or NAMELESS if isinstance(model, nn.Module) else os.fspath(model)
         if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
             sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
         self._tools, self._environments = tools, environments
@@ -346,7 +328,7 @@ class Trainer:
             config,
             self._recipe,
             console=self._console or Console(),
-            given=self._given,
+            given=replace(self._given, base_sha256=None),
             owns_process=self._owns_process,
             load=self._load,
         )
@@ -392,6 +374,12 @@ class Trainer:
         self._policy = None  # two models at once may not fit
         parts = make_parts(*arguments)
         self._policy = parts.policy
+        if parts.given.model is not None and not parts.algorithm.needs_reference:
+            # its own weights move, and a run that goes on is still that of the weights it had; with a reference, which
+            # would be made of them, it must be loaded anew
+            base = parts.given.base_sha256 or weights_checksum(parts.policy)
+            self._given = replace(self._given, base_sha256=base)
+            parts = replace(parts, given=replace(parts.given, base_sha256=base))
         if self._given.model is not None and parts.policy.adapter is not None:
             self._given = replace(self._given, model=parts.policy.adapter.peft_model)  # a second run goes on with it
         return parts

@@ -162,8 +162,6 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
     for shown in parts.prompts.demonstrations:
         digest.update(repr(shown.token_ids).encode())
-    model = parts.policy.trained_model
-    whole = parts.policy.backend.full_tensor
     described = describe_run()
     return {
         "config": config,
@@ -171,15 +169,20 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         "data": {"num_prompts": len(parts.prompts.train), "sha256": digest.hexdigest()},
         "base": {
             "name": config["model"],
-            "sha256": checksum(model.named_parameters(), in_full_precision=True, whole=whole),
+            "sha256": parts.given.base_sha256 or weights_checksum(parts.policy),
         },
         **({"given": dict(parts.given.fingerprints)} if parts.given.fingerprints else {}),
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),
-        "device": str(model.device.type),
+        "device": str(parts.policy.trained_model.device.type),
         "versions": {"oncurve": described["oncurve"], "python": described["python"], **described["packages"]},
     }
+
+
+def weights_checksum(policy: TrainedPolicy) -> str:
+    """The checksum of all weights as they are now. All processes call it."""
+    return checksum(policy.trained_model.named_parameters(), in_full_precision=True, whole=policy.backend.full_tensor)
 
 
 def recorded(config: Config) -> dict[str, Any]:

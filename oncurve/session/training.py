@@ -127,6 +127,7 @@ def _to_the_end(attempt: Callable[[], Steps], wish: ResumeRequest, processes: Pr
 def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processes, *, quiet: bool = False) -> Steps:
     """All of a new run up to the measurement of its model."""
     console, given = wish.console, wish.objects
+    given.check_place(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
     settled, placement = processes.broadcast_from_main(lambda: wiring.settle(config))
     config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
     if placement is not None:

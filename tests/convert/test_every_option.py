@@ -52,7 +52,7 @@ OTHER: dict[str, Any] = {
     "vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_cap": 2.0, "loss_type": "grpo",
     "importance_sampling_level": "sequence", "scale_rewards": "none", "reward_weights": [2.0, 3.0],
     "multi_objective_aggregation": "normalize_then_sum", "epsilon_high": 0.28, "delta": 4.0,
-    "top_entropy_quantile": 0.2, "top_p": 0.9,
+    "top_entropy_quantile": 0.2, "top_p": 0.9, "off_policy_mask_threshold": 0.1,
 }  # fmt: skip
 
 
@@ -144,3 +144,32 @@ def test_the_page_shows_the_table_of_the_converter() -> None:
     page = (ROOT / "docs" / "coming_from_trl.md").read_text(encoding="utf-8")
     between = page.split("<!-- options:begin -->\n")[1].split("<!-- options:end -->")[0]
     assert between == options_markdown() + "\n", "python docs/tables/trl_options.py docs/coming_from_trl.md writes it"
+
+
+def test_a_constant_schedule_has_no_warm_up_unless_its_name_says_so() -> None:
+    plain = converted({"lr_scheduler_type": "constant", "warmup_steps": 5})
+    assert "warmup_updates" not in keys(plain)
+    assert [note.kind for note in plain.notes if note.what.startswith("warmup_steps")] == ["nothing"]
+    assert "warmup_updates: 5" in keys(converted({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5}))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, "loss: sequence_truncated_importance"),
+        ({"loss_type": "sapo"}, "loss: sequence_soft_gated"),
+        ({"loss_type": "dapo", "delta": 1.1}, "ratio_max: 1.1"),
+        ({"off_policy_mask_threshold": 0.1}, "off_policy_threshold: 0.1"),
+    ],
+)
+def test_what_was_lost_is_taken_over(options: dict[str, Any], line: str) -> None:
+    draft = converted({"importance_sampling_level": "sequence", **options})
+    assert line in keys(draft)
+    assert not [note for note in draft.notes if note.is_loss]
+
+
+def test_a_bound_that_takes_the_gradient_of_unmoved_tokens_is_reported() -> None:
+    for options in ({"delta": 0.9}, {"loss_type": "cispo", "epsilon_high": 0.2}):
+        draft = converted(options)
+        assert "ratio_max: 0" not in keys(draft)
+        assert [note for note in draft.notes if note.is_loss]

@@ -1,33 +1,68 @@
-"""Does the notebook run from top to bottom on a CPU, and is it kept without outputs?"""
+"""Do the notebooks run from top to bottom on a CPU, with public names only, and are they kept without outputs?"""
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = ROOT / "notebooks" / "first_run.ipynb"
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def code_of(path: Path) -> list[str]:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str]:
+    """The notebook with the outputs of a run in that folder, and all that its cells show."""
     needed = "pip install 'oncurve[docs]'"
     nbformat = pytest.importorskip("nbformat", reason=f"nbformat is not installed: {needed}")
     nbclient = pytest.importorskip("nbclient", reason=f"nbclient is not installed: {needed}")
     pytest.importorskip("ipykernel", reason=f"ipykernel is not installed: {needed}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    notebook = nbformat.read(ROOT / "notebooks" / name, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs before committing"
-    nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    printed = [
-        output.get("text") or "".join(output.get("data", {}))
-        for cell in notebook.cells
-        for output in cell.get("outputs", ())
-    ]
-    assert any("trained: " in text and " of 100" in text for text in printed)
-    assert any("'reward/short'" in text for text in printed)
-    assert any("image/png" in text for text in printed)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = "".join(
+        output.get("text", "") + "".join(f"{kind} {value}" for kind, value in output.get("data", {}).items())
+        for output in outputs
+    )
+    return notebook, shown
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_imports_nothing_of_oncurve_but_itself(path: Path) -> None:
+    source = "\n".join(line for code in code_of(path) for line in code.splitlines() if not line.startswith("%"))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            assert not [one.name for one in node.names if one.name.startswith("oncurve.")]
+        if isinstance(node, ast.ImportFrom):
+            assert not (node.module or "").startswith("oncurve")
+
+
+def test_the_first_run_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, shown = run("first_run.ipynb", tmp_path, monkeypatch)
+    assert "trained: " in shown
+    assert "'reward/short'" in shown
+    assert "image/png" in shown
+    assert "<table>" in shown
+    assert "step 6/6" in shown
     assert len(list((tmp_path / "runs").glob("*/report.html"))) == 2
+
+
+def test_a_run_is_watched_stopped_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook, shown = run("watch.ipynb", tmp_path, monkeypatch)
+    assert "stopped after step" in shown
+    assert "step 12/12" in shown  # after resuming
+    figures = [output for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]
+    assert sum("image/png" in output["data"] for output in figures) == 1  # one plot, updated in place
+    assert (tmp_path / "runs" / "watched" / "report.html").is_file()
