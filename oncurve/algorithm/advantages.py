@@ -86,8 +86,8 @@ def whitened(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float
     """
     values, graded = rewards.values.reshape(1, -1), rewards.graded.reshape(1, -1)
     centered = center(values, graded)
-    deviation = _batch_deviation(values, graded, ddof)
-    return _divide(centered, deviation + epsilon).reshape(rewards.values.shape)
+    standard deviation = _batch_deviation(values, graded, ddof)
+    return _divide(centered, standard deviation + epsilon).reshape(rewards.values.shape)
 
 
 def leave_one_out(rewards: Rewards) -> Float[Tensor, "P G"]:
@@ -205,7 +205,7 @@ def refuse_groups_of_one(rewards: Rewards) -> None:
 
 
 def _batch_deviation(values: Tensor, graded: Tensor, ddof: int) -> Tensor:
-    """Standard deviation over every graded completion of the batch, as a scalar."""
+    """Standard standard deviation over every graded completion of the batch, as a scalar."""
     count = graded.sum()
     mean = torch.where(graded, values, 0.0).sum() / count.clamp(min=1)
     squares = torch.where(graded, values - mean, 0.0) ** 2
