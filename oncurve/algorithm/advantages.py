@@ -86,8 +86,8 @@ def whitened(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float
     """
     values, graded = rewards.values.reshape(1, -1), rewards.graded.reshape(1, -1)
     centered = center(values, graded)
-    standard deviation = _batch_deviation(values, graded, ddof)
-    return _divide(centered, standard deviation + epsilon).reshape(rewards.values.shape)
+    deviation = _batch_deviation(values, graded, ddof)
+    return _divide(centered, deviation + epsilon).reshape(rewards.values.shape)
 
 
 def leave_one_out(rewards: Rewards) -> Float[Tensor, "P G"]:

@@ -79,7 +79,11 @@ def _import_file(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     loader = spec.loader
-    failure = attempt(lambda: loader.exec_module(module))
+    try:
+        failure = attempt(lambda: loader.exec_module(module))
+    except SystemExit:
+        del sys.modules[name]
+        raise ConfigError(f"rewards: {path} ends the program when it is imported. Remove its sys.exit()") from None
     if isinstance(failure, Failure):
         del sys.modules[name]
         raise ConfigError(f"rewards: {path} cannot be imported: {failure.detail}")
