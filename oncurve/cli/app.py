@@ -361,11 +361,12 @@ UsageMistake: type[Any] = typer.BadParameter.__bases__[0]
 
 def _usage(error: Any) -> str:
     """A mistake on the command line in one sentence, and where the options are listed."""
-    place = error.ctx.command_path if error.ctx is not None else "oncurve"
+    words = error.ctx.command_path.split() if error.ctx is not None else []
+    place = " ".join(["oncurve", *(word for word in words[1:] if word.isalpha() and word != "oncurve")])
     text = error.format_message().replace("Input should be ", "this must be ").rstrip(".")
     if not text:
         return "a command is missing. See `oncurve --help`"
-    return f"{text}. See `{place.replace('python -m oncurve', 'oncurve')} --help`"
+    return f"{text}. See `{place} --help`"
 
 
 def main() -> None:

@@ -77,7 +77,10 @@ def explain(error: ValidationError) -> Iterator[str]:
         parts = [str(part) for part in problem["loc"]]
         key = ".".join(part for place, part in enumerate(parts) if not _is_tag(parts, place))
         said = _SAID.get(problem["type"])
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "extra_forbidden" and "." in parts[0]:
+            section, _, last = key.partition(".")
+            yield f"{key}: keys with a dot are for the command line. In a file write {section}: {{{last}: ...}}"
+        elif problem["type"] == "extra_forbidden":
             chosen = next((part for place, part in enumerate(parts) if _is_tag(parts, place)), None)
             yield _unknown(key, chosen, problem.get("input"))
         elif problem["type"] == "value_error":
@@ -90,9 +93,6 @@ def explain(error: ValidationError) -> Iterator[str]:
 
 def _unknown(key: str, chosen: str | None, given: Any) -> str:
     """A key or a section that there is not."""
-    if key in set(known_keys()):
-        section, _, last = key.partition(".")
-        return f"{key}: keys with a dot are for the command line. In a file write {section}: {{{last}: ...}}"
     if "." not in key and isinstance(given, Mapping):
         sections = [name for name, field in Config.model_fields.items() if any(_sections(field.annotation))]
         close = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)

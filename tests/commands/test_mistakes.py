@@ -52,7 +52,7 @@ MISTAKES = (
     ("doctor", "name the folder of a run"),
     ("report nowhere", "metrics.jsonl is missing"),
     ("compare runs/a", "at least two run folders"),
-    ("convert script.py", "no GRPOConfig(...) or GRPOTrainer(...) found"),
+    ("convert script.py", "GRPOTrainer(...)"),
     ("launch recipe.yaml", "add --slurm"),
     ("", "a command is missing. See `oncurve --help`"),
 )
