@@ -205,7 +205,7 @@ def refuse_groups_of_one(rewards: Rewards) -> None:
 
 
 def _batch_deviation(values: Tensor, graded: Tensor, ddof: int) -> Tensor:
-    """Standard standard deviation over every graded completion of the batch, as a scalar."""
+    """Standard deviation over every graded completion of the batch, as a scalar."""
     count = graded.sum()
     mean = torch.where(graded, values, 0.0).sum() / count.clamp(min=1)
     squares = torch.where(graded, values - mean, 0.0) ** 2
