@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -66,11 +67,7 @@ def load_object(location: str, *, where: str) -> Any:
 
 
 def _import_file(path: Path) -> Any:
-    try:
-        is_there = path.is_file()
-    except OSError as error:  # a folder above it is closed to this user
-        raise ConfigError(f"rewards: {path} cannot be reached: {error.strerror}. Move it, or open its folder") from None
-    if not is_there:
+    if not os.path.isfile(path):  # also where a folder above it is closed to this user
         raise ConfigError(f"rewards: there is no file {path} (seen from {Path.cwd()}).")
     name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
