@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -349,10 +349,33 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _run() -> None:
+    code = app(standalone_mode=False)
+    if isinstance(code, int) and code:
+        raise SystemExit(code)
+
+
+UsageMistake: type[Any] = typer.BadParameter.__bases__[0]
+"""What typer raises for a mistake on the command line; it carries click's class with it."""
+
+
+def _usage(error: Any) -> str:
+    """A mistake on the command line in one sentence, and where the options are listed."""
+    words = error.ctx.command_path.split() if error.ctx is not None else []
+    place = " ".join(["oncurve", *(word for word in words[1:] if word.isalpha() and word != "oncurve")])
+    text = error.format_message().replace("Input should be ", "this must be ").rstrip(".")
+    if not text:
+        return "a command is missing. See `oncurve --help`"
+    return f"{text}. See `{place} --help`"
+
+
 def main() -> None:
     """Run a command; a user's mistake becomes one message and an exit code, never a traceback."""
     try:
-        saying(app)
+        saying(_run)
+    except UsageMistake as error:
+        sys.stderr.write(f"oncurve: {_usage(error)}\n")
+        raise SystemExit(2) from None
     except OncurveError as error:
         if str(error):  # without a word where another process of the run says it
             sys.stderr.write(f"oncurve: {error}\n")

@@ -38,7 +38,9 @@ def launch(
     from oncurve.recipes.find import find_recipe  # lazy
 
     if not slurm:
-        raise ConfigError("launch: say --slurm. Without a scheduler, `oncurve train --processes` starts a run")
+        raise ConfigError(
+            "launch: add --slurm, the only scheduler supported. Without one, use `oncurve train --processes`"
+        )
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())
     allocation = Allocation(nodes, gpus_per_node, rollout_nodes, time, grace, tuple(sbatch or ()))

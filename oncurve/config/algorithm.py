@@ -86,7 +86,8 @@ class AlgorithmSection(Section):
                 f"algorithm.group_size is {self.group_size}; a group of one has no baseline. Use at least 2"
             )
         if self.type not in (*PRESETS, "custom"):
-            near = difflib.get_close_matches(self.type, [*PRESETS, "custom"], n=1)
+            near = difflib.get_close_matches(self.type, [*PRESETS, "custom"], n=3)
+            near.sort(key=lambda name: sorted(name) != sorted(self.type))  # letters that changed places first
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"algorithm.type is {self.type!r}, which no row of the table has.{hint} "

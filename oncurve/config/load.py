@@ -55,8 +55,10 @@ def read_text(path: str | Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe. `oncurve recipe list` shows those in the package") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a recipe: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8. Name a recipe, such as recipe.yaml") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error}). Name a recipe file") from None
 
 
 def parse_config(
@@ -83,6 +85,10 @@ def parse_tree(
         raise ConfigError(f"{source}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: {explain_yaml(error)}") from None
+    if raw is None:
+        raise ConfigError(
+            f"{source}: the file is empty. Begin with `model: embedded` and `data: {{type: word_problems}}`"
+        )
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{source}: a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"

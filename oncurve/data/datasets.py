@@ -200,7 +200,7 @@ def hold_out(
         wanted = f"{count} rows" if fraction is None else f"a fraction of {fraction}"
         raise DataError(
             f"holding out {wanted} of {len(rows)} leaves {len(train)} rows to train on and {len(held_out)} held "
-            f"out. Both must have some: change the size of the held-out split."
+            f"out. Both must have some: {_why(rows)}"
         )
     return train, held_out
 
@@ -355,6 +355,12 @@ def _text(place: str, row: Row, column: str) -> str:
     if not value.strip():
         raise DataError(f"{place}: {column!r} is empty. Fill it in, drop the row, or set data.columns.")
     return value
+
+
+def _why(rows: Sequence[Row]) -> str:
+    if len({question_key(row["question"]) for row in rows}) < 2:
+        return "all rows have the same question. Check data.columns, which names the column of the question."
+    return "set evaluation.num_prompts to fewer problems, or name others with evaluation.data."
 
 
 def _hash_fraction(question: str, seed: int) -> float:

@@ -149,6 +149,8 @@ def _parsed(place: str, line: bytes) -> Row:
     except json.JSONDecodeError as error:
         reason = f"{error.msg}, column {error.colno}"
         raise DataError(f"{place}: not JSON ({reason}). Write one JSON object per line.") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise DataError(f"{place}: a number has too many digits. Write it as text.") from error
     except RecursionError as error:
         raise DataError(f"{place}: nested too deep to be read. Write one flat JSON object per line.") from error
     if not isinstance(value, dict):

@@ -283,8 +283,7 @@ class Trainer:
             config = validate_tree(tree, source="Trainer.evaluate")
             given = replace(given, evaluation_rows=rows)
         policy = self.policy
-        context = wiring.context_of(policy.model.config)
-        rows = wiring.split_rows(config, given)
+        context, rows = wiring.context_of(policy.model.config), wiring.split_rows(config, given)
         prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
         reward_function = wiring.make_reward_function(
             config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)

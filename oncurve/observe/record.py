@@ -42,8 +42,9 @@ _OWN_FILES = (
 
 def refuse_existing(path: Path) -> None:
     """Raise ConfigError where a folder holds a run already, or is a file."""
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{path}: is a file, not a folder. Choose another run.name or run.folder.")
+    blocking = next((part for part in (path, *path.parents) if part.exists() and not part.is_dir()), None)
+    if blocking is not None:
+        raise ConfigError(f"{blocking}: is a file, not a folder. Choose another run.name or run.folder.")
     if any((path / name).exists() for name in _OWN_FILES):
         raise ConfigError(
             f"{path}: already holds a run. Choose another run.name, resume it with `oncurve resume {path}`, or delete "
@@ -341,7 +342,7 @@ def read_rows(path: Path, *, may_be_torn: bool = True) -> list[dict[str, Any]]:
         except (ValueError, TypeError) as error:
             if may_be_torn and number == len(lines):
                 break
-            raise DataError(f"{path}: line {number} is no JSON object ({error}). Restore or remove it.") from error
+            raise DataError(f"{path}: line {number} is not a JSON object. Restore or remove it.") from error
         rows.append(row)
     return rows
 

@@ -188,11 +188,11 @@ def add_adapter(
         with torch.random.fork_rng(devices=[]), _without_old_names():
             torch.manual_seed(seed)
             peft_model = get_peft_model(model, config)
-    except ValueError as error:
+    except ValueError:
         found = ", ".join(_linear_names(model))
         raise ConfigError(
-            f"policy.lora.target_modules is {targets!r}, which does not fit {type(model).__name__}: "
-            f"{' '.join(str(error).split())[:300]}. Its linear layers end in: {found}"
+            f"policy.lora.target_modules is {targets!r}, which does not fit {type(model).__name__}. Its linear layers "
+            f"end in: {found}"
         ) from None
     _lora_config(peft_model).base_model_name_or_path = base
     _lora_config(peft_model).revision = revision

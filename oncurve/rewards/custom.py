@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -66,11 +67,7 @@ def load_object(location: str, *, where: str) -> Any:
 
 
 def _import_file(path: Path) -> Any:
-    try:
-        is_there = path.is_file()
-    except OSError as error:  # a folder above it is closed to this user
-        raise ConfigError(f"rewards: {path} cannot be reached: {error.strerror}. Move it, or open its folder") from None
-    if not is_there:
+    if not os.path.isfile(path):  # also where a folder above it is closed to this user
         raise ConfigError(f"rewards: there is no file {path} (seen from {Path.cwd()}).")
     name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
@@ -79,7 +76,11 @@ def _import_file(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     loader = spec.loader
-    failure = attempt(lambda: loader.exec_module(module))
+    try:
+        failure = attempt(lambda: loader.exec_module(module))
+    except SystemExit:
+        del sys.modules[name]
+        raise ConfigError(f"rewards: {path} ends the program when it is imported. Remove its sys.exit()") from None
     if isinstance(failure, Failure):
         del sys.modules[name]
         raise ConfigError(f"rewards: {path} cannot be imported: {failure.detail}")

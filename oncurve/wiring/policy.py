@@ -34,9 +34,10 @@ def make_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split(". ")[0].splitlines()[0][:200]
-        raise ConfigError(f"policy.device is {name!r}, which this machine does not have: {reason}") from None
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"policy.device is {name!r}, which this machine or its torch does not have. Set policy.device=auto"
+        ) from None
     return device
 
 

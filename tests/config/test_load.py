@@ -101,7 +101,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe\x00model")
-    with pytest.raises(ConfigError, match=r"recipe\.yaml: cannot be read as a recipe"):
+    with pytest.raises(ConfigError, match=r"recipe\.yaml: not a text file in UTF-8"):
         load_config(tmp_path)
 
 
