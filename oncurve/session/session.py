@@ -135,7 +135,9 @@ class Session:
                 base = self.measure_base()
             try:
                 yield from self.train()
-            except (RewardError, SamplerError):
+            except (RewardError, SamplerError) as error:
+                self.folder.log(f"stopped: {error}")
+                self.folder.write_status(self.training.steps_done, "stopped")
                 self.saver.save_marked()
                 raise
             except GeneratorExit:  # whoever asks for the steps asks for no more
