@@ -110,7 +110,7 @@ def one_side(asked: argparse.Namespace) -> None:
 
 def run_side(asked: argparse.Namespace, stack: ExitStack) -> None:
     """The same, with what it changes in this process put back at the end."""
-    from oncurve.policy.model_folder import EMBEDDED
+    from oncurve.observe.run_model import EMBEDDED
 
     if asked.side == "oncurve":
         from oncurve.trl.names import trl_resolved

@@ -104,7 +104,7 @@ def run_here(folder: Path, words: list[str]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
     from oncurve.cli.app import main as command_line
-    from oncurve.policy.model_folder import EMBEDDED
+    from oncurve.observe.run_model import EMBEDDED
     from oncurve.trl.grpo_trainer import GRPOTrainer
 
     def tokenizer(*_: Any, **__: Any) -> Any:

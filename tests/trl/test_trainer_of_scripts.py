@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from oncurve.errors import CheckpointError, ConfigError
-from oncurve.policy.model_folder import EMBEDDED
+from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer
 
 Rows = list[dict[str, Any]]
