@@ -291,7 +291,7 @@ def main() -> None:
     asked = parser.parse_args()
     from transformers import AutoTokenizer
 
-    from oncurve.policy.model_folder import EMBEDDED
+    from oncurve.observe.run_model import EMBEDDED
 
     counts = run_cases(asked.count, AutoTokenizer.from_pretrained(EMBEDDED), first=asked.first)
     text = json.dumps({"cases": asked.count, "first": asked.first, "faults": 0, "counts": counts}, indent=2)

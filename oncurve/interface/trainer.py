@@ -143,6 +143,7 @@ class Trainer:
     ) -> Trainer:
         """The trainer of a recipe as nested dictionaries, for the objects of a program; ``source`` is for messages."""
         trainer = cls.__new__(cls)
+        trainer._tools = trainer._environments = None
         tree = {name: dict(section) if isinstance(section, Mapping) else section for name, section in tree.items()}
         if model is not None and (section := lora_section(model)) is not None:
             tree["policy"] = {**tree.get("policy", {}), "lora": section}

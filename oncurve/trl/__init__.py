@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         think_format_reward,
     )
     from oncurve.trl.script_arguments import (
+        DatasetMixtureConfig,
         ModelConfig,
         ScriptArguments,
         TrlParser,
+        get_dataset,
         get_kbit_device_map,
         get_peft_config,
         get_quantization_config,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from oncurve.trl.settings import accept_lost
 
 _HOMES = {
+    "DatasetMixtureConfig": "script_arguments",
     "GRPOConfig": "grpo_config",
     "GRPOTrainer": "grpo_trainer",
     "ModelConfig": "script_arguments",
@@ -43,6 +46,7 @@ _HOMES = {
     "accuracy_reward": "ready_rewards",
     "apply_chat_template": "chat",
     "get_cosine_scaled_reward": "ready_rewards",
+    "get_dataset": "script_arguments",
     "get_kbit_device_map": "script_arguments",
     "get_peft_config": "script_arguments",
     "get_quantization_config": "script_arguments",
@@ -56,6 +60,7 @@ _HOMES = {
 """The module of every name."""
 
 __all__ = [
+    "DatasetMixtureConfig",
     "GRPOConfig",
     "GRPOTrainer",
     "ModelConfig",
@@ -66,6 +71,7 @@ __all__ = [
     "accuracy_reward",
     "apply_chat_template",
     "get_cosine_scaled_reward",
+    "get_dataset",
     "get_kbit_device_map",
     "get_peft_config",
     "get_quantization_config",

@@ -286,7 +286,7 @@ def find_run(wanted: str | bool, output_dir: str | None) -> Path:
         for place in (path, path.parent.parent):
             if is_run(place):
                 return place
-        output_dir = str(path) if path.is_dir() else output_dir
+        output_dir = str(path)
     folder = Path(output_dir or "runs")
     runs = [path for path in folder.glob("*/") if is_run(path) and (path / "checkpoints").is_dir()]
     if not runs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -13,10 +14,10 @@ import oncurve.trl
 from oncurve.errors import ConfigError
 
 ELSEWHERE = (
-    "BEMACallback", "DPOConfig", "DPOTrainer", "DatasetMixtureConfig", "DistillationConfig", "DistillationTrainer",
+    "BEMACallback", "DPOConfig", "DPOTrainer", "DistillationConfig", "DistillationTrainer",
     "KTOConfig", "KTOTrainer", "LogCompletionsCallback", "RLOOConfig", "RLOOTrainer", "RewardConfig", "RewardTrainer",
     "RichProgressCallback", "SFTConfig", "SFTTrainer", "SyncRefModelCallback", "WeaveCallback", "add_response_schema",
-    "clone_chat_template", "create_reference_model", "extract_prompt", "get_dataset", "get_training_chat_template",
+    "clone_chat_template", "create_reference_model", "extract_prompt", "get_training_chat_template",
     "init_zero_verbose", "is_conversational_from_value", "maybe_convert_to_chatml", "maybe_extract_prompt",
     "maybe_unpair_preference_dataset", "pack_dataset", "prepare_multimodal_messages", "supports_tool_calling",
     "unpair_preference_dataset",
@@ -81,9 +82,21 @@ def named(module: str, name: str) -> Any:
     )
 
 
-def resolve_trl() -> None:
-    """From here on `import trl` is `import oncurve.trl`, in this process."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "trl"]:
+@contextmanager
+def trl_resolved() -> Iterator[None]:
+    """While it lasts, `import trl` is `import oncurve.trl` in this process."""
+    finder, before = ScriptNames(), _loaded()
+    for name in before:
         del sys.modules[name]
-    if not any(isinstance(finder, ScriptNames) for finder in sys.meta_path):
-        sys.meta_path.insert(0, ScriptNames())
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in _loaded():
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _loaded() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "trl"}

@@ -20,7 +20,7 @@ from oncurve.convert.options import Note, trl_version
 from oncurve.convert.recipe_file import write_recipe
 from oncurve.errors import ConfigError, OncurveError, Stopped
 from oncurve.rewards.custom import SOURCE_ROW
-from oncurve.trl.names import resolve_trl
+from oncurve.trl.names import trl_resolved
 from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import Translation
 
@@ -72,12 +72,11 @@ def run_script(
         raise ConfigError(f"{script}: no such script. Give a Python file that uses TRL's GRPOTrainer")
     SETTINGS.accepted.update(accept)
     SETTINGS.version = version
-    resolve_trl()
     before = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        with _Messages(script):
+        with _Messages(script), trl_resolved():
             runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv, sys.path = before[0], before[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,35 @@ class ScriptArguments:
     dataset_test_split: str = "test"
     dataset_streaming: bool = False
     ignore_bias_buffers: bool = False
+
+
+@dataclass
+class DatasetMixtureConfig:
+    """Several data sets that are trained on together."""
+
+    datasets: list[dict[str, Any]] = field(default_factory=list)
+    streaming: bool = False
+    test_split_size: float | None = None
+
+
+def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
+    """The rows of all data sets of a mixture, as a train split and, with ``test_split_size``, a test split."""
+    from datasets import DatasetDict, concatenate_datasets, load_dataset
+
+    parts = []
+    for each in mixture_config.datasets:
+        options = {key: each[key] for key in ("name", "data_dir", "data_files") if each.get(key) is not None}
+        part = load_dataset(each["path"], split=each.get("split", "train"), **options)
+        part = part.select_columns(each["columns"]) if each.get("columns") else part
+        if each.get("fraction") is not None:
+            part = part.select(range(int(len(part) * each["fraction"])))
+        parts.append(part)
+    if not parts:
+        raise ConfigError("datasets: the mixture names none")
+    whole = concatenate_datasets(parts)
+    if mixture_config.test_split_size is None:
+        return DatasetDict({"train": whole})
+    return whole.train_test_split(test_size=mixture_config.test_split_size)
 
 
 @dataclass

@@ -38,7 +38,7 @@ def test_quickstart(rows: Rows) -> None:
     output = trainer.train()
     assert output.global_step == 2
     trainer.save_model("saved")
-    from oncurve.policy.model_folder import EMBEDDED
+    from oncurve.observe.run_model import EMBEDDED
 
     before, after = weights_of(str(EMBEDDED)), weights_of("saved")
     assert any((before[name] != after[name]).any() for name in before)
@@ -124,7 +124,7 @@ def test_a_model_that_peft_has_around_it(rows: Rows) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from oncurve.policy.model_folder import EMBEDDED
+    from oncurve.observe.run_model import EMBEDDED
 
     base = AutoModelForCausalLM.from_pretrained(EMBEDDED)
     model = get_peft_model(base, LoraConfig(r=2, use_rslora=True, target_modules=["q_proj"], task_type="CAUSAL_LM"))
@@ -149,7 +149,7 @@ def test_a_model_that_peft_has_around_it(rows: Rows) -> None:
 def test_conversational_prompts_reach_rewards_as_messages(rows: Rows) -> None:
     from transformers import AutoTokenizer
 
-    from oncurve.policy.model_folder import EMBEDDED
+    from oncurve.observe.run_model import EMBEDDED
 
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     tokenizer.chat_template = (
