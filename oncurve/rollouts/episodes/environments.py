@@ -15,7 +15,7 @@ from typing import Any
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Reward
-from oncurve.rollouts.episodes.episode_limits import EpisodeLimits
+from oncurve.rollouts.episodes.episode import EpisodeLimits
 from oncurve.rollouts.episodes.tools import Tool, answer_text, declares, tools_of
 from oncurve.rollouts.episodes.workers import Workers
 
