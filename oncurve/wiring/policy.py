@@ -70,8 +70,7 @@ def make_policy(
     loaded = _load_unread(config, device) if isinstance(sharding, Sharding) and given.model is None else None
     if loaded is None:
         loaded = None, _load(config, device if few_bits else torch.device("cpu"), given)
-    unread, loaded = loaded
-    model, tokenizer, adapter = loaded
+    unread, (model, tokenizer, adapter) = loaded
     if config.policy.train_only:
         train_only(model, config.policy.train_only)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
