@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
+from oncurve.config.load import read_tree
 from oncurve.errors import ConfigError
 from oncurve.interface.trainer import Trainer
 from oncurve.observe.record import read_metrics
+from oncurve.recipes.find import find_recipe
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
 SMALL: dict[str, Any] = {
@@ -96,7 +98,12 @@ def test_the_command_line_the_trainer_and_its_steps_end_with_the_same_weights(tm
     seen = list(stepped.steps())
     assert [step.number for step in seen] == [1, 2]
     assert stepped.result is not None
-    assert {weights(tmp_path / name) for name in ("command", "recipe", "steps")} == {weights(from_recipe.folder)}
+    tree = read_tree(find_recipe("word_problems"), keys)  # the same recipe as arguments
+    named = {"folder": str(tmp_path), "name": "keys"}
+    model, data, rewards = tree.pop("model"), tree.pop("data"), tree.pop("rewards")
+    oncurve.train(model, data, rewards, **{**tree, "run": {**tree["run"], **named}})
+    runs = ("command", "recipe", "steps", "keys")
+    assert {weights(tmp_path / name) for name in runs} == {weights(from_recipe.folder)}
     rows = read_metrics(tmp_path / "steps")
     assert seen[-1].metrics["reward/mean"] == rows[-1]["reward/mean"]
     assert len(seen[0].groups) == 2

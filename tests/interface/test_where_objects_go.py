@@ -79,9 +79,8 @@ GARBAGE = (
     START
     + """
 answers = [{"question": f"{a}?", "answer": f"x + \\\\sqrt{{{a}}}"} for a in range(2, 40)]
-rewards = ["mathematics", {"type": "json_schema", "json_schema": '{"type": "object"}'}]
 rollouts = {**sizes, "type": "servers", "own_servers": 1}
-trainer = oncurve.Trainer("embedded", answers, rewards, run=run, rollouts=rollouts, **small)
+trainer = oncurve.Trainer("embedded", answers, "mathematics", run=run, rollouts=rollouts, **small)
 walk = trainer.steps()
 next(walk)
 assert children(), "the server is one"
