@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import warnings
 from pathlib import Path
@@ -143,3 +144,9 @@ def test_defaults_that_differ_are_written_out() -> None:
 def test_the_page_shows_the_table_of_the_converter_and_the_results() -> None:
     page = (ROOT / "docs" / "coming_from_trl.md").read_text(encoding="utf-8")
     assert page == filled(page), "python docs/tables/trl_options.py docs/coming_from_trl.md writes it"
+
+
+def test_no_script_of_others_lost_an_option_without_a_word() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "trl_scripts.json").read_text(encoding="utf-8"))
+    assert found["silent"] == []
+    assert "traceback of ours" not in found["counts"]
