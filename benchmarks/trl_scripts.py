@@ -46,12 +46,16 @@ def main() -> None:
         results.append(result)
         sys.stdout.write(f"{entry['source']}: {result['outcome']}: {result['detail'][:150]}\n")
         sys.stdout.flush()
+        if asked.output:
+            asked.output.write_text(summary(results) + "\n")
+    sys.stdout.write(summary(results)[:300] + "\n")
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    """Everything that was found so far, with counts, as JSON."""
     counts = {kind: sum(r["outcome"] == kind for r in results) for kind in sorted({r["outcome"] for r in results})}
     silent = [f"{r['source']}: {name}" for r in results for name, fate in r["options"].items() if fate == "silent"]
-    sys.stdout.write(f"{counts}; silent: {silent or 'none'}\n")
-    if asked.output:
-        text = json.dumps({"counts": counts, "silent": silent, "scripts": results}, indent=1, ensure_ascii=False)
-        asked.output.write_text(text + "\n")
+    return json.dumps({"counts": counts, "silent": silent, "scripts": results}, indent=1, ensure_ascii=False)
 
 
 def run_apart(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,21 @@ def _difference(quantity: dict[str, Any]) -> str:
     return f"{quantity['largest_difference']:.0e} of {max(abs(value) for value in quantity['trl']):.2g}"
 
 
-PARTS = {"options": options_markdown, "beside": beside_markdown}
+def strangers_markdown() -> str:
+    """What became of public scripts, from the results of benchmarks/trl_scripts.py."""
+    found = json.loads((RESULTS / "trl_scripts.json").read_text(encoding="utf-8"))
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(found["counts"].items(), key=lambda each: -each[1]))
+    options = [fate for script in found["scripts"] for fate in script["options"].values()]
+    kinds = ("taken", "idle", "said", "silent")
+    fates = ", ".join(f"{sum(fate.startswith(kind) for fate in options)} {kind}" for kind in kinds)
+    return (
+        f"{len(found['scripts'])} public scripts were run unchanged with "
+        f"models and data replaced from outside (`python benchmarks/trl_scripts.py`): {counts}. Of the {len(options)} "
+        f"options that they set: {fates}. `benchmarks/results/trl_scripts.json` has each of them."
+    )
+
+
+PARTS = {"options": options_markdown, "beside": beside_markdown, "strangers": strangers_markdown}
 """The generated parts of the page, by their markers."""
 
 

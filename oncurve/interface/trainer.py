@@ -71,6 +71,9 @@ class Trainer:
         result = trainer.train()
     """
 
+    _tools: Any = None
+    _environments: Any = None
+
     def __init__(
         self,
         model: str | os.PathLike[str] | nn.Module,
@@ -120,7 +123,6 @@ class Trainer:
         Example: ``oncurve.Trainer.from_recipe("word_problems", "run.steps=12").train()``
         """
         trainer = cls.__new__(cls)
-        trainer._tools = trainer._environments = None
         path = find_recipe(recipe)
         if data is None and rewards is None and evaluation_data is None:
             config = validate_tree(read_tree(path, overrides), source=str(path))
@@ -139,15 +141,12 @@ class Trainer:
         *,
         model: nn.Module | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        source: str = "Trainer",
     ) -> Trainer:
-        """The trainer of a recipe as nested dictionaries, for the objects of a program; ``source`` is for messages."""
-        trainer = cls.__new__(cls)
-        trainer._tools = trainer._environments = None
-        tree = {name: dict(section) if isinstance(section, Mapping) else section for name, section in tree.items()}
+        """The trainer of a recipe as nested dictionaries, with the objects of a program."""
+        trainer, tree = cls.__new__(cls), {key: dict(s) if isinstance(s, Mapping) else s for key, s in tree.items()}
         if model is not None and (section := lora_section(model)) is not None:
             tree["policy"] = {**tree.get("policy", {}), "lora": section}
-        trainer._from_tree(tree, data, rewards, evaluation_data, {}, source=source)
+        trainer._from_tree(tree, data, rewards, evaluation_data, {}, source="Trainer")
         trainer._given = replace(trainer._given, model=model, tokenizer=tokenizer)
         return trainer
 
@@ -314,9 +313,8 @@ class Trainer:
 
     def hold_model(self) -> nn.Module:
         """The model, with peft around it if it has an adapter; a run that begins later trains this very object."""
-        policy = self.policy
-        model = policy.model if policy.adapter is None else policy.adapter.peft_model
-        self._given = replace(self._given, model=model, tokenizer=policy.tokenizer)
+        model = self.policy.model if self.policy.adapter is None else self.policy.adapter.peft_model
+        self._given = replace(self._given, model=model, tokenizer=self.policy.tokenizer)
         return model
 
     def _new_steps(self) -> Steps:

@@ -103,7 +103,6 @@ class GRPOTrainer:
             found.measured(),
             model=None if isinstance(asked.model, str) else asked.model,
             tokenizer=found.tokenizer,
-            source="the script",
         )
         config = self.oncurve.config
         per_step = config.run.prompts_per_step

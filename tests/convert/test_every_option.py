@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import warnings
 from pathlib import Path
@@ -172,3 +173,9 @@ def test_a_bound_that_takes_the_gradient_of_unmoved_tokens_is_reported() -> None
         draft = converted(options)
         assert "ratio_max: 0" not in keys(draft)
         assert [note for note in draft.notes if note.is_loss]
+
+
+def test_no_script_of_others_lost_an_option_without_a_word() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "trl_scripts.json").read_text(encoding="utf-8"))
+    assert found["silent"] == []
+    assert "traceback of ours" not in found["counts"]
