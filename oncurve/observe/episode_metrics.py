@@ -31,7 +31,7 @@ EPISODE = (
         "episode/tool_timeouts", "fraction", "calls over rollouts.episodes.tool_seconds; part of tool_errors", "near 0"
     ),
     Metric("episode/answer_tokens", "tokens", "mean over completions of tokens that the policy did not write", "-"),
-    Metric("episode/waiting_seconds", "seconds", "mean time that a completion waited for tools and environment", "-"),
+    Metric("time/tools_seconds", "seconds", "mean time that a completion waited for tools and its environment", "-"),
     Metric(
         "episode/failed_fraction",
         "fraction",
@@ -61,7 +61,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "episode/max_turns": float(max(turns)),
         "episode/calls": len(calls) / len(episodes),
         "episode/answer_tokens": statistics.fmean(len(one.token_ids) - one.num_tokens for one in episodes),
-        "episode/waiting_seconds": statistics.fmean(one.waiting_seconds for one in episodes),
+        "time/tools_seconds": statistics.fmean(one.waiting_seconds for one in episodes),
         "episode/failed_fraction": sum(one.failure is not None for one in episodes) / len(episodes),
     }
     if calls:
@@ -87,6 +87,5 @@ def episode_row(completion: Completion) -> dict[str, object]:
         "segments": [[part.is_policy, part.text] for part in completion.segments],
         "own_prompt": completion.own_prompt,
         "failure": completion.failure,
-        "waiting_seconds": round(completion.waiting_seconds, 3),
     }
     return {key: value for key, value in shown.items() if value is not None}

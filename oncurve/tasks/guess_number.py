@@ -25,6 +25,7 @@ class NumberGame:
 class GuessNumber:
     """The environment of a game: found in time earns 1."""
 
+    deterministic = True
     most_guesses = 5
     """Of a search by halves, which finds each of 32 numbers but one in five guesses."""
 

@@ -8,13 +8,15 @@ tool, ``get_reward()`` scores it. With steps (Gymnasium for text, GEM): ``reset(
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Reward
-from oncurve.rollouts.episodes.tools import Tool, answer_text, tools_of
+from oncurve.rollouts.episodes.tools import Tool, answer_text, declares, tools_of
+from oncurve.rollouts.episodes.workers import Workers
 
 RESERVED = ("reset", "get_reward", "close", "step")
 """Methods that are no tools; ``step`` is one where there is a ``get_reward`` or where reset is not Gymnasium's."""
@@ -34,6 +36,8 @@ class Kind:
     tools: Mapping[str, Tool]
     """Their schemas; each instance has its own functions."""
     gives_reward: bool
+    is_deterministic: bool = False
+    """Its environments say of themselves that the same calls after the same reset get the same answers."""
 
     @classmethod
     def of(cls, name: str, factory: Factory) -> Kind:
@@ -58,7 +62,7 @@ class Kind:
                     f"environment {name}: {type(made).__name__} has no public method besides reset, so the policy can "
                     f"do nothing in it. Write one for each tool, or Gymnasium's step(action)"
                 )
-            return cls(name, factory, has_steps, tools, has_steps or "get_reward" in methods)
+            return cls(name, factory, has_steps, tools, has_steps or "get_reward" in methods, declares(made))
         finally:
             close(made)
 
@@ -166,3 +170,17 @@ def close(made: Any) -> None:
     method = public_methods(made).get("close")
     if method is not None:
         attempt(method)
+
+
+def close_all(environments: Sequence[Any], workers: Workers, limit_seconds: float) -> None:
+    """Close environments, each within its limit of seconds, all at the same time."""
+    left = len(environments)
+
+    def closed(result: Any, seconds: float) -> None:
+        nonlocal left
+        left -= 1
+
+    for made in environments:
+        workers.submit(partial(close, made), limit_seconds=limit_seconds, deliver=closed)
+    while left:
+        workers.collect(wait=True)

@@ -21,8 +21,8 @@ from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys, turn_key
 from oncurve.rollouts.episodes.dialects import Dialect
-from oncurve.rollouts.episodes.environments import Environment, Kind, close, has_died, reward_of
-from oncurve.rollouts.episodes.episode import Episode, EpisodeLimits
+from oncurve.rollouts.episodes.environments import Environment, Kind, close, close_all, has_died, reward_of
+from oncurve.rollouts.episodes.episode import Episode
 from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
 from oncurve.rollouts.episodes.tools import CallRequest, calling, opened
 from oncurve.rollouts.episodes.turns import Ask, Sampled, Turns, TurnSampler
@@ -89,21 +89,7 @@ class EpisodeSampler:
 
     def _close_kept(self) -> None:
         kept, self._kept = self._kept, []
-        close_all(kept, self._workers, self.setup.limits)
-
-
-def close_all(environments: Sequence[Any], workers: Workers, limits: EpisodeLimits) -> None:
-    """Close environments, each within its limit, all at the same time."""
-    left = len(environments)
-
-    def closed(result: Any, seconds: float) -> None:
-        nonlocal left
-        left -= 1
-
-    for made in environments:
-        workers.submit(partial(close, made), limit_seconds=limits.environment_seconds, deliver=closed)
-    while left:
-        workers.collect(wait=True)
+        close_all(kept, self._workers, self.setup.limits.environment_seconds)
 
 
 class _Run:
@@ -128,6 +114,8 @@ class _Run:
         self._groups: dict[int, Group] = {}
         self._episodes: dict[int, list[Episode]] = {}
         self._left: dict[int, int] = {}
+        self._held: list[tuple[int, int, Ask]] = []
+        """Turns of the next round, where everything that answers is deterministic."""
         self._is_over = False
 
     def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
@@ -150,6 +138,9 @@ class _Run:
                     self._begin(episode, kind, int(seed % 2**31))
         while self._left:
             is_busy = self.turns.advance()
+            if not is_busy and self._held and self.workers.is_idle:
+                self._next_round()
+                continue
             self.workers.collect(wait=not is_busy and bool(self._left))
         return [self._groups[place] for place in range(len(prompts))]
 
@@ -157,7 +148,7 @@ class _Run:
         """Nothing that comes later is listened to; environments that are not handed on are closed."""
         self._is_over = True
         if not self.keeps:
-            close_all(self.environments, self.workers, self.limits)
+            close_all(self.environments, self.workers, self.limits.environment_seconds)
             self.environments = []
 
     def _begin(self, episode: Episode, kind: Kind, seed: int) -> None:
@@ -217,7 +208,20 @@ class _Run:
         for episode in episodes:
             episode.started = first.started
         keys = tuple(turn_key(episode.key, episode.num_turns) for episode in episodes)
-        self.turns.ask(Ask(first.read_ids, keys, room, lambda place, got: self._took(episodes[place], got, room)))
+        asked = Ask(first.read_ids, keys, room, lambda place, got: self._took(episodes[place], got, room))
+        if self.setup.is_deterministic:
+            self._held.append((first.place, first.index, asked))
+        else:
+            self.turns.ask(asked)
+
+    def _next_round(self) -> None:
+        """Ask for all turns that wait, in an order that has nothing to do with how long anything took.
+
+        Who is in the batch decides how sums are rounded, so that the same run twice must have the same batches.
+        """
+        held, self._held = sorted(self._held, key=lambda one: one[:2]), []
+        for _, _, asked in held:
+            self.turns.ask(asked)
 
     def _took(self, episode: Episode, sampled: Sampled, room: int) -> None:
         """The policy wrote a turn."""

@@ -32,6 +32,12 @@ class EpisodeSetup:
     rerender: Rerender
     limits: EpisodeLimits
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Everything that answers says of itself that it always answers alike."""
+        tools = all(tool.is_deterministic for tool in self.tools.values())
+        return tools and all(kind.is_deterministic for kind in self.kinds.values())
+
     def kind_of(self, row: Mapping[str, Any]) -> Kind | None:
         """The environment of a row. Raises ConfigError for a name that is not known."""
         if not self.kinds:

@@ -30,6 +30,8 @@ class Tool:
     """Makes what is called in one episode, for a tool that remembers earlier calls of it."""
     close: Callable[[], None] | None = None
     """Gives back what the tool holds, when nothing is sampled any more."""
+    is_deterministic: bool = False
+    """It says of itself that equal calls get equal answers."""
     limit_seconds: float | None = None
     """Of a call, for a tool that has a limit of its own inside; None takes that of all tools."""
 
@@ -48,7 +50,8 @@ class Tool:
                 f"tool {own}: no schema can be made of it: {schema.detail}. Give every parameter a type, and write a "
                 f"docstring that says what the tool does and has a line for each parameter under Args:"
             )
-        return cls(own, function, {**schema, "function": {**schema["function"], "name": own}})
+        told = {**schema, "function": {**schema["function"], "name": own}}
+        return cls(own, function, told, is_deterministic=declares(function))
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -79,6 +82,11 @@ class CallRequest:
     arguments: Mapping[str, Any]
     written: str
     problem: str = ""
+
+
+def declares(thing: Any) -> bool:
+    """A function or an environment says of itself that it is ``deterministic``."""
+    return inspect.getattr_static(thing, "deterministic", False) is True
 
 
 def tools_of(functions: Iterable[Callable[..., Any] | Tool]) -> dict[str, Tool]:
@@ -161,3 +169,7 @@ def calculator(expression: str) -> str:
     from oncurve.rollouts.episodes.calculator import evaluate  # lazy
 
     return evaluate(expression)
+
+
+for _function in (calculator, python):
+    _function.deterministic = True  # type: ignore[attr-defined]
