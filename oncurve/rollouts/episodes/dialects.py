@@ -158,8 +158,8 @@ class ChatDialect:
         self._read: Read = lambda text, tools: []
         self._escapes = False
         if has_tools:
-            self._read = self._find_format()
             self._check_prefix("tool")
+            self._read = self._find_format()
             framed = self._after([{"role": "tool", "name": "oncurve_probe", "content": _QUOTED}])
             self._escapes = json.dumps(_QUOTED)[1:-1] in framed
         if has_words:
@@ -200,7 +200,7 @@ class ChatDialect:
     def _after(self, messages: list[dict[str, Any]]) -> str:
         """What the template writes behind the policy's last word, up to where it goes on."""
         said: dict[str, Any] = {"role": "assistant", "content": _WORDS}
-        whole = self._render([_ASKED, said, *messages], goes_on=True)
+        whole = self._attempt([_ASKED, said, *messages], str(messages[0]["role"]), goes_on=True)
         return whole.rpartition(_WORDS)[2]
 
     def _render(self, messages: list[dict[str, Any]], *, goes_on: bool) -> str:
@@ -221,11 +221,11 @@ class ChatDialect:
                     f"only adds to a conversation (tokenizer.chat_template), or data.chat=false"
                 )
 
-    def _attempt(self, messages: list[dict[str, Any]], role: str) -> str:
+    def _attempt(self, messages: list[dict[str, Any]], role: str, *, goes_on: bool = False) -> str:
         from jinja2.exceptions import TemplateError
 
         try:
-            return self._render(messages, goes_on=False)
+            return self._render(messages, goes_on=goes_on)
         except TemplateError as error:
             raise ConfigError(
                 f"{self.name}: its chat template refuses messages of the {role} ({error}). Use a model whose template "
