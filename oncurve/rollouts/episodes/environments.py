@@ -15,7 +15,6 @@ from typing import Any
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Reward
-from oncurve.rollouts.episodes.episode import EpisodeLimits
 from oncurve.rollouts.episodes.tools import Tool, answer_text, declares, tools_of
 from oncurve.rollouts.episodes.workers import Workers
 
@@ -173,8 +172,8 @@ def close(made: Any) -> None:
         attempt(method)
 
 
-def close_all(environments: Sequence[Any], workers: Workers, limits: EpisodeLimits) -> None:
-    """Close environments, each within its limit, all at the same time."""
+def close_all(environments: Sequence[Any], workers: Workers, limit_seconds: float) -> None:
+    """Close environments, each within its limit of seconds, all at the same time."""
     left = len(environments)
 
     def closed(result: Any, seconds: float) -> None:
@@ -182,6 +181,6 @@ def close_all(environments: Sequence[Any], workers: Workers, limits: EpisodeLimi
         left -= 1
 
     for made in environments:
-        workers.submit(partial(close, made), limit_seconds=limits.environment_seconds, deliver=closed)
+        workers.submit(partial(close, made), limit_seconds=limit_seconds, deliver=closed)
     while left:
         workers.collect(wait=True)

@@ -89,7 +89,7 @@ class EpisodeSampler:
 
     def _close_kept(self) -> None:
         kept, self._kept = self._kept, []
-        close_all(kept, self._workers, self.setup.limits)
+        close_all(kept, self._workers, self.setup.limits.environment_seconds)
 
 
 class _Run:
@@ -148,7 +148,7 @@ class _Run:
         """Nothing that comes later is listened to; environments that are not handed on are closed."""
         self._is_over = True
         if not self.keeps:
-            close_all(self.environments, self.workers, self.limits)
+            close_all(self.environments, self.workers, self.limits.environment_seconds)
             self.environments = []
 
     def _begin(self, episode: Episode, kind: Kind, seed: int) -> None:
