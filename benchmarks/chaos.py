@@ -33,15 +33,16 @@ from machine import RESULTS, describe_machine
 from transformers.utils import logging as transformers_logging
 
 from oncurve.data.prompts import render_prompts
-from oncurve.policy.model_folder import EMBEDDED, load_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.model_folder import load_model
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import VllmServers
 from oncurve.rollouts.servers.registry import register
 from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.settings import Deadlines, OptimizerSettings
 from oncurve.tasks.word_problems import word_problems
 
 COMMAND = [sys.executable, "-c", "from oncurve.cli.app import main; main()"]

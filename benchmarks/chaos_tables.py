@@ -1,4 +1,4 @@
-"""What do the committed records of dying servers say? The tables of docs/servers.md.
+"""What do the committed records of dying servers say? The tables of docs/evidence.md.
 
 python benchmarks/chaos_tables.py
 """
@@ -12,7 +12,7 @@ from typing import Any
 from pages import filled
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RESULTS = ROOT / "docs" / "servers.md", ROOT / "benchmarks" / "results"
+PAGE, RESULTS = ROOT / "docs" / "evidence.md", ROOT / "benchmarks" / "results"
 
 
 def read(name: str) -> dict[str, Any]:

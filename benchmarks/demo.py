@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from oncurve.coldstart.supervised import coldstart
-from oncurve.commands.examine import evaluate_models
+from oncurve.commands.evaluate_recipe import evaluate_models
 from oncurve.config.load import load_config, read_text
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation

@@ -118,8 +118,10 @@ SICK = (
         ("learning_rate_high", "kl_growth"),
     ),
     Planned("rate_tiny", "learning rate 1e-9", ("optimizer.learning_rate=1e-9",), ("learning_rate_low",)),
-    Planned("constant_reward", "every completion is paid 1", (_custom("constant"),), ("reward_constant",)),
-    Planned("opposite_grader", "wrong answers are paid, right ones not", (_custom("opposite"),), ("grader_inverted",)),
+    Planned("constant_reward", "every completion earns 1", (_custom("constant"),), ("reward_constant",)),
+    Planned(
+        "opposite_grader", "wrong answers earn reward, right ones do not", (_custom("opposite"),), ("grader_inverted",)
+    ),
     Planned(
         "crashing_grader",
         "the grader raises for one completion in 8",
@@ -129,7 +131,9 @@ SICK = (
     Planned("slow_grader", "grading takes 0.15 s for each completion", (_custom("slow"),), ("grading_bound",)),
     Planned("random_reward", "the reward is a coin toss", (_custom("by_chance"),), ("reward_blind",)),
     Planned("length_bonus", "longer is better", (_custom("long_is_good"),), ("reward_blind", "reward_hacking")),
-    Planned("format_only", "the tags alone are paid", (_custom("tags_are_enough"),), ("reward_blind", "format_only")),
+    Planned(
+        "format_only", "the tags alone earn reward", (_custom("tags_are_enough"),), ("reward_blind", "format_only")
+    ),
     Planned("cold", "temperature 0.05", ("rollouts.temperature=0.05",), ("sampling_narrow",)),
     Planned("top_p_small", "top_p 0.1", ("rollouts.top_p=0.1",), ("sampling_narrow",)),
     Planned("cut_off", "at most 12 tokens", ("rollouts.max_completion_tokens=12",), ("truncation",)),

@@ -128,7 +128,7 @@ def grading_scenarios(bench: Bench) -> Iterator[Scenario]:
         skipped = [row.get("policy/skipped_updates") for row in tools.rows_of(run) if row["step"]]
         from safetensors.torch import load_file
 
-        from oncurve.policy.model_folder import EMBEDDED
+        from oncurve.observe.run_model import EMBEDDED
 
         base, trained = (load_file(place / "model.safetensors") for place in (EMBEDDED, run / "model"))
         same = all(bool((base[name] == trained[name]).all()) for name in trained)

@@ -96,7 +96,7 @@ def surroundings_scenarios(bench: Bench) -> Iterator[Scenario]:
         first.wait()
         third = bench.resume(run, VARIANTS[0], "run.steps=1", "--allow-change")
         third.wait()
-        taken = f"took over from process {first.main.pid}" in third.main.output
+        taken = f"Previous process {first.main.pid}" in third.main.output
         passed = codes == [2] and named and taken
         return Report("a lock that is held, then stale", VARIANTS[0].name, has_passed=passed, note=f"{codes}")
 

@@ -26,13 +26,13 @@ from oncurve.data.prompts import render_prompts
 from oncurve.errors import OncurveError
 from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.summary import summarize
-from oncurve.policy.deepspeed import read_settings, resolve
+from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.environment import read_place
-from oncurve.policy.optimizer import OptimizerSettings
 from oncurve.recipes.find import described_recipes, find_recipe
 from oncurve.session.differences import config_differences
 from oncurve.session.parts import recorded
 from oncurve.session.resume import asked_config
+from oncurve.settings import OptimizerSettings
 from oncurve.train.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
 
 WEIRD: tuple[Any, ...] = (
@@ -291,7 +291,7 @@ def main() -> None:
     asked = parser.parse_args()
     from transformers import AutoTokenizer
 
-    from oncurve.policy.model_folder import EMBEDDED
+    from oncurve.observe.run_model import EMBEDDED
 
     counts = run_cases(asked.count, AutoTokenizer.from_pretrained(EMBEDDED), first=asked.first)
     text = json.dumps({"cases": asked.count, "first": asked.first, "faults": 0, "counts": counts}, indent=2)

@@ -25,10 +25,11 @@ from oncurve.model.weights import backbone_of, head_matrix
 from oncurve.observe.profile import backward, decode, forward
 from oncurve.policy.liger import use_liger
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.draw import draw
+from oncurve.settings import OptimizerSettings
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocabulary=1024)
 CONTEXT = 4096

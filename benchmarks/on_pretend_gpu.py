@@ -127,7 +127,7 @@ def row(name: str, folder: Path) -> dict[str, Any]:
     command(["train", "word_problems", *on_cpu, "policy.device=cpu", "run.name=cpu"], folder, pretended=False)
     words = ["train", "word_problems", *keys, "policy.device=cuda", "run.name=gpu"]
     if name == "killed and resumed":
-        command(words, folder, pretended=True, PRETEND_GPU_FAIL_AT="allocation:update:2400")  # ends it in a later step
+        command(words, folder, pretended=True, PRETEND_GPU_FAIL_AT="allocation:update:400")  # ends it in a later step
         words = ["resume", str(folder / "gpu")]
     code, said = command(words, folder, pretended=True, PRETEND_GPU_REPORT=str(report))
     if code:

@@ -9,7 +9,7 @@ the reward is a coin, the policy trains. Its peak resident memory, over what the
     OMP_NUM_THREADS=1 python benchmarks/plan_memory.py --live                # count tensors: no allocator in between
     OMP_NUM_THREADS=1 python benchmarks/plan_memory.py --missing             # go on where it was stopped
     python benchmarks/plan_memory.py --again                                 # after a change of the planner
-    python benchmarks/plan_memory.py --page                                  # the table of docs/planning.md
+    python benchmarks/plan_memory.py --page                                  # the table of docs/evidence.md
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from oncurve.plan.shape import ModelShape, shape_of_config
 
 MIB = 2**20
 RESULT = Path(__file__).resolve().parent / "results" / "plan_memory.json"
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence.md"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 
@@ -121,12 +121,13 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     from oncurve.algorithm.presets import build as build_algorithm
     from oncurve.data.collate import collate, stack_rewards
     from oncurve.model.allocator import keep_freed_memory
-    from oncurve.policy.lora import LoraSettings, add_adapter
+    from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+    from oncurve.policy.policy import TrainedPolicy
     from oncurve.records import Prompt, Reward
     from oncurve.rollouts.base import SamplingParams
     from oncurve.rollouts.engine.engine import InProcessEngine
+    from oncurve.settings import LoraSettings, OptimizerSettings
 
     peak = Peak()
     peak.note("imports")
@@ -181,9 +182,10 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from oncurve.batch import Batch, Size
-    from oncurve.policy.lora import LoraSettings, add_adapter
+    from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.settings import LoraSettings, OptimizerSettings
 
     model, tokenizer = load_model(str(folder))
     rank = setting.lora_rank
@@ -300,7 +302,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of configurations")
     parser.add_argument("--live", action="store_true", help="count tensors instead of the process's memory")
     parser.add_argument("--again", action="store_true", help="plan again for the measurements on file")
-    parser.add_argument("--page", action="store_true", help="write the measurements on file into docs/planning.md")
+    parser.add_argument("--page", action="store_true", help="write the measurements on file into docs/evidence.md")
     parser.add_argument("--missing", action="store_true", help="only configurations that are not on file yet")
     parser.add_argument("--one", nargs=3, metavar=("NAME", "FOLDER", "WHAT"), help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=RESULT)

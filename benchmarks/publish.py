@@ -34,7 +34,7 @@ from models import SHAPES, build
 
 import oncurve
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers import server_sampler as sampling
 from oncurve.rollouts.servers import store
@@ -42,6 +42,7 @@ from oncurve.rollouts.servers.children import ChildServers, own_environment, ser
 from oncurve.rollouts.servers.client import ServerClient
 from oncurve.rollouts.servers.local_vllm import VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.settings import OptimizerSettings
 
 WARM_UP = 2
 """Versions that are not counted: the first waits for the server to start."""

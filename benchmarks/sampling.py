@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from oncurve.observe.profile import decode, prefill
 from oncurve.records import Prompt
-from oncurve.train.roofline import gemm_flops, read_bandwidth
+from oncurve.train.profiling import gemm_flops, read_bandwidth
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 REFERENCE = "generate float32"

@@ -23,16 +23,17 @@ from typing import Any
 
 import torch
 from chaos import Servers
+from fleet_simulation import FleetLayout, Simulated, Speeds, simulate
 from machine import RESULTS, describe_machine
 from overlap import WARM_UP, train
 
 from oncurve.data.prompts import render_prompts
-from oncurve.plan.simulate import FleetLayout, Simulated, Speeds, simulate
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.settings import OptimizerSettings
 from oncurve.tasks.word_problems import word_problems
 
 PROMPTS, GROUP, TOKENS, ROWS = 32, 8, 64, (8, 64, 256)

@@ -1,4 +1,4 @@
-"""How many rollout servers keep a trainer busy? Picture and tables of docs/clusters.md, from the simulation alone.
+"""How many rollout servers keep a trainer busy? Picture and tables of docs/evidence.md, from the simulation alone.
 
 python benchmarks/simulate_chart.py
 """
@@ -9,14 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fleet import FleetQuestion, fleet
 from pages import filled
 
-from oncurve.commands.plan import plan_recipe
-from oncurve.plan.fleet import FleetQuestion
-from oncurve.recipes.find import find_recipe
-
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, PICTURE = ROOT / "docs" / "clusters.md", ROOT / "docs" / "pictures" / "servers.png"
+PAGE, PICTURE = ROOT / "docs" / "evidence.md", ROOT / "docs" / "pictures" / "servers.png"
 MEASURED = ROOT / "benchmarks" / "results" / "simulate.json"
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 RECIPE = (
@@ -29,17 +26,10 @@ COLOURS = {"all weights": "#c2410c", "LoRA, rank 32": "#2563eb"}
 
 
 def planned(more: tuple[str, ...], *, losses: float = 0.0, spread: float = 0.6) -> list[dict[str, Any]]:
-    """What `oncurve plan --servers 1..64` says."""
-    text = plan_recipe(
-        find_recipe("gsm8k"),
-        [*RECIPE, *more],
-        gpus=8,
-        network_gbit=400.0,
-        mean_tokens=700.0,
-        fleet=FleetQuestion(counts=COUNTS, losses_per_hour=losses, spread=spread),
-        as_json=True,
-    )
-    return json.loads(text)["servers"]
+    """What `python benchmarks/fleet.py gsm8k --servers 1..64` says."""
+    question = FleetQuestion(counts=COUNTS, losses_per_hour=losses, spread=spread)
+    text = fleet("gsm8k", [*RECIPE, *more], question, network_gbit=400.0, as_json=True, gpus=8, mean_tokens=700.0)
+    return json.loads(text)
 
 
 def measured_table() -> str:

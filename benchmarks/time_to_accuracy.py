@@ -199,7 +199,7 @@ def trl_run(config: Config, course: Course, prompts: wiring.Rendered, setting: T
     wrong = [prompt for prompt in shown if tuple(tokenizer(prompt.text)["input_ids"]) != prompt.prompt_ids]
     if wrong:
         raise SystemExit(f"TRL reads other tokens than oncurve for {len(wrong)} prompts; no comparison")
-    settings = wiring.make_optimizer(config)
+    settings, total = config.optimizer, config.run.steps * config.updates_per_step
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=settings.learning_rate,
@@ -208,7 +208,7 @@ def trl_run(config: Config, course: Course, prompts: wiring.Rendered, setting: T
         weight_decay=settings.weight_decay,
         fused=True,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda u: settings.rate(u) / settings.learning_rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda u: settings.rate(u, total) / settings.learning_rate)
     watcher = TrlCourse(course)
     trainer = GRPOTrainer(
         model=model,
@@ -246,7 +246,7 @@ def trl_options(config: Config, setting: TrlSetting) -> Any:
         epsilon=row.clip_low,
         epsilon_high=row.clip_high,
         beta=0.0,
-        max_grad_norm=wiring.make_optimizer(config).max_gradient_norm,
+        max_grad_norm=config.optimizer.max_gradient_norm,
         max_steps=config.run.steps,
         shuffle_dataset=False,
         seed=config.run.seed,

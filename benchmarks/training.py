@@ -29,7 +29,7 @@ from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.observe.profile import backward, forward
 from oncurve.records import Completion, Group, Prompt
-from oncurve.train.roofline import gemm_flops
+from oncurve.train.profiling import gemm_flops
 
 WAYS = ("padded", "packed", "shared")
 """Of ours: padded rows; packed rows; packed rows that share the prompt of their group."""

@@ -11,7 +11,7 @@ import oncurve
 from oncurve.interface.trainer import train
 
 SECTIONS = {
-    "Train": ("train", "Trainer", "Result", "Step", "Evaluation"),
+    "Train": ("train", "Trainer", "sft", "Result", "Step", "Evaluation"),
     "A loop of your own": ("load_policy", "Policy", "Engine", "score", "Scores", "advantages", "collate"),
     "Records": ("Prompt", "Completion", "Group", "Reward", "Batch", "OncurveError"),
 }

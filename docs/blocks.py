@@ -10,7 +10,7 @@ The blocks of a page are run in order, in one scratch folder; the Python ones sh
   of recipes in them must exist all the same.
 - A `text` block that begins on the line right below a block is what that block prints. Words must be equal, numbers
   within two units of the last digit shown or two per cent: another processor rounds differently. In a line with `...`,
-  which stands for anything, numbers are not compared.
+  which stands for anything, numbers are not compared; a line of `...` alone stands for any lines.
 
     python docs/blocks.py PAGE FOLDER            run a page
     python docs/blocks.py PAGE FOLDER --write    and put what its blocks print where the page shows it
@@ -164,11 +164,23 @@ def compare_outputs(shown: str, printed: str) -> None:
 def is_same_output(shown: str, printed: str) -> bool:
     """The same lines: equal words, numbers that differ by rounding alone, anything where a line shows three dots.
 
+    A line of nothing but three dots stands for any number of lines.
+
+    >>> is_same_output("first\\n...\\nlast", "first\\n1\\n2\\nlast")
+    True
     >>> is_same_output("loss -0.0312, 5 rows, took ... s", "loss -0.0313, 5 rows, took 7 s")
     True
     """
-    lines, others = shown.rstrip().splitlines(), printed.rstrip().splitlines()
-    return len(lines) == len(others) and all(map(is_same_line, lines, others))
+    return _is_same(shown.rstrip().splitlines(), printed.rstrip().splitlines())
+
+
+def _is_same(lines: list[str], others: list[str]) -> bool:
+    for place, line in enumerate(lines):
+        if line.strip() == "...":
+            return any(_is_same(lines[place + 1 :], others[start:]) for start in range(place, len(others) + 1))
+        if place >= len(others) or not is_same_line(line, others[place]):
+            return False
+    return len(lines) == len(others)
 
 
 def is_same_line(shown: str, printed: str) -> bool:

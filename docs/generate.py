@@ -29,16 +29,20 @@ DOCTOR = ROOT / "benchmarks" / "results" / "doctor_runs.json"
 
 
 def readme() -> str:
-    """The README with the loop as it is and the figures as they were measured."""
+    """The README with the figures as they were measured."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    loop = (ROOT / "oncurve" / "train" / "loop.py").read_text(encoding="utf-8")
-    body = loop[loop.index("def train(") :].strip()
-    text = _fill(text, "loop", f"```python\n{body}\n```")
     if DEMO.is_file():
         demo = json.loads(DEMO.read_text(encoding="utf-8"))
         text = _fill(text, "demo", f"```text\n{demo['seeds'][0]['table'].strip()}\n```")
         text = _fill(text, "results", _results(demo))
     return text
+
+
+def loop() -> str:
+    """The page of the loop with its code as it is."""
+    code = (ROOT / "oncurve" / "train" / "loop.py").read_text(encoding="utf-8")
+    body = code[code.index("def train(") :].strip()
+    return _fill((ROOT / "docs" / "loop.md").read_text(encoding="utf-8"), "loop", f"```python\n{body}\n```")
 
 
 def _results(demo: dict[str, Any]) -> str:
@@ -94,9 +98,9 @@ def performance() -> str:
     return str(_benchmark("chart").page())
 
 
-def planning() -> str:
-    """The page on the planner with its tables."""
-    return renewed((ROOT / "docs" / "planning.md").read_text(encoding="utf-8"))
+def evidence() -> str:
+    """The page of measurements with the published tables beside the planner's."""
+    return renewed((ROOT / "docs" / "evidence.md").read_text(encoding="utf-8"))
 
 
 def doctor() -> str:
@@ -137,6 +141,16 @@ def watching() -> str:
 def api() -> str:
     """The page of the public interface."""
     return str(_neighbour("api_page").api_markdown())
+
+
+def gpus() -> str:
+    """The page of what fits on which GPU, with the planner's table."""
+    return _fill((ROOT / "docs" / "gpus.md").read_text(encoding="utf-8"), "gpus", _neighbour("gpus_page").table())
+
+
+def keys() -> str:
+    """The reference of a recipe's keys."""
+    return str(_neighbour("keys_page").keys_markdown())
 
 
 def features() -> str:
@@ -189,8 +203,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/doctor.md": doctor,
     "docs/features.md": features,
     "docs/performance.md": performance,
-    "docs/planning.md": planning,
+    "docs/evidence.md": evidence,
     "docs/watching.md": watching,
+    "docs/loop.md": loop,
+    "docs/gpus.md": gpus,
+    "docs/keys.md": keys,
     "README.md": readme,
 }
 

@@ -19,7 +19,7 @@ class Rewards:
     graded: Bool[Tensor, "P G"]
     """False where the grader failed: such a completion has no reward, which is not a reward of 0."""
     num_tokens: Int[Tensor, "P G"]
-    """Length of each completion in tokens."""
+    """Length of each completion in tokens of the policy."""
     is_truncated: Bool[Tensor, "P G"]
     """The completion never ended by itself."""
     parts: Mapping[str, Float[Tensor, "P G"]] = field(default_factory=dict)
@@ -69,14 +69,16 @@ class Batch:
     prompt_lengths: Int[Tensor, " B"]
     completion_ids: Int[Tensor, "B T"]
     mask: Bool[Tensor, "B T"]
-    """True on the completion tokens that are trained on: up to and including the end token, never padding."""
+    """True on the completion tokens that are trained on: what the policy wrote, its end token included, and
+    never padding."""
     completion_lengths: Int[Tensor, " B"]
-    """Tokens of each completion; more than the mask counts when a truncated completion is masked out."""
+    """Tokens of each completion; more than the mask counts where a tool or an environment wrote some of them, and where
+    a truncated completion is masked out."""
     group_ids: Int[Tensor, " B"]
     """Which prompt of the step a row belongs to."""
     advantages: Float[Tensor, " B"]
     sampler_logprobs: Float[Tensor, "B T"]
-    """As reported by the sampler; 0 on padding."""
+    """As reported by the sampler; 0 on padding and on what the policy did not write."""
     size: Size
     """Denominators of the update that these rows belong to."""
     old_logprobs: Float[Tensor, "B T"] | None = None

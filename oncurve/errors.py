@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parent)
 
 
 def counted(number: int, noun: str) -> str:
@@ -88,3 +97,46 @@ class Stopped(OncurveError):
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why somebody else's code gave no value."""
+
+    error: str
+    """The kind of failure: "timeout" or "crashed"."""
+    detail: str
+    """The exception, in one line."""
+    trace: str = field(default="", compare=False)
+    """Its traceback, from that code on."""
+
+
+def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
+    """The result of a call into code that somebody else wrote, or why there is none.
+
+    This is the one boundary of the project that catches every exception. A reward function, a tool or an environment is
+    often written by someone else, and its mistake must neither end a run of many hours nor pass for a wrong answer.
+    """
+    try:
+        return call()
+    except TimeoutError as error:
+        return Failure("timeout", one_line(error), _trace(error))
+    except Exception as error:
+        if log:
+            logger.debug("code that was called raised an exception", exc_info=True)
+        return Failure("crashed", one_line(error), _trace(error))
+
+
+def _trace(error: Exception) -> str:
+    """The traceback without the frames of this package that lead to the code called; at most 4,000 characters."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [place for place, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)]
+    kept = frames[own[0] :] if own else frames
+    text = "".join([*traceback.format_list(kept), *traceback.format_exception_only(error)])
+    return text[-4000:]
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of at most 300 characters."""
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

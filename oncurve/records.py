@@ -5,11 +5,18 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort"]
 """Why a completion ended: it said so (end token or stop string), it hit the token limit, or it was cut off."""
+
+EpisodeEnd = Literal["done", "turns", "context", "seconds", "malformed", "failed"]
+"""Why an episode ended besides: its environment said so ("done") or was at fault ("failed"); or it hit the limit on
+turns, on seconds, on calls that cannot be read ("malformed"), or on all its tokens together ("context")."""
+
+ENDED_BY_ITSELF = ("stop", "done", "malformed")
+"""Reasons after which nothing was left to say; with the others a completion is truncated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +40,126 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of an episode from one writer: the policy, or what answers it.
+
+    Example: ``Segment(is_policy=False, start=14, end=20, text="<result>27218</result>")``
+    """
+
+    is_policy: bool
+    start: int
+    """First of its tokens among those of the completion."""
+    end: int
+    """The place behind the last."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool in an episode.
+
+    Example: ``ToolCall("calculator", '{"expression": "2+3"}', "5")``
+    """
+
+    name: str
+    arguments: str
+    """As JSON; of a call that cannot be read, what was written."""
+    answer: str
+    """What the policy was told, before it was cut to the limit."""
+    error: str | None = None
+    """"malformed", "unknown_tool", "bad_arguments", "raised", "timeout"; None if the tool gave a value."""
+    turn: int = 0
+    """The policy's turn in which it called, counted from 0."""
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled output, together with everything that must never be paired with another one."""
+    """One sampled output, together with everything that must never be paired with another one.
+
+    An episode with tools or an environment is one completion too: ``segments`` say who wrote which of its tokens.
+    """
 
     prompt_ids: tuple[int, ...]
     """The tokens that were fed to the model: equal to those of the prompt, checked when a group is made."""
     token_ids: tuple[int, ...]
-    """The sampled tokens, the end token and the tokens of a stop string included."""
+    """The sampled tokens, the end token and the tokens of a stop string included; in an episode, those of answers too,
+    which nothing is learned from."""
     text: str
     """The decoded tokens without the end token; a stop string stays in the text."""
     sampler_logprobs: tuple[float, ...]
-    """Natural logarithm of each sampled token's probability at the sampling temperature, as the sampler saw it."""
-    finish_reason: FinishReason
-    """"stop" if the completion ended by itself; "length" if the token limit ended it; "abort" if it was cut off."""
+    """Natural logarithm of each sampled token's probability at the sampling temperature, as the sampler saw it; 0 for
+    tokens that the policy did not write."""
+    finish_reason: FinishReason | EpisodeEnd
+    """"stop" if the completion ended by itself; "length" if the limit on the policy's tokens ended it; "abort" if it
+    was cut off; the others are those of episodes."""
     policy_version: int
     """Number of the step whose weights sampled this completion."""
     index: int
     """Place in the group, 0 to G - 1."""
+    segments: tuple[Segment, ...] = ()
+    """Who wrote which tokens, in order and without gaps; empty if the policy wrote all of them."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of tools, in order."""
+    own_prompt: str | None = None
+    """The prompt's text where an environment wrote a part of it, which may differ within a group; None elsewhere."""
+    failure: str | None = None
+    """How the environment failed, such as "crashed" or "timeout": the completion cannot be graded. None: it did not."""
+    failure_detail: str = ""
+    """One line about that for a person."""
+    environment_reward: Reward | None = None
+    """What the environment itself says that the episode is worth; None if it says nothing."""
+    waiting_seconds: float = field(default=0.0, compare=False)
+    """Time that the episode waited for tools and its environment."""
+    environment: Any = field(default=None, compare=False, repr=False)
+    """The environment itself, where a reward function asks for ``environments``."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.sampler_logprobs):
             raise ValueError(
                 f"a completion has {len(self.token_ids)} tokens but {len(self.sampler_logprobs)} log-probabilities"
             )
+        if self.segments:
+            starts, ends = [part.start for part in self.segments], [part.end for part in self.segments]
+            if starts != [0, *ends[:-1]] or ends[-1] != len(self.token_ids):
+                raise ValueError(f"the segments of a completion do not cover its {len(self.token_ids)} tokens in order")
 
     @property
     def is_truncated(self) -> bool:
         """The completion never ended by itself."""
-        return self.finish_reason != "stop"
+        return self.finish_reason not in ENDED_BY_ITSELF
+
+    @property
+    def written(self) -> tuple[bool, ...]:
+        """Of each token, whether the policy wrote it."""
+        if not self.segments:
+            return (True,) * len(self.token_ids)
+        return tuple(part.is_policy for part in self.segments for _ in range(part.start, part.end))
+
+    @property
+    def written_ids(self) -> tuple[int, ...]:
+        """The tokens that the policy wrote."""
+        if not self.segments:
+            return self.token_ids
+        return tuple(
+            token for part in self.segments if part.is_policy for token in self.token_ids[part.start : part.end]
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the policy wrote: the length that limits, rewards and statistics mean."""
+        return len(self.written_ids)
+
+    @property
+    def num_turns(self) -> int:
+        """How often the policy wrote."""
+        return sum(part.is_policy for part in self.segments) if self.segments else 1
+
+    def as_graded(self) -> Completion:
+        """What a reward function may read as the policy's answer: its own words, turn by turn, and nobody else's."""
+        if not self.segments:
+            return self
+        return replace(self, text="\n".join(part.text for part in self.segments if part.is_policy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +171,7 @@ class Group:
 
     def __post_init__(self) -> None:
         for place, completion in enumerate(self.completions):
-            if completion.prompt_ids != self.prompt.prompt_ids:
+            if completion.prompt_ids != self.prompt.prompt_ids and completion.own_prompt is None:
                 raise ValueError(
                     f"completion {place} of prompt {self.prompt.index} was sampled from another prompt: "
                     f"its prompt tokens differ"
@@ -84,6 +183,10 @@ class Group:
             (place, completion.text, len(completion.token_ids)) for place, completion in enumerate(self.completions)
         ]
         return html_text(self.prompt.text) + html_table(("", "completion", "tokens"), rows)
+
+
+NOT_APPLICABLE = "not_applicable"
+"""``Reward.error`` of a completion that the function has no opinion on: it returned None or NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +201,23 @@ class Reward:
     """Why there is no value: "crashed", "timeout", "unparsable_reference", "not_applicable", ...; None if graded."""
     detail: str = ""
     """One line for a person: the exception, the extracted answer."""
+    trace: str = ""
+    """The traceback of a failure in the user's code."""
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.error is None):
             raise ValueError(f"a reward has either a value or an error, got value={self.value}, error={self.error!r}")
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"a reward must be finite, got {self.value}; return an error instead")
+
+    @property
+    def is_failure(self) -> bool:
+        """Grading failed: there is an error, and it is not that the function has no opinion on the completion.
+
+        This is the one definition of a reward error: of the fraction that stops a run, of ``reward/error_fraction``
+        and of what the doctor reports. What does not apply is ``reward/not_applicable_fraction`` and stops nothing.
+        """
+        return self.error is not None and self.error != NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

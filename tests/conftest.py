@@ -190,7 +190,8 @@ def make_policy(
     tokenizer: PreTrainedTokenizerFast, tiny_model: Callable[..., PreTrainedModel]
 ) -> Callable[..., TrainedPolicy]:
     """A policy around a fresh tiny model, or around the ``model`` given; other keywords go to the policy."""
-    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.settings import OptimizerSettings
 
     def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> TrainedPolicy:
         options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))

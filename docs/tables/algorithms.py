@@ -86,7 +86,7 @@ INTRODUCTION = """# Algorithms
 
 An algorithm is a row of choices: how rewards become advantages, what a token contributes to the loss, and what the sum
 is divided by. `algorithm: {type: dapo}` in a recipe takes a row, and every choice in it can be replaced:
-`algorithm: {type: dapo, normalize: constant, clip_high: 0.3}`. A loss of your own is named by
+`algorithm: {type: dapo, normalize: constant, clip_high: 0.3}`. Your own loss is named by
 `algorithm: {type: custom, function: "my_losses.py:hinge"}`: it gets `(logprobs, old_logprobs, advantages, mask)` and
 returns one number per token; everything else is then the row `grpo`. `advantage_function` does the same for advantages.
 This page is made from `oncurve/algorithm/table.py` and the docstrings of the functions.
@@ -95,10 +95,10 @@ r_i is the reward of completion i of a group of G, A_i its advantage, o_i its to
 now, p_old,t when it was sampled, w_t = p_t / p_old,t, sg[.] what is taken as a constant."""
 DISAGREEMENTS: tuple[tuple[str, str, str, str], ...] = (
     (
-        "deviation of the group",
+        "standard deviation of the group",
         "as the row says; `dr_grpo` has none",
         "dropping it: arXiv:2503.20783, 2512.02556",
-        "arXiv:2508.08221 finds the deviation of the batch robust; arXiv:2510.13786 finds that the choice moves the "
+        "arXiv:2508.08221 finds the standard deviation of the batch robust; arXiv:2510.13786 finds that the choice moves the "
         "speed, not the end",
     ),
     (

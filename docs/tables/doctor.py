@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput
+from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, Check
 from oncurve.doctor.live import MIN_STEPS, QUIET_STEPS
 
@@ -22,12 +22,12 @@ oncurve doctor runs/demo --json    # the same for programs
 
 It reads `metrics.jsonl`, `config.yaml`, the graded completions of the evaluations and of the first and last step that
 were kept, and answers in a moment: it needs neither the model nor torch. The exit code is 1 if something is severe. The
-same checks run after every step of a run as alarms: each is told once when it begins, again when it gets worse, and
-again when it comes back after {QUIET_STEPS} quiet steps. The first {MIN_STEPS - 1} steps are left in peace.
+same checks run after every step of a run as alarms: each is reported once when it begins, again when it gets worse, and
+again when it comes back after {QUIET_STEPS} quiet steps. The first {MIN_STEPS - 1} steps are left alone.
 
 ## How to read it
 
-- **The first finding is the one to act on.** Causes stand before what follows from them, and a finding that another one
+- **The first finding is the one to act on.** Causes are before what follows from them, and a finding that another one
   explains says so. A run whose learning rate ruined it also has dead groups, odd lengths and skipped updates: they go
   away with their cause.
 - **Severe** spoils the run, a **warning** costs something, a **note** is worth knowing.
@@ -51,6 +51,7 @@ _SECTIONS = (
     ("Groups", groups),
     ("Lengths", lengths),
     ("Policy", policy_health),
+    ("Tools and environments", tool_use),
     ("Time and memory", throughput),
 )
 
@@ -76,7 +77,7 @@ def _row(check: Check) -> str:
 
 
 def _texts(check: Check, name: str) -> Iterator[str]:
-    """The texts that a check may give as ``what`` or ``do``, as they stand in its source."""
+    """The texts that a check may give as ``what`` or ``do``, as they are in its source."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(check.function)))
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == name:

@@ -1,6 +1,6 @@
 """Published numbers on the memory and cost of GRPO beside those that we compute.
 
-``python docs/tables/published_costs.py docs/planning.md`` writes the tables anew; a test compares them.
+``python docs/tables/published_costs.py docs/evidence.md`` writes the tables anew; a test compares them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ MEMORY: tuple[PublishedRow, ...] = (
         "100-120 GB",
         "Qwen/Qwen2.5-32B",
         LORA,
-        error="holds for an adapter over half-width weights alone",
+        error="holds for an adapter over 16-bit weights alone",
     ),
     PublishedRow("Spheron", "the same over 4-bit weights", "-", "Qwen/Qwen2.5-32B", QLORA),
     PublishedRow(
@@ -91,7 +91,7 @@ MEMORY: tuple[PublishedRow, ...] = (
         "64-80 GB",
         "Qwen/Qwen2.5-32B",
         replace(FULL, **APART),
-        error="half-width weights alone are 65.5 GB; master weights, gradients and moments stay with the trainer",
+        error="16-bit weights alone are 65.5 GB; master weights, gradients and moments stay with the trainer",
     ),
     PublishedRow(
         "Spheron",
@@ -99,7 +99,7 @@ MEMORY: tuple[PublishedRow, ...] = (
         "140-160 GB",
         "meta-llama/Meta-Llama-3-70B",
         replace(FULL, **APART),
-        error="half-width weights alone fill the card",
+        error="16-bit weights alone fill the card",
     ),
     PublishedRow(
         "Lambda",
@@ -223,7 +223,7 @@ def cost_table() -> Iterator[str]:
 
 
 def tables() -> str:
-    """All tables of docs/planning.md."""
+    """All tables of docs/evidence.md."""
     parts = [
         "### Memory of one training device\n",
         *memory_table(),

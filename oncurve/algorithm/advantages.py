@@ -1,9 +1,9 @@
 """Advantages: how a completion compares with the others of its group.
 
 Every function takes the rewards of a step and gives one advantage per completion. Completions without a reward are left
-out of every mean and deviation and get zero, and so does a group without signal: fewer than two rewards, or rewards
-that differ by less than 1e-6. In float32, eight rewards of 0.7 have a standard deviation of 6e-8, and dividing by it
-would give every completion an advantage of 0.94.
+out of every mean and standard deviation and get zero, and so does a group without signal: fewer than two rewards, or
+rewards that differ by less than 1e-6. In float32, eight rewards of 0.7 have a standard deviation of 6e-8, and dividing
+by it would give every completion an advantage of 0.94.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def batch_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Floa
 
         A_i = (r_i - mean(r)) / (std_batch(r) + epsilon)      Tricks or traps?, arXiv:2508.08221
 
-    A group of nearly equal rewards is not blown up, as it is when divided by its own deviation.
+    A group of nearly equal rewards is not blown up, as it is when divided by its own standard deviation.
 
     Raises ValueError for a group of one, which has no baseline.
     """
@@ -60,14 +60,14 @@ def batch_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Floa
 
 
 def batch_centered_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float[Tensor, "P G"]:
-    """Each reward minus the mean of its group, divided by the deviation over the batch of what is left.
+    """Each reward minus the mean of its group, divided by the standard deviation over the batch of what is left.
 
         A_i = (r_i - mean(r)) / (std_batch(r - mean(r)) + epsilon)
                                                               REINFORCE++ with baseline, arXiv:2501.03262
                                                               ScaleRL, arXiv:2510.13786
 
-    Differences between prompts do not enter the deviation, as they do in ``batch_std``. REINFORCE++ also subtracts the
-    mean over the batch, which is zero here.
+    Differences between prompts do not enter the standard deviation, as they do in ``batch_std``. REINFORCE++ also
+    subtracts the mean over the batch, which is zero here.
 
     Raises ValueError for a group of one, which has no baseline.
     """
@@ -77,12 +77,12 @@ def batch_centered_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6
 
 
 def whitened(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float[Tensor, "P G"]:
-    """Each reward minus the mean of the batch, divided by the deviation of the batch. Groups play no part.
+    """Each reward minus the mean of the batch, divided by the standard deviation of the batch. Groups play no part.
 
         A_i = (r_i - mean_batch(r)) / (std_batch(r) + epsilon)        REINFORCE++, arXiv:2501.03262, equation 10
 
     A prompt that is solved by every completion still gets positive advantages: the baseline does not know how hard a
-    prompt is. Mean and deviation are over completions; OpenRLHF and verl weigh each completion by its tokens.
+    prompt is. Mean and standard deviation are over completions; OpenRLHF and verl weigh each completion by its tokens.
     """
     values, graded = rewards.values.reshape(1, -1), rewards.graded.reshape(1, -1)
     centered = center(values, graded)
@@ -178,11 +178,9 @@ def raw(rewards: Rewards) -> Float[Tensor, "P G"]:
 
         A_i = r_i                                             REINFORCE, Williams 1992
 
-    With rewards of 0 and 1 this is rejection sampling: supervised training on the right completions.
-
-    Raises ValueError for a group of one, as all the others do.
+    With rewards of 0 and 1 this is rejection sampling: supervised training on the right completions. There may be one
+    completion per prompt.
     """
-    refuse_groups_of_one(rewards)
     return torch.where(rewards.graded, rewards.values, 0.0)
 
 

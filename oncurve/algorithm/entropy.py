@@ -58,7 +58,7 @@ class EntropyBonus:
 
 
 def high_entropy(entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, share: float) -> Bool[Tensor, "B T"]:
-    """The given share of the tokens under the mask, those of highest entropy; ties may add some.
+    """The given fraction of the tokens under the mask, those of highest entropy; ties may add some.
 
         H_t >= quantile(H, 1 - share)                 Beyond the 80/20 rule, arXiv:2506.01939
 

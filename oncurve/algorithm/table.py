@@ -93,13 +93,13 @@ class Preset:
     entropy_coef_step: float = 0.005
     entropy_coef_max: float = 1.0
     high_entropy_share: float = 1.0
-    """Train only on this share of the tokens, those with the highest entropy."""
+    """Train only on this fraction of the tokens, those with the highest entropy."""
 
 
 PRESETS: dict[str, Preset] = {
     "grpo": Preset(
         paper="DeepSeekMath, arXiv:2402.03300, equation 3",
-        changes="The mean of the group is the baseline, its deviation the scale; every completion weighs the same.",
+        changes="The group's mean is the baseline, its standard deviation the scale; every completion weighs the same.",
         use_when="To compare with published GRPO. Otherwise dapo or dr_grpo, without its length and difficulty bias.",
         differs="No KL unless kl_coef is set (the paper uses 0.04), and then with the importance weight that makes its "
         "gradient right; trl_0_14 and iterative_grpo have the KL as printed.",
@@ -109,7 +109,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "dr_grpo": Preset(
         paper="Understanding R1-Zero-like training, arXiv:2503.20783",
-        changes="No deviation and a constant denominator: neither easy prompts nor short completions weigh more.",
+        changes="No standard deviation, a constant denominator: neither easy prompts nor short completions weigh more.",
         use_when="A good default, most of all when lengths vary or rewards are nearly all equal.",
         advantage="group_mean",
         loss="clipped",
@@ -151,7 +151,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "reinforce_pp_baseline": Preset(
         paper="REINFORCE++ with baseline, arXiv:2501.03262",
-        changes="Centered in the group, scaled by the deviation of what is left over the whole batch.",
+        changes="Centered in the group, scaled by the standard deviation of what is left over the whole batch.",
         use_when="As lite_ppo, with groups of unequal difficulty.",
         differs="The batch mean that the paper also subtracts is zero; kl_coef is 0.",
         advantage="batch_centered_std",
@@ -174,7 +174,7 @@ PRESETS: dict[str, Preset] = {
     "gspo_token": Preset(
         paper="Group sequence policy optimization, arXiv:2507.18071, equation 13",
         changes="The value of the sequence ratio with the gradient of each token's own probability.",
-        use_when="To give the tokens of a completion different advantages in a loss of your own; else it equals gspo.",
+        use_when="To give the tokens of a completion different advantages in your own loss; else it equals gspo.",
         advantage="group_std",
         loss="sequence_clipped_token",
         normalize="sequence_mean",
@@ -203,7 +203,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "scale_rl": Preset(
         paper="The art of scaling reinforcement learning compute, arXiv:2510.13786",
-        changes="cispo, scaled by the deviation over the batch, every prompt weighing the same.",
+        changes="cispo, scaled by the standard deviation over the batch, every prompt weighing the same.",
         use_when="Large batches and long runs.",
         differs="Without its 32-bit head, its eight steps of staleness, and its retirement of easy prompts, which are "
         "choices of policy and data.",
@@ -230,8 +230,8 @@ PRESETS: dict[str, Preset] = {
     ),
     "lite_ppo": Preset(
         paper="Tricks or traps?, arXiv:2508.08221",
-        changes="Mean of the group, deviation of the batch, every token weighing the same.",
-        use_when="Groups whose deviation is near zero, which grpo blows up.",
+        changes="Mean of the group, standard deviation of the batch, every token weighing the same.",
+        use_when="Groups whose standard deviation is near zero, which grpo blows up.",
         advantage="batch_std",
         loss="clipped",
         normalize="token_mean",
@@ -286,7 +286,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "cs336": Preset(
         paper="CS336 (2025), assignment 5",
-        changes="The course's GRPO: deviation with n - 1, plain policy gradient, mean of each completion.",
+        changes="The course's GRPO: standard deviation with n - 1, plain policy gradient, mean of each completion.",
         use_when="Following the course or a guide built on it. loss takes its names no_baseline, "
         "reinforce_with_baseline (here) and grpo_clip.",
         advantage="group_std",

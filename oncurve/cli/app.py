@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from oncurve import __version__
-from oncurve.cli import models, recipes
+from oncurve.cli import models, recipes, scripts
 from oncurve.cli.overrides import Overrides, RecipeArgument, RecipeCommand
 from oncurve.commands import runs
 from oncurve.commands.launch import launch, supervise
-from oncurve.errors import ConfigError, OncurveError
+from oncurve.errors import ConfigError, OncurveError, Stopped
 from oncurve.model.out_of_memory import saying
 from oncurve.observe.terminal import console, quiet_libraries
 
 app = typer.Typer(
     name="oncurve",
-    help="Train reasoning models with GRPO: sample groups, grade each on its own curve, learn from the better ones.",
+    help="Train reasoning models with GRPO, on a CPU, a GPU or a cluster.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,14 +38,14 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before the name of a command."""
+    """Options before the name of a command."""
 
 
-Processes = Annotated[int | None, typer.Option(min=1, help="Processes on this machine, one for each GPU.")]
-Restarts = Annotated[int, typer.Option(min=0, help="How often to go on by itself after a process was lost.")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Processes on this machine, one per GPU.")]
+Restarts = Annotated[int, typer.Option(min=0, help="Maximum automatic restarts after a process dies.")]
 
 
 @app.command(cls=RecipeCommand)
@@ -54,9 +54,9 @@ def train(
     overrides: Overrides = None,
     processes: Processes = None,
     restarts: Restarts = 0,
-    go_on: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name if it was begun.")] = False,
+    go_on: Annotated[bool, typer.Option("--resume", help="Resume the run with this name if it exists.")] = False,
 ) -> None:
-    """Train as a recipe says, with a measurement before and after.
+    """Train a model from a recipe, evaluating it before and after.
 
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
@@ -64,6 +64,7 @@ def train(
     from oncurve.config.run_folder import run_folder_path  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
     from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
+    from oncurve.wiring.preflight import check_cheaply  # lazy
 
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())
@@ -73,6 +74,7 @@ def train(
         first = [*words, "--resume"] if go_on else words
         raise typer.Exit(supervise(first, [*words, "--resume"], processes, restarts, config.run.grace_seconds))
     progress = progress_of(folder) if go_on else "absent"
+    check_cheaply(config, new_folder=folder if progress == "absent" else None)
     if progress == "finished":
         console().print(f"run finished: {folder}", highlight=False)
         return
@@ -82,7 +84,10 @@ def train(
 
         result = resume_run(folder, given=config, console=console())
     else:
-        from oncurve.interface.trainer import Trainer  # lazy
+        try:
+            from oncurve.interface.trainer import Trainer  # lazy
+        except KeyboardInterrupt:
+            raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
 
         if progress == "unbegun":
             clear_unbegun(folder)
@@ -92,17 +97,40 @@ def train(
 
 
 @app.command(cls=RecipeCommand)
-def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
+def sft(
+    recipe: RecipeArgument,
     overrides: Overrides = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse if the newest checkpoint is broken.")] = False,
+    processes: Processes = None,
+    restarts: Restarts = 0,
+    go_on: Annotated[bool, typer.Option("--resume", help="Resume the run with this name if it exists.")] = False,
+) -> None:
+    """Train on completions in the data before GRPO: the supervised stage of the recipe.
+
+    Rows are {prompt, completion}, {messages}, {text}, or {question, solution, answer} in the recipe's template.
+
+    Example: `oncurve sft word_problems sft.epochs=1 optimizer.learning_rate=1e-4`
+    """
+    from oncurve.config.load import read_tree  # lazy
+    from oncurve.recipes.find import find_recipe  # lazy
+
+    given = list(overrides or ())
+    if not any(one.startswith(("sft.", "sft=")) for one in given) and not read_tree(find_recipe(recipe)).get("sft"):
+        given.append("sft={}")
+    train(recipe, given, processes, restarts, go_on)
+
+
+@app.command(cls=RecipeCommand)
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
+    overrides: Overrides = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if the newest checkpoint is damaged.")] = False,
     allow_change: Annotated[
-        bool, typer.Option("--allow-change", help="Go on with another recipe, data set or number of processes.")
+        bool, typer.Option("--allow-change", help="Allow changes to the recipe, the data or the number of processes.")
     ] = False,
     processes: Processes = None,
     restarts: Restarts = 0,
 ) -> None:
-    """Go on from the newest good checkpoint of a run, to the same result as if it had never stopped.
+    """Resume a run from its newest valid checkpoint. The result is the same as without the interruption.
 
     Example: `oncurve resume runs/demo`
     """
@@ -123,7 +151,7 @@ app.command()(launch)
 
 @app.command(cls=RecipeCommand)
 def demo(overrides: Overrides = None) -> None:
-    """Watch a small model learn word problems in a few minutes, on a CPU and without a network.
+    """Train the built-in model on word problems: a few minutes on a CPU, no network needed.
 
     Example: `oncurve demo run.seed=1`
     """
@@ -132,15 +160,17 @@ def demo(overrides: Overrides = None) -> None:
 
 @app.command()
 def sample(
-    model: Annotated[str, typer.Argument(help="A run, the folder or hub name of a model, or `embedded`.")],
-    question: Annotated[list[str] | None, typer.Argument(help="Questions; without any, they are asked for.")] = None,
+    model: Annotated[str, typer.Argument(help="A run, a model folder, a Hugging Face Hub name, or `embedded`.")],
+    question: Annotated[
+        list[str] | None, typer.Argument(help="Questions. If omitted, you are prompted for them.")
+    ] = None,
     template: Annotated[str, typer.Option(help="Prompt template.")] = "think_answer",
     chat: Annotated[bool, typer.Option(help="Use the model's chat template.")] = False,
     count: Annotated[int, typer.Option(min=1, help="Completions per question.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Limit on completion tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of completion tokens.")] = 256,
 ) -> None:
-    """Ask a model something and see what it completes.
+    """Ask a model a question and print its completions.
 
     Example: `oncurve sample embedded "Tom has 12 apples and buys 7 more. How many apples does Tom have?"`
     """
@@ -165,19 +195,23 @@ app.command(cls=RecipeCommand)(models.evaluate)
 @app.command()
 def serve(
     model: Annotated[
-        str, typer.Argument(help="Folder or hub name of a model, or `embedded`: the one that is trained.")
+        str, typer.Argument(help="The model that is being trained: a folder, a Hugging Face Hub name, or `embedded`.")
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8100,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other than this machine's own needs a token.")
+        str, typer.Option(help="Address to listen on. Anything but localhost needs a token.")
     ] = "127.0.0.1",
-    registry: Annotated[Path | None, typer.Option(help="Folder where trainers look for servers.")] = None,
-    max_rows: Annotated[int | None, typer.Option(min=1, help="Completions at a time; left out: by memory.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as policy.device=cpu.")] = None,
+    registry: Annotated[Path | None, typer.Option(help="Shared folder in which trainers discover servers.")] = None,
+    max_rows: Annotated[
+        int | None, typer.Option(min=1, help="Completions generated at a time (default: as memory allows).")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="A recipe setting, such as policy.device=cpu; repeat for several.")
+    ] = None,
 ) -> None:
-    """Sample for a trainer somewhere else, with the weights that it sends.
+    """Serve rollouts to a trainer on another machine or in another process, with the weights it sends.
 
-    The token of trainer and servers is read from ONCURVE_SERVER_TOKEN.
+    Trainer and servers read their shared token from ONCURVE_SERVER_TOKEN.
 
     Example: `oncurve serve embedded --port 8101`
     """
@@ -191,14 +225,18 @@ def serve(
 
 @app.command(cls=RecipeCommand)
 def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Prove before a run that its data and rewards fit together: every gold answer pays, no prompt holds a solution.
+    """Validate data and rewards before training.
+
+    Reference answers must earn full reward, made-up completions must not, and prompts must not leak the solution.
 
     Example: `oncurve check word_problems data.limit=200`
     """
     from oncurve.config.load import load_config  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.wiring.preflight import check_cheaply  # lazy
 
     config = load_config(find_recipe(recipe), overrides or ())
+    check_cheaply(config)
     quiet_libraries()
     from oncurve.commands.examine import check_recipe  # lazy
 
@@ -210,27 +248,27 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    gpu: Annotated[str | None, typer.Option(help="Device of the table; else cpu (embedded) or H100 (others).")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="How many of them train.")] = 1,
-    devices: Annotated[Path | None, typer.Option(help="YAML with devices and prices of yours.")] = None,
-    shard: Annotated[str | None, typer.Option(help="none, zero1, zero2 or zero3.")] = None,
-    offload: Annotated[bool, typer.Option("--offload", help="Optimizer in the CPU's memory.")] = False,
-    placement: Annotated[str, typer.Option(help="colocated, split or disaggregated.")] = "colocated",
-    sampler_gpus: Annotated[int, typer.Option(min=0, help="Devices that only sample.")] = 0,
-    bandwidth: Annotated[float, typer.Option(min=0.001, help="Gbit/s between machines.")] = 100.0,
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a long prompt.")] = None,
-    mean_tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of the average completion.")] = None,
-    servers: Annotated[str | None, typer.Option(help="Rollout servers to simulate: 4, 1,2,8 or 1..64.")] = None,
-    spread: Annotated[float, typer.Option(min=0, help="Deviation of their lengths, as a share of the mean.")] = 0.6,
-    losses: Annotated[float, typer.Option(min=0, help="How often a server is lost, per hour.")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU type, such as RTX-4090 (default: cpu for the embedded model, else H100).")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs for training.")] = 1,
+    devices: Annotated[Path | None, typer.Option(help="YAML file with your own devices and prices.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Sharding: none, zero1, zero2 or zero3.")] = None,
+    offload: Annotated[bool, typer.Option("--offload", help="Keep the optimizer state in CPU memory.")] = False,
+    placement: Annotated[
+        str, typer.Option(help="Where rollouts run: colocated, split or disaggregated.")
+    ] = "colocated",
+    sampler_gpus: Annotated[int, typer.Option(min=0, help="GPUs used only for rollouts.")] = 0,
+    bandwidth: Annotated[float, typer.Option(min=0.001, help="Network bandwidth between machines in Gbit/s.")] = 100.0,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of a long prompt in tokens.")] = None,
+    mean_tokens: Annotated[float | None, typer.Option(min=1, help="Mean completion length in tokens.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Before a run: its memory by phase, which GPUs hold it, what to change, how long it takes, what it costs.
+    """Estimate memory, fitting GPUs, time and cost of a recipe before running it.
 
     Example: `oncurve plan gsm8k policy.gradient_checkpointing=true --gpu H100`
     """
     from oncurve.commands.plan import plan_recipe  # lazy
-    from oncurve.plan.fleet import FleetQuestion, read_counts  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
 
     text = plan_recipe(
@@ -246,46 +284,26 @@ def plan(
         network_gbit=bandwidth,
         prompt_tokens=prompt_tokens,
         mean_tokens=mean_tokens,
-        fleet=FleetQuestion(counts=read_counts(servers), spread=spread, losses_per_hour=losses) if servers else None,
         as_json=as_json,
     )
     sys.stdout.write(text + "\n")
 
 
-@app.command()
-def convert(
-    script: Annotated[Path, typer.Argument(help="A script with GRPOConfig(...), or a YAML or JSON of its options.")],
-    output: Annotated[Path, typer.Option(help="The recipe; - prints it.")] = Path("recipe.yaml"),
-    processes: Annotated[int, typer.Option(min=1, help="Processes that TRL would run, as for --num_processes.")] = 1,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows of the training data, to turn epochs into steps.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
-) -> None:
-    """Turn a training script for TRL's GRPOTrainer into a recipe; it is read and never run.
-
-    Every option is taken over, or named with its line; exit code 1 if something is lost or has to be filled in.
-
-    Example: `oncurve convert train_grpo.py --processes 8 --rows 7473 --output recipe.yaml`
-    """
-    from oncurve.commands.convert import convert_file  # lazy
-
-    place = None if str(output) == "-" else output
-    text, is_whole = convert_file(script, place, processes=processes, rows=rows, overwrite=overwrite)
-    sys.stdout.write(text if place is None else text + "\n")
-    if not is_whole:
-        raise typer.Exit(1)
+app.command(context_settings=scripts.AsIs)(scripts.trl)
+app.command()(scripts.convert)
 
 
 @app.command()
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
-    task: Annotated[str, typer.Option(help="What it learns: word_problems or programs.")] = "word_problems",
-    seed: Annotated[int, typer.Option(help="Seed of weights and demonstrations.")] = 0,
-    updates: Annotated[int | None, typer.Option(help="Optimizer updates; the shipped model's if omitted.")] = None,
-    model: Annotated[str | None, typer.Option(help="Go on from this checkpoint instead of from nothing.")] = None,
+    task: Annotated[
+        str, typer.Option(help="Task: word_problems, programs, calculator or guess_number.")
+    ] = "word_problems",
+    seed: Annotated[int, typer.Option(help="Random seed for weights and demonstrations.")] = 0,
+    updates: Annotated[int | None, typer.Option(help="Optimizer updates (default: as for the built-in model).")] = None,
+    model: Annotated[str | None, typer.Option(help="Start from this checkpoint instead of random weights.")] = None,
 ) -> None:
-    """Build a small base model from nothing by supervised training on imperfect worked solutions.
+    """Train a small base model from scratch on imperfect worked solutions.
 
     Example: `oncurve coldstart --output runs/base --seed 0`
     """
@@ -308,13 +326,13 @@ app.command()(runs.dashboard)
 @app.command()
 def doctor(
     run: Annotated[Path | None, typer.Argument(help="Folder of a run, finished or not, or its metrics.jsonl.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     machine: Annotated[
         bool,
-        typer.Option("--machine", help="List your processes that hold GPU memory, and ask of each whether to end it."),
+        typer.Option("--machine", help="List your processes that hold GPU memory and offer to end each."),
     ] = False,
 ) -> None:
-    """What is wrong with a run, which numbers show it, and what helps; exit code 1 if something is severe.
+    """Diagnose a run: problems, the numbers that show them, and what to do. Exit code 1 if one is severe.
 
     Example: `oncurve doctor runs/demo`
     """
@@ -326,15 +344,38 @@ def doctor(
         offer_to_end(typer.echo, typer.confirm)
         return
     if run is None:
-        raise ConfigError("doctor: no run is named. Give the folder of a run, such as `oncurve doctor runs/demo`.")
+        raise ConfigError("doctor: name the folder of a run, such as `oncurve doctor runs/demo`.")
     if not examine_run(run, sys.stdout, as_json=as_json):
         raise typer.Exit(1)
+
+
+def _run() -> None:
+    code = app(standalone_mode=False)
+    if isinstance(code, int) and code:
+        raise SystemExit(code)
+
+
+UsageMistake: type[Any] = typer.BadParameter.__bases__[0]
+"""What typer raises for a mistake on the command line; it carries click's class with it."""
+
+
+def _usage(error: Any) -> str:
+    """A mistake on the command line in one sentence, and where the options are listed."""
+    words = error.ctx.command_path.split() if error.ctx is not None else []
+    place = " ".join(["oncurve", *(word for word in words[1:] if word.isalpha() and word != "oncurve")])
+    text = error.format_message().replace("Input should be ", "this must be ").rstrip(".")
+    if not text:
+        return "a command is missing. See `oncurve --help`"
+    return f"{text}. See `{place} --help`"
 
 
 def main() -> None:
     """Run a command; a user's mistake becomes one message and an exit code, never a traceback."""
     try:
-        saying(app)
+        saying(_run)
+    except UsageMistake as error:
+        sys.stderr.write(f"oncurve: {_usage(error)}\n")
+        raise SystemExit(2) from None
     except OncurveError as error:
         if str(error):  # without a word where another process of the run says it
             sys.stderr.write(f"oncurve: {error}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -12,46 +13,48 @@ from oncurve.errors import ConfigError
 from oncurve.observe.terminal import console, quiet_libraries
 
 NGRAM = 13
-Target = Annotated[str, typer.Argument(help="A run; or with --benchmark a model or `embedded`, otherwise a recipe.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as rollouts.max_rows=64.")]
+Target = Annotated[str, typer.Argument(help="A run, or a recipe; with --benchmark a run or a model.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as rollouts.max_rows=64.")]
+Model = Annotated[str | None, typer.Option(help="With a recipe: the model to evaluate, if not the recipe's.")]
 Also = Annotated[
-    list[str] | None, typer.Option(help="The same recipe trained with another seed; repeat it. They are pooled.")
+    list[str] | None,
+    typer.Option(help="A run of the same recipe with another seed, to pool with; repeat for several."),
 ]
-Data = Annotated[list[str] | None, typer.Option(help="Local file or folder instead of the hub, or NAME=PATH.")]
+Data = Annotated[
+    list[str] | None, typer.Option(help="Local file or folder instead of the Hugging Face Hub, or NAME=PATH.")
+]
+TemplateName = Annotated[str | None, typer.Option(help="Prompt template or text file (default: the benchmark's).")]
+Chat = Annotated[bool | None, typer.Option(help="Use the chat template (default: if the tokenizer has one).")]
 TrainedOn = Annotated[
-    str | None, typer.Option(help="Run, recipe or JSON lines: look for the problems in these training data.")
+    str | None, typer.Option(help="Run, recipe or JSON lines file whose training data to check for contamination.")
 ]
 
 
 def evaluate(
     target: Target,
     overrides: Overrides = None,
-    benchmark: Annotated[str | None, typer.Option(help="Names with commas, such as gsm8k,math500.")] = None,
-    model: Annotated[str | None, typer.Option(help="With a recipe: the model, if not the recipe's own.")] = None,
-    against: Annotated[str | None, typer.Option(help="A second model, measured in the same way and compared.")] = None,
-    also: Annotated[
-        list[str] | None, typer.Option(help="The same recipe trained with another seed; repeat it. They are pooled.")
-    ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="Local file or folder instead of the hub, or NAME=PATH.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="test, validation, or remainder: what validation leaves.")] = "test",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Completions of each problem.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Nucleus of the sampling.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit on completion tokens.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampling and of the bootstrap.")] = 0,
-    template: Annotated[str | None, typer.Option(help="Prompt template or text file, if not the benchmark's.")] = None,
-    chat: Annotated[bool | None, typer.Option(help="Chat template; unless said, if the tokenizer has one.")] = None,
-    sampler: Annotated[str, typer.Option(help="What rollouts.type may be: engine, transformers.")] = "engine",
+    benchmark: Annotated[str | None, typer.Option(help="Comma-separated benchmarks, such as gsm8k,math500.")] = None,
+    model: Model = None,
+    against: Annotated[str | None, typer.Option(help="A second model to evaluate and compare with.")] = None,
+    also: Also = None,
+    data: Data = None,
+    split: Annotated[str, typer.Option(help="test, validation, or remainder (all but validation).")] = "test",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Completions per problem.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Nucleus sampling probability.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of completion tokens.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for sampling and bootstrapping.")] = 0,
+    template: TemplateName = None,
+    chat: Chat = None,
+    sampler: Annotated[str, typer.Option(help="Sampler: engine or transformers.")] = "engine",
     trained_on: TrainedOn = None,
-    ngram: Annotated[int, typer.Option(min=1, help="Words in a row that count as seen in training.")] = NGRAM,
-    lm_eval: Annotated[bool, typer.Option("--lm-eval", help="Also write lm-evaluation-harness's files.")] = False,
+    ngram: Annotated[int, typer.Option(min=1, help="Consecutive words that count as seen in training.")] = NGRAM,
+    lm_eval: Annotated[bool, typer.Option("--lm-eval", help="Also write lm-evaluation-harness files.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Write the results into the model's README.md.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Folder; one that was begun goes on where it stopped.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Output folder. An unfinished evaluation is resumed.")] = None,
 ) -> None:
-    """Measure a model on benchmarks, or on the test problems of a run or recipe; compare two; pool several seeds.
+    """Evaluate a model on benchmarks or on the test problems of a run or recipe; compare two; pool seeds.
 
     Example: `oncurve evaluate runs/demo --benchmark gsm8k,math500 --samples 8 --temperature 0.6`
     """
@@ -62,9 +65,11 @@ def evaluate(
             "--chat": chat is not None, "--trained-on": trained_on, "--lm-eval": lm_eval, "--card": card,
             "--split": split != "test", "--sampler": sampler != "engine", "--ngram": ngram != NGRAM,
         })  # fmt: skip
-        return evaluate_recipe(target, overrides or [], model, against, output or Path("evaluation"))
+        return evaluate_recipe(target, overrides or [], model, against, output)
     if model is not None or (against is not None and also):
-        raise ConfigError("with --benchmark the model stands first, and --against and --also exclude each other")
+        raise ConfigError(
+            "with --benchmark, give the model as the first argument, and only one of --against and --also"
+        )
     quiet_libraries()
     from oncurve.commands.benchmark_models import BenchmarkRequest, short_labels  # lazy
     from oncurve.commands.benchmark_run import evaluate_on_benchmarks  # lazy
@@ -89,26 +94,33 @@ def refuse_given(options: Mapping[str, object]) -> None:
     """Refuse options that would do nothing for a recipe, whose own keys say the same."""
     if given := [name for name, value in options.items() if value not in (None, False, 0)]:
         raise ConfigError(
-            f"{', '.join(given)}: only with --benchmark. A recipe says it itself, such as evaluation.samples=8 or "
-            f"evaluation.temperature=0.6"
+            f"{', '.join(given)}: only with --benchmark. For a recipe, use its settings, such as "
+            f"evaluation.samples=8 or evaluation.temperature=0.6"
         )
 
 
-def evaluate_recipe(target: str, overrides: list[str], model: str | None, against: str | None, output: Path) -> None:
-    """Measure a model on a recipe's test problems: of a run, its final model on the problems of its own recipe."""
-    from oncurve.config.load import load_config  # lazy
+def evaluate_recipe(
+    target: str, overrides: list[str], model: str | None, against: str | None, output: Path | None
+) -> None:
+    """Evaluate a model on a recipe's test problems; of a run, its final model."""
+    from oncurve.config.load import load_config, read_text  # lazy
+    from oncurve.config.run_folder import read_run_config  # lazy
     from oncurve.observe.run_model import is_run, resolve_model  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
 
     if is_run(target):
         model = model or resolve_model(target)
-        config = load_config(Path(target).expanduser() / "config.yaml", overrides)
+        recorded = Path(target).expanduser() / "config.yaml"
+        config = read_run_config(read_text(recorded), overrides, source=str(recorded))
     else:
         config = load_config(find_recipe(target), overrides)
     quiet_libraries()
-    from oncurve.commands.examine import evaluate_models  # lazy
+    from oncurve.commands.evaluate_recipe import evaluate_models, short_name  # lazy
 
-    evaluate_models(config, [model or config.model, *([against] if against else [])], output, console=console())
+    models = [model or config.model, *([against] if against else [])]
+    named = "-vs-".join(short_name(name) for name in models)
+    folder = output or Path("evaluations") / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
+    evaluate_models(config, models, folder, console=console())
 
 
 def data_by_benchmark(given: list[str]) -> dict[str, str]:
@@ -122,10 +134,10 @@ def data_by_benchmark(given: list[str]) -> dict[str, str]:
 
 
 def merge(
-    adapter: Annotated[Path, typer.Argument(help="A run that trained an adapter, or the folder of an adapter.")],
-    output: Annotated[Path, typer.Option(help="New folder for the whole model.")],
+    adapter: Annotated[Path, typer.Argument(help="A run that trained a LoRA adapter, or an adapter folder.")],
+    output: Annotated[Path, typer.Option(help="New folder for the merged model.")],
 ) -> None:
-    """Add an adapter to its base model and save the sum as an ordinary model.
+    """Merge a LoRA adapter into its base model.
 
     Example: `oncurve merge runs/demo/model --output runs/demo/merged`
     """
@@ -136,12 +148,12 @@ def merge(
 
 
 def push(
-    model: Annotated[Path, typer.Argument(help="A run, or the folder of a model.")],
-    repo: Annotated[str, typer.Option(help="owner/name on the hub.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be uploaded.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="A new repository is private without this.")] = False,
+    model: Annotated[Path, typer.Argument(help="A run or a model folder.")],
+    repo: Annotated[str, typer.Option(help="owner/name on the Hugging Face Hub.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the files to upload.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public (default: private).")] = False,
 ) -> None:
-    """Upload a model with its card to the hub; files with anything that looks like a key are refused.
+    """Upload a model with its card to the Hugging Face Hub; files that look like secrets are refused.
 
     Example: `oncurve push runs/demo --repo me/my-model --dry-run`
     """
@@ -155,17 +167,23 @@ def push(
 
 
 def download(
-    name: Annotated[str, typer.Argument(help="gsm8k or math, or the hub name of a model.")],
+    name: Annotated[str, typer.Argument(help="gsm8k, math, or a model on the Hugging Face Hub.")],
     output: Annotated[Path, typer.Option(help="Folder for the files.")],
-    split: Annotated[list[str] | None, typer.Option(help="Of a data set; repeat it. If none: train, test.")] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="Dataset split; repeat for several (default: train and test).")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
-    include: Annotated[list[str] | None, typer.Option(help="Of a model: only such files, *.json; repeat it.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Of a model: no such files, *.bin; repeat it.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Fetch again what is there already.")] = False,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Only these model files, such as *.json; repeat for several.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Skip these model files, such as *.bin; repeat for several.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Download again even if the files exist.")] = False,
 ) -> None:
-    """Fetch a data set as JSON lines, or a model, from the hub to a folder that recipes can name.
+    """Download a dataset (as JSON lines) or a model from the Hugging Face Hub to a folder.
 
-    The token of a gated model is read from HF_TOKEN or `hf auth login`.
+    For gated models, set HF_TOKEN or run `hf auth login` first.
 
     Example: `oncurve download math --output data/math`
     """
@@ -173,13 +191,13 @@ def download(
 
     if is_model(name):
         if split:
-            raise ConfigError("download: --split belongs to a data set; of a model, --include chooses files")
+            raise ConfigError("download: --split is for datasets; for a model, use --include")
         place = download_model(
             name, output, revision=revision, include=include or (), exclude=exclude or (), force=force
         )
         console().print(f"model: {place}", highlight=False)
         return
     if include or exclude:
-        raise ConfigError("download: --include and --exclude belong to a model; of a data set, --split chooses parts")
+        raise ConfigError("download: --include and --exclude are for models; for a dataset, use --split")
     for said in download_data(name, output, splits=split or SPLITS, revision=revision, force=force):
         console().print(said, markup=False, highlight=False)

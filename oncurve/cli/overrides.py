@@ -10,8 +10,10 @@ from typer.core import TyperCommand
 
 from oncurve.errors import ConfigError
 
-RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A recipe file, its folder, or the name of a recipe in the package.")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as run.steps=50.")]
 
 
 class RecipeCommand(TyperCommand):

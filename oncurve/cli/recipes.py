@@ -11,12 +11,12 @@ import typer
 from oncurve.cli.overrides import Overrides, RecipeArgument, RecipeCommand
 from oncurve.observe.terminal import console
 
-recipes = typer.Typer(name="recipe", help="The recipes in this package, and the keys that a recipe may have.")
+recipes = typer.Typer(name="recipe", help="List, show and copy the recipes in this package.")
 
 
 @recipes.command("list")
 def list_recipes() -> None:
-    """Names and purposes of the recipes in the package; behind a slash stands a variant.
+    """List the recipes in the package; variants are shown as NAME/VARIANT.
 
     Example: `oncurve recipe list`
     """
@@ -30,22 +30,27 @@ def list_recipes() -> None:
 
 @recipes.command("show", cls=RecipeCommand)
 def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """A recipe with every default written out.
+    """Show every value that a recipe resolves to, defaults and those of its algorithm included.
 
     Example: `oncurve recipe show word_problems run.steps=5`
     """
     from oncurve.config.load import config_yaml, load_config  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
 
-    sys.stdout.write(config_yaml(load_config(find_recipe(recipe), overrides or ())))
+    config = load_config(find_recipe(recipe), overrides or ())
+    sys.stdout.write(
+        f"# Every value of {recipe}. null: not used, or chosen when the run starts.\n"
+        f"# The keys of `algorithm` are those of {config.algorithm.type}: delete them before you choose another type.\n"
+    )
+    sys.stdout.write(config_yaml(config))
 
 
 @recipes.command("copy")
 def copy(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe of the package.")],
-    folder: Annotated[Path | None, typer.Argument(help="New folder; one of the recipe's name if omitted.")] = None,
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe in the package.")],
+    folder: Annotated[Path | None, typer.Argument(help="New folder (default: the name of the recipe).")] = None,
 ) -> None:
-    """Put a recipe of the package with all of its files here, to be edited.
+    """Copy a recipe with all its files here, to edit it.
 
     Example: `oncurve recipe copy custom_reward mine`
     """
@@ -57,7 +62,7 @@ def copy(
 
 @recipes.command("schema")
 def schema() -> None:
-    """JSON Schema of a recipe, for editors that complete YAML.
+    """Print the JSON Schema of a recipe, for completion in editors.
 
     Example: `oncurve recipe schema > recipe.schema.json`
     """

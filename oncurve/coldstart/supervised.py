@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Int
@@ -19,17 +19,22 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
-from oncurve.errors import CheckpointError, DataError, TrainingError
+from oncurve.errors import CheckpointError, DataError, TrainingError, listed
 from oncurve.observe.manifest import describe_run
 from oncurve.policy.model_folder import load_model, save_model
+from oncurve.tasks.calculator_problems import TAGS as CALL_TAGS
+from oncurve.tasks.calculator_problems import calculator_demonstrations, calculator_lessons
+from oncurve.tasks.guess_number import game_demonstrations, game_lessons
 from oncurve.tasks.program_problems import program_demonstrations, program_lessons
 from oncurve.tasks.word_problems import demonstrations, lessons
 
-Task = Literal["word_problems", "programs"]
+Task = Literal["word_problems", "programs", "calculator", "guess_number"]
 """What the texts are about."""
 
-Pair = tuple[str, str]
-"""A prompt and its completion, without the end token."""
+Part = tuple[str, bool]
+"""A text, and whether it is learned from: what a tool or an environment says is not."""
+Pair = tuple[str, "str | tuple[Part, ...]"]
+"""A prompt and its completion, without the end token: one text, or several of them."""
 
 Stage = tuple[Sequence[Pair], int]
 """Texts, and the number of updates to spend on them."""
@@ -37,8 +42,14 @@ Stage = tuple[Sequence[Pair], int]
 Progress = Callable[[int, int, float], None]
 """Called after each update with its number from 1, the number of updates, and the loss per completion token."""
 
+MORE_TAGS: dict[str, tuple[str, ...]] = {"calculator": CALL_TAGS, "guess_number": CALL_TAGS}
+"""Tags that are tokens of a task's tokenizer, besides those of all."""
+
 UPDATES = 800
 """Updates that made the model in this package."""
+
+TASK_UPDATES = {"calculator": 900}
+"""Of tasks that take another number."""
 
 IGNORED = -100
 """The label of a token without a loss."""
@@ -73,13 +84,16 @@ class ColdStart:
 
 
 SHIPPED = ColdStart()
+SETTINGS = {"calculator": ColdStart(lesson_fraction=0.62)}
+"""Of tasks that take others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     token_ids: list[int]
     """Prompt, completion and end token."""
-    num_prompt_tokens: int
+    is_learned: list[bool]
+    """Of each of them, whether it has a loss."""
 
 
 def coldstart(
@@ -89,7 +103,7 @@ def coldstart(
     updates: int = UPDATES,
     task: Task = "word_problems",
     model: str | Path | None = None,
-    settings: ColdStart = SHIPPED,
+    settings: ColdStart | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
     """A base model for a task, saved under ``output`` as a Hugging Face checkpoint with its provenance.
@@ -100,11 +114,12 @@ def coldstart(
 
     Raises CheckpointError if ``output`` exists already, TrainingError if the loss is not finite.
     """
+    settings = settings or SETTINGS.get(task, SHIPPED)
     output = Path(output).absolute()
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise CheckpointError(f"{output}: exists already. Name a new folder, or remove this one")
     command = ["oncurve", "coldstart", "--output", output.name, "--seed", str(seed)]
-    command += [] if updates == UPDATES else ["--updates", str(updates)]
+    command += [] if updates == TASK_UPDATES.get(task, UPDATES) else ["--updates", str(updates)]
     command += [] if task == "word_problems" else ["--task", task]
     command += [] if model is None else ["--model", Path(model).name]
     provenance = describe_run(
@@ -112,7 +127,8 @@ def coldstart(
     )
     steps, answers = make_texts(task, settings, seed=seed)
     if model is None:
-        tokenizer = tiny_tokenizer(prompt + completion for prompt, completion in answers)
+        texts = (prompt + text for prompt, completion in answers for text, _ in _parts(completion))
+        tokenizer = tiny_tokenizer(texts, more_tags=MORE_TAGS.get(task, ()))
         network: PreTrainedModel = tiny_model(
             tokenizer, seed=seed, hidden_size=settings.hidden_size, num_layers=settings.num_layers
         )
@@ -150,7 +166,14 @@ def make_texts(task: Task, settings: ColdStart, *, seed: int) -> tuple[list[Pair
             return steps, answers
         case "programs":
             return program_lessons(settings.num_texts, seed=seed), program_demonstrations(settings.num_texts, seed=seed)
-    raise DataError(f"cold start: there is no task {task!r}. Use word_problems or programs")
+        case "calculator":
+            copied = calculator_lessons(settings.num_texts, seed=seed)
+            return list(copied), list(calculator_demonstrations(settings.num_texts, seed=seed, habit=settings.habit))
+        case "guess_number":
+            return list(game_lessons(settings.num_texts, seed=seed)), list(
+                game_demonstrations(settings.num_texts, seed=seed)
+            )
+    raise DataError(f"cold start: there is no task {task!r}. Use one of {listed(get_args(Task))}")
 
 
 def fine_tune(
@@ -219,10 +242,20 @@ def _tokenize(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase) -> list
     end = str(tokenizer.eos_token)
     rows = []
     for prompt, completion in pairs:
-        prompt_ids: list[int] = tokenizer.encode(prompt, add_special_tokens=False)
-        completion_ids: list[int] = tokenizer.encode(completion + end, add_special_tokens=False)
-        rows.append(_Row([*prompt_ids, *completion_ids], len(prompt_ids)))
+        ids: list[int] = tokenizer.encode(prompt, add_special_tokens=False)
+        learned = [False] * len(ids)
+        for place, (text, is_learned) in enumerate(parts := _parts(completion)):
+            more: list[int] = tokenizer.encode(
+                text + end if place == len(parts) - 1 else text, add_special_tokens=False
+            )
+            ids += more
+            learned += [is_learned] * len(more)
+        rows.append(_Row(ids, learned))
     return rows
+
+
+def _parts(completion: str | tuple[Part, ...]) -> tuple[Part, ...]:
+    return ((completion, True),) if isinstance(completion, str) else completion
 
 
 def _batches(rows: Sequence[_Row], batch_size: int, *, seed: int) -> Iterator[list[_Row]]:
@@ -244,7 +277,8 @@ def _pad(rows: Sequence[_Row]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     for place, row in enumerate(rows):
         ids = torch.tensor(row.token_ids)
         token_ids[place, : len(ids)] = ids
-        labels[place, row.num_prompt_tokens : len(ids)] = ids[row.num_prompt_tokens :]
+        learned = torch.tensor(row.is_learned)
+        labels[place, : len(ids)] = torch.where(learned, ids, IGNORED)
     return token_ids, labels
 
 

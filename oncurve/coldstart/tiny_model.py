@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,13 @@ PAD_TOKEN = "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
-def tiny_tokenizer(texts: Iterable[str], *, num_merges: int = 400) -> PreTrainedTokenizerBase:
+def tiny_tokenizer(
+    texts: Iterable[str], *, num_merges: int = 400, more_tags: Sequence[str] = ()
+) -> PreTrainedTokenizerBase:
     """Byte-level byte-pair encoding, learned from some texts, whose digits are single tokens.
 
-    The four tags are tokens that decoding keeps; the end and the pad token are special. There is no chat template, and
-    nothing is added to the tokens of a text.
+    The four tags, and ``more_tags``, are tokens that decoding keeps; the end and the pad token are special. There is no
+    chat template, and nothing is added to the tokens of a text.
 
     The text is cut into words as Qwen2 does it: AutoTokenizer gives every checkpoint of that architecture Qwen2's own
     rule, whatever its files say.
@@ -39,7 +41,8 @@ def tiny_tokenizer(texts: Iterable[str], *, num_merges: int = 400) -> PreTrained
     learned.normalizer, learned.pre_tokenizer = qwen2.normalizer, qwen2.pre_tokenizer
     alphabet = sorted(ByteLevel.alphabet())
     trainer = BpeTrainer(vocab_size=len(alphabet) + num_merges, initial_alphabet=alphabet, show_progress=False)
-    learned.train_from_iterator((_without_tags(text) for text in texts), trainer)
+    tags = (*TAGS, *more_tags)
+    learned.train_from_iterator((_without_tags(text, tags) for text in texts), trainer)
     state = json.loads(learned.to_str())["model"]
     merges: Any = [tuple(pair) for pair in state["merges"]]
     tokenizer = Qwen2Tokenizer(
@@ -49,7 +52,7 @@ def tiny_tokenizer(texts: Iterable[str], *, num_merges: int = 400) -> PreTrained
         pad_token=PAD_TOKEN,
         clean_up_tokenization_spaces=False,
     )
-    for tag in TAGS:
+    for tag in tags:
         tokenizer.add_tokens(AddedToken(tag, special=False, normalized=False))
     return tokenizer
 
@@ -95,7 +98,7 @@ def tiny_model(
     return model
 
 
-def _without_tags(text: str) -> str:
-    for tag in TAGS:
+def _without_tags(text: str, tags: Sequence[str]) -> str:
+    for tag in tags:
         text = text.replace(tag, " ")
     return text

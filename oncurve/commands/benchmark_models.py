@@ -11,16 +11,15 @@ import yaml
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.commands.examine import short_name
+from oncurve.commands.evaluate_recipe import short_name
 from oncurve.config.load import parse_config
 from oncurve.config.schema import Config
 from oncurve.data.contamination import NGRAM_WORDS
 from oncurve.data.prompts import Template
 from oncurve.errors import ConfigError
 from oncurve.evaluate.benchmarks import Benchmark
-from oncurve.observe.run_model import resolve_model
+from oncurve.observe.run_model import locate, resolve_model
 from oncurve.policy.lora import base_of, is_adapter
-from oncurve.policy.model_folder import locate
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.train.state import checksum
@@ -134,6 +133,11 @@ def decoding_of(
     samples = usual.samples if request.samples is None else request.samples
     if request.samples is None and temperature == 0:
         samples = 1
+    if temperature == 0 and samples > 1:
+        raise ConfigError(
+            f"--samples {samples} at temperature 0 gives the same completion {samples} times. "
+            f"Add --temperature 0.6, or ask for one"
+        )
     params = SamplingParams(
         temperature=temperature,
         top_p=1.0 if temperature == 0 else usual.top_p if request.top_p is None else request.top_p,

@@ -14,19 +14,28 @@ from rich.console import Console
 from oncurve import wiring
 from oncurve.commands.benchmark_models import BenchmarkRequest, MeasuredModel, decoding_of, load_subject, short_labels
 from oncurve.commands.examine import bar
-from oncurve.config.load import load_config
+from oncurve.config.load import load_config, read_text
+from oncurve.config.run_folder import read_run_config
 from oncurve.data.contamination import find_contamination
 from oncurve.data.datasets import load_rows
 from oncurve.data.prompts import render_prompts
-from oncurve.errors import ConfigError, OncurveError, Stopped
-from oncurve.evaluate.benchmarks import Benchmark, Problems, find_benchmark, load_problems, make_grader, template_named
+from oncurve.errors import ConfigError, DataError, OncurveError, Stopped
+from oncurve.evaluate.benchmarks import (
+    Benchmark,
+    Grader,
+    Problems,
+    find_benchmark,
+    load_problems,
+    make_grader,
+    template_named,
+)
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.estimators import runs_interval
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluate import Evaluation, evaluate
 from oncurve.evaluate.lm_eval_files import write_harness
-from oncurve.evaluate.numbers import mean_of_prompts, report_numbers
+from oncurve.evaluate.numbers import mean_of_prompts, pooled_outcomes, report_numbers
 from oncurve.evaluate.result_tables import results_markdown, summary_line
-from oncurve.evaluate.resumable import PartialResults, measure, pooled_outcomes, prompts_per_call
+from oncurve.evaluate.resumable import PartialResults, prompts_per_call
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import write_json, write_text
 from oncurve.observe.redact import redact_tree
@@ -146,6 +155,8 @@ def _run(
     prompts, excluded = render_prompts(
         problems.rows, subject.tokenizer, template=template, chat=chat, max_prompt_tokens=longest
     )
+    if not prompts:
+        raise DataError("there is no problem to evaluate on. Raise --limit, or check --data")
     asked = {
         "template": asdict(template),
         "chat": chat,
@@ -200,7 +211,7 @@ def _settings(
 def _measured(
     prompts: Sequence[Prompt],
     subject: MeasuredModel,
-    grader: Any,
+    grader: Grader,
     params: SamplingParams,
     kept: PartialResults,
     benchmark: Benchmark,
@@ -217,8 +228,19 @@ def _measured(
             def show(done: int, total: int) -> None:
                 progress.update(shown, completed=done, total=total)
 
-            return measure(
-                prompts, subject.sampler, grader, params=params, kept=kept, name=benchmark.name, on_progress=show
+            return evaluate(
+                prompts,
+                subject.sampler,
+                grader.strict,
+                params=params,
+                loose_reward_function=grader.loose,
+                extract=grader.extract,
+                samples_per_prompt=kept.samples,
+                prompts_per_call=prompts_per_call(kept.samples),
+                kept=kept,
+                name=benchmark.name,
+                seed=params.seed,
+                on_progress=show,
             )
     except KeyboardInterrupt:
         done = len(kept.examples) // kept.samples
@@ -255,14 +277,16 @@ def _training_rows(name: str, request: BenchmarkRequest) -> wiring.Rows | str:
         if recipe is None:
             return "the training data are not known; name them with --trained-on"
         try:
-            return wiring.split_rows(load_config(recipe))[0]
+            return wiring.split_rows(read_run_config(read_text(recipe), source=str(recipe)))[0]
         except OncurveError as error:
             return f"the training data of {recipe.parent} cannot be read: {error}"
     place = Path(asked).expanduser()
     if place.is_file() and place.suffix in (".jsonl", ".parquet"):
         return load_rows("jsonl" if place.suffix == ".jsonl" else "huggingface", path=place)
     own = place / "config.yaml"
-    return wiring.split_rows(load_config(own if own.is_file() else find_recipe(asked)))[0]
+    if own.is_file():
+        return wiring.split_rows(read_run_config(read_text(own), source=str(own)))[0]
+    return wiring.split_rows(load_config(find_recipe(asked)))[0]
 
 
 def _contamination(

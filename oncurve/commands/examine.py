@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -18,18 +17,14 @@ from oncurve.config.schema import Config
 from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
 from oncurve.data.prompts import find_template, render_prompts, write_gold
-from oncurve.errors import ConfigError
-from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation
-from oncurve.observe.record import RunFolder
+from oncurve.errors import ConfigError, counted
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
-from oncurve.rewards.probes import describe_probes, probe_gold, run_probes
+from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
-from oncurve.session.session import Evaluator, keep_evaluation
 from oncurve.wiring.rewards import describe_rewards
 
 
@@ -38,51 +33,6 @@ def bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     )
-
-
-def evaluate_models(config: Config, models: Sequence[str], output: Path, *, console: Console) -> list[Evaluation]:
-    """Measure models on the same test prompts with the same decoding; two of them are compared."""
-    evaluations: list[Evaluation] = []
-    reward_function = wiring.make_reward_function(config.rewards)
-    with RunFolder(output) as folder:
-        for name in models:
-            evaluations.append(_measure(config.model_copy(update={"model": name}), reward_function, console))
-            label = ("base", "trained")[len(evaluations) - 1] if len(models) > 1 else "evaluation"
-            evaluations[-1] = replace(evaluations[-1], name=label)
-            keep_evaluation(folder, evaluations[-1])
-            console.print(f"{name}: {evaluations[-1].counts}", highlight=False)
-        if len(models) == 2:
-            comparison = compare(evaluations[0], evaluations[1], names=(short_name(models[0]), short_name(models[1])))
-            comparison.write(output)
-            console.print(comparison.table())
-    reward_function.close()
-    console.print(f"examples and counts: {output}", highlight=False)
-    return evaluations
-
-
-def short_name(model: str) -> str:
-    """A model's name for a column of a table: the last part of its path, or the run that it is the result of."""
-    path = Path(model)
-    return path.parent.name if path.name == "model" and path.parent.name else path.name
-
-
-def _measure(config: Config, reward_function: object, console: Console) -> Evaluation:
-    policy = wiring.make_policy(config)
-    context = wiring.context_of(policy.model.config)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context).test
-    sampler = wiring.make_sampler(config)
-    examiner = Evaluator(
-        policy,
-        sampler,
-        reward_function,  # type: ignore[arg-type]
-        params=wiring.evaluation_sampling(config),
-        samples=config.evaluation.samples,
-    )
-    try:
-        return examiner.measure(prompts, name="evaluation", step=0)
-    finally:
-        examiner.close()
-        sampler.close()
 
 
 def ask(
@@ -168,12 +118,14 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(line, markup=False, highlight=False)
     if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
-    rows, few_shot, during, test = wiring.split_rows(config)
-    console.print(statistics(rows).describe(), markup=False, highlight=False)
+    find_template(config.data.template)
+    parts = wiring.split_rows(config)
+    reward_function = wiring.make_reward_function(config.rewards, columns=wiring.shared_columns(parts))
+    rows, few_shot, during, test = parts
+    console.print(f"training data: {statistics(rows).describe()}", markup=False, highlight=False)
     model_config, tokenizer = load_tokenizer(
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
-    reward_function = wiring.make_reward_function(config.rewards)
 
     def pays(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         return grade(reward_function, prompts, completions)
@@ -192,15 +144,22 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         max_prompt_tokens=limit,
         evaluation_rows=[*during, *test],
         has_right_answer=has_right_answer,
+        decided_by_value=wiring.deciding_reward(config.rewards) is not None,
     )
-    for finding in findings:
-        console.print(finding.describe(), markup=False, highlight=False)
-    console.print(probe(config, rows, few_shot, tokenizer, pays), markup=False, highlight=False)
+    said = [(finding.severity, finding.describe()) for finding in findings]
+    table, verdicts = probe(config, rows, few_shot, tokenizer, pays)
     reward_function.close()
-    if errors := sum(finding.severity == "error" for finding in findings):
-        console.print(f"not fit for this recipe: {errors} of the findings above must be mended first")
+    console.print(table, markup=False, highlight=False, soft_wrap=True)
+    said += [(severity, f"{severity}: {text}") for severity, text in verdicts]
+    for _, text in said:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    counts = f"{len(rows)} training rows, {len(during)} validation, {len(test)} test"
+    if errors := sum(severity == "error" for severity, _ in said):
+        fix = "the error" if errors == 1 else f"the {errors} errors"
+        console.print(f"Check failed: fix {fix} above before training ({counts}).", highlight=False)
         return False
-    console.print(f"{len(rows)} training and {len(during) + len(test)} other rows are fit for this recipe")
+    doubts = f", with {counted(len(said), 'warning')} to read above" if said else ""
+    console.print(f"OK{doubts}: {counts}.", highlight=False)
     return True
 
 
@@ -210,10 +169,10 @@ def probe(
     few_shot: wiring.Rows,
     tokenizer: PreTrainedTokenizerBase,
     pays: Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]],
-) -> str:
-    """What the recipe's reward would pay for completions that no honest policy writes, as a table."""
+) -> tuple[str, list[tuple[str, str]]]:
+    """What the recipe's reward pays for completions that no honest policy writes, as a table, and what follows."""
     if any(isinstance(reward, JudgeReward) for reward in config.rewards):
-        return "no probes: a judge would be asked, and paid, for each of them"
+        return "no probes: each of them would be a paid request to the judge", []
     prompts, _ = render_prompts(
         rows[:200],
         cast("Any", tokenizer),
@@ -227,23 +186,24 @@ def probe(
         "encode": lambda text: tokenizer.encode(text, add_special_tokens=False),
     }
     best = probe_gold(pays, prompts, **options)
-    has_right_answer = wiring.have_right_answer(config.rewards)
-    return describe_probes(run_probes(pays, prompts, **options), best, has_right_answer=has_right_answer)
+    results = run_probes(pays, prompts, **options)
+    if not wiring.have_right_answer(config.rewards):
+        return describe_probes(results, best, has_right_answer=False), []
+    return describe_probes(results, best), list(judge_probes(results, best))
 
 
 def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:
     """The cold start, with a progress bar."""
-    from oncurve.coldstart.supervised import UPDATES, Task, coldstart  # lazy
+    from oncurve.coldstart.supervised import TASK_UPDATES, UPDATES, Task, coldstart  # lazy
 
     if task not in get_args(Task):
         raise ConfigError(f"--task {task}: there is no such task. Use one of {', '.join(get_args(Task))}")
     with bar(console) as progress:
-        shown = progress.add_task("supervised training", total=updates or UPDATES)
+        count = updates or TASK_UPDATES.get(task, UPDATES)
+        shown = progress.add_task("supervised training", total=count)
 
         def show(done: int, total: int, loss: float) -> None:
             progress.update(shown, completed=done, total=total, description=f"supervised training, loss {loss:.3f}")
 
-        folder = coldstart(
-            output, task=cast("Task", task), seed=seed, updates=updates or UPDATES, model=model, on_progress=show
-        )
+        folder = coldstart(output, task=cast("Task", task), seed=seed, updates=count, model=model, on_progress=show)
     console.print(f"checkpoint: {folder}", highlight=False)

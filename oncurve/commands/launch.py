@@ -9,18 +9,26 @@ import typer
 
 
 def launch(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of one in the package.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value pairs, such as run.steps=50.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines that train.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="And processes on each; 0: one process, no GPU.")] = 8,
-    rollout_nodes: Annotated[int, typer.Option(min=0, help="Machines that only sample.")] = 0,
-    time: Annotated[str, typer.Option(help="Limit of the job, as SLURM writes it.")] = "24:00:00",
-    grace: Annotated[int, typer.Option(help="Seconds before the end at which the run is told to save.")] = 300,
-    sbatch: Annotated[list[str] | None, typer.Option(help="A further line, such as --partition=gpu.")] = None,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Through SLURM, the one scheduler there is.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
+    recipe: Annotated[str, typer.Argument(help="A recipe file, its folder, or the name of a recipe in the package.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings, such as run.steps=50.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes for training.")] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=0, help="GPUs (and processes) per node; 0 for one CPU process.")
+    ] = 8,
+    rollout_nodes: Annotated[int, typer.Option(min=0, help="Nodes used only for rollouts.")] = 0,
+    time: Annotated[str, typer.Option(help="Time limit of the job, in SLURM notation.")] = "24:00:00",
+    grace: Annotated[
+        int, typer.Option(help="Seconds before the time limit at which the run saves a checkpoint.")
+    ] = 300,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="Additional sbatch option, such as --partition=gpu; repeat for several.")
+    ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Submit through SLURM (the only scheduler supported).")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script without submitting it.")] = False,
 ) -> None:
-    """Write the batch script of a run and submit it: it saves when it is told to go, and goes on by itself.
+    """Submit a run as a batch job. The job checkpoints on preemption and requeues itself.
 
     Example: `oncurve launch gsm8k run.name=first --slurm --nodes 2 --rollout-nodes 1 --dry-run`
     """
@@ -30,7 +38,9 @@ def launch(
     from oncurve.recipes.find import find_recipe  # lazy
 
     if not slurm:
-        raise ConfigError("launch: say --slurm. Without a scheduler, `oncurve train --processes` starts a run")
+        raise ConfigError(
+            "launch: add --slurm, the only scheduler supported. Without one, use `oncurve train --processes`"
+        )
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())
     allocation = Allocation(nodes, gpus_per_node, rollout_nodes, time, grace, tuple(sbatch or ()))

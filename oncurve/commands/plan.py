@@ -4,25 +4,54 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
 from oncurve.plan.find_shape import find_shape
-from oncurve.plan.fleet import FleetQuestion, planned_servers, servers_data, servers_text
 from oncurve.plan.from_recipe import PlanRequest, check_ranks, make_setup, make_work
-from oncurve.plan.hardware import find_device, load_devices
+from oncurve.plan.hardware import Device, find_device, load_devices
 from oncurve.plan.memory import rows_that_fit
 from oncurve.plan.report import as_data, as_text, make_plan
-from oncurve.plan.setup import Placement, Shard
-from oncurve.plan.weight_transfer import sync_bytes
+from oncurve.plan.setup import Placement, Setup, Shard, Work
+from oncurve.plan.shape import ModelShape
 
 DEFAULT_GPU = "H100"
 
 
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What a plan is made from."""
+
+    shape: ModelShape
+    work: Work
+    setup: Setup
+    device: Device
+    devices: Sequence[Device]
+    rows_by_memory: bool
+    """As many rows are sampled at a time as fit; the recipe names no number."""
+
+
 def plan_recipe(
+    recipe: Path, overrides: Sequence[str], *, network_gbit: float = 100.0, as_json: bool = False, **asked: Any
+) -> str:
+    """The plan of a recipe as text or JSON; what is ``asked`` goes to ``plan_inputs``."""
+    found = plan_inputs(recipe, overrides, **asked)
+    plan = make_plan(
+        found.shape,
+        found.work,
+        found.setup,
+        found.device,
+        devices=found.devices,
+        network_gbit=network_gbit,
+        rows_by_memory=found.rows_by_memory,
+    )
+    return json.dumps(as_data(plan), indent=2) if as_json else as_text(plan)
+
+
+def plan_inputs(
     recipe: Path,
     overrides: Sequence[str],
     *,
@@ -33,13 +62,10 @@ def plan_recipe(
     offload: bool = False,
     placement: str = "colocated",
     sampler_gpus: int = 0,
-    network_gbit: float = 100.0,
     prompt_tokens: int | None = None,
     mean_tokens: float | None = None,
-    fleet: FleetQuestion | None = None,
-    as_json: bool = False,
-) -> str:
-    """The plan of a recipe as text or JSON. No torch, no weights; config.json is fetched only for an unknown model.
+) -> PlanInputs:
+    """Model, work, setup and device of a recipe. No torch, no weights; an unknown model's config.json is fetched.
 
     Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
 
@@ -66,14 +92,8 @@ def plan_recipe(
     shape = find_shape(config.model, revision=config.policy.revision)
     work, setup = make_work(config, wishes), make_setup(config, wishes)
     check_ranks(work, setup)
-    if config.rollouts.max_rows == "auto" and device.is_gpu and placement == "colocated":
+    by_memory = config.rollouts.max_rows == "auto"
+    if by_memory and device.is_gpu and placement == "colocated":
         rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
         work = replace(work, max_rows=rows) if rows >= work.group_size else work  # else it does not fit, and is told so
-    plan = make_plan(shape, work, setup, device, devices=table, network_gbit=network_gbit)
-    data, text = as_data(plan) if as_json else {}, "" if as_json else as_text(plan)
-    if fleet is not None:
-        rows = planned_servers(shape, work, setup, device, fleet, network_gbit=network_gbit)
-        size = sync_bytes(shape, replace(setup, placement="disaggregated", sampler_devices=1))
-        data["servers"] = servers_data(rows)
-        text += "\n" + servers_text(rows, setup=setup, fleet=fleet, size=size, network_gbit=network_gbit)
-    return json.dumps(data, indent=2) if as_json else text
+    return PlanInputs(shape, work, setup, device, table, by_memory)

@@ -15,21 +15,20 @@ TOKEN = "ONCURVE_DASHBOARD_TOKEN"
 """The environment variable with the token of a dashboard that others can reach."""
 
 Price = Annotated[
-    float | None, typer.Option(min=0.0, help="What all devices of the run cost per hour; else the planner's table.")
+    float | None,
+    typer.Option(min=0.0, help="Price of all devices of the run in USD per hour (default: from the planner's table)."),
 ]
-Output = Annotated[Path | None, typer.Option(help="Where the page goes.")]
+Output = Annotated[Path | None, typer.Option(help="Path of the HTML page.")]
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
     output: Output = None,
-    names: Annotated[
-        str, typer.Option(help="Names of metrics the page opens with: oncurve, trl, tutorials.")
-    ] = "oncurve",
+    names: Annotated[str, typer.Option(help="Metric names shown at first: oncurve, trl or tutorials.")] = "oncurve",
     usd_per_hour: Price = None,
-    png: Annotated[bool, typer.Option("--png", help="Draw the curves as curves.png as well.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="Also draw the curves as curves.png.")] = False,
 ) -> None:
-    """Write a run as one HTML page to look at and to pass on, and print its summary; works while it runs.
+    """Write a run as one self-contained HTML page and print its summary. Works during the run, too.
 
     Example: `oncurve report runs/demo`
     """
@@ -63,16 +62,19 @@ def report(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of two or more runs; the first is the one to beat.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of two or more runs; the first is the baseline.")],
     output: Output = None,
     usd_per_hour: Price = None,
 ) -> None:
-    """Runs side by side, with intervals, and what their recipes say otherwise; --output writes a page with the curves.
+    """Compare runs side by side, with intervals, and show how their recipes differ; --output writes a page with curves.
 
     Example: `oncurve compare runs/a runs/b --output compare.html`
     """
-    from oncurve.report.compared import comparison_tables, write_comparison  # lazy
-    from oncurve.report.comparing import compare_runs  # lazy
+    from oncurve.report.comparing import (  # lazy
+        compare_runs,  # lazy
+        comparison_tables,
+        write_comparison,
+    )
 
     compared = compare_runs(runs, usd_per_hour=usd_per_hour)
     out = console()
@@ -90,16 +92,16 @@ def compare(
 
 
 def dashboard(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or folders with runs in them.")] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or folders that contain runs.")] = None,
     host: Annotated[
-        str, typer.Option(help="Address to serve; others than this machine's own need a token.")
+        str, typer.Option(help="Address to listen on. Anything but localhost needs a token.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; the first free from 8420 if omitted.")
+        int | None, typer.Option(min=0, max=65535, help="Port (default: the first free one from 8420).")
     ] = None,
     usd_per_hour: Price = None,
 ) -> None:
-    """Watch runs live in a browser: the page of `report`, as it grows. It only reads the folders.
+    """Watch runs live in a browser. The dashboard only reads the run folders.
 
     Where others can reach it, a token guards it: that of ONCURVE_DASHBOARD_TOKEN, or a new one.
 

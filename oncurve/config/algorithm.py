@@ -18,7 +18,7 @@ from oncurve.algorithm.table import (
     OldName,
     ReferenceName,
 )
-from oncurve.config.section import Section
+from oncurve.settings import Section
 
 PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
 
@@ -27,7 +27,7 @@ class AlgorithmSection(Section):
     """A row of the table of algorithms and what differs from it; None takes the row's."""
 
     type: PresetName = "grpo"
-    """Name of the row, see docs/algorithms.md; "custom" is grpo with a loss of yours."""
+    """Name of the row, see docs/algorithms.md; "custom" is grpo with your loss."""
     group_size: int = 8
     """Completions per prompt, G."""
     function: str | None = None
@@ -75,18 +75,19 @@ class AlgorithmSection(Section):
     entropy_coef_step: PositiveFloat | None = None
     entropy_coef_max: PositiveFloat | None = None
     high_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Train only on this share of the tokens, those with the highest entropy."""
+    """Train only on this fraction of the tokens, those with the highest entropy."""
     mask_truncated: bool = False
     """Leave completions that never ended out of the loss."""
 
     @model_validator(mode="after")
     def _check_group(self) -> AlgorithmSection:
-        if self.group_size < 2:
+        if self.group_size < (1 if self.type == "rft" else 2):
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}; a group of one has no baseline. Use at least 2"
             )
         if self.type not in (*PRESETS, "custom"):
-            near = difflib.get_close_matches(self.type, [*PRESETS, "custom"], n=1)
+            near = difflib.get_close_matches(self.type, [*PRESETS, "custom"], n=3)
+            near.sort(key=lambda name: sorted(name) != sorted(self.type))  # letters that changed places first
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"algorithm.type is {self.type!r}, which no row of the table has.{hint} "

@@ -32,9 +32,24 @@ def find_beside(tree: dict[str, Any], folder: Path) -> None:
         for parent in parents:
             section = cast("dict[str, Any]", section).get(parent) if isinstance(section, dict) else None
         _replace(section, last, folder)
+    rollouts = tree.get("rollouts")
+    if isinstance(rollouts, dict):
+        _replace_each(rollouts, "tools", folder)
+        _replace_each(rollouts, "environments", folder)
     rewards = tree.get("rewards")
     for reward in cast("list[Any]", rewards) if isinstance(rewards, list) else ():
         _replace(reward, "function", folder)
+
+
+def _replace_each(section: dict[str, Any], key: str, folder: Path) -> None:
+    """Every value of a list or a mapping in a section."""
+    values = section.get(key)
+    if isinstance(values, (list, tuple)):
+        values = section[key] = list(cast("list[Any]", values))
+    for place in range(len(values)) if isinstance(values, list) else list(cast("dict[str, Any]", values or {})):
+        holder = {"value": cast("Any", values)[place]}
+        _replace(holder, "value", folder)
+        cast("Any", values)[place] = holder["value"]
 
 
 def _replace(section: Any, key: str, folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
+from oncurve.algorithm.table import CHOICES, resolve
 from oncurve.config.files import find_beside
 from oncurve.config.messages import explain, explain_yaml
 from oncurve.config.schema import Config
@@ -26,7 +27,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         if not isinstance(key, str):
             raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word")
         if key in keys:
-            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} stands here twice; remove one")
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: duplicate key {key!r}; remove one of them")
         keys.add(key)
     return loader.construct_mapping(node, deep=True)
 
@@ -54,8 +55,10 @@ def read_text(path: str | Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe. `oncurve recipe list` shows those in the package") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a recipe: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8. Name a recipe, such as recipe.yaml") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error}). Name a recipe file") from None
 
 
 def parse_config(
@@ -82,6 +85,10 @@ def parse_tree(
         raise ConfigError(f"{source}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: {explain_yaml(error)}") from None
+    if raw is None:
+        raise ConfigError(
+            f"{source}: the file is empty. Begin with `model: embedded` and `data: {{type: word_problems}}`"
+        )
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{source}: a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"
@@ -97,9 +104,25 @@ def parse_tree(
 def validate_tree(tree: Mapping[str, Any], *, source: str) -> Config:
     """A recipe from its keys. Raises ConfigError with a line for each mistake."""
     try:
-        return Config.model_validate(tree)
+        return resolved(Config.model_validate(tree))
     except ValidationError as error:
         raise ConfigError("\n".join(f"{source}: {line}" for line in explain(error))) from None
+
+
+def resolved(config: Config) -> Config:
+    """The recipe with every choice of its algorithm as a value, where it says nothing those of the algorithm's row."""
+    own = config.algorithm
+    given = {key: value for key, value in own.model_dump().items() if key in (*CHOICES, "scale_by_std")}
+    try:
+        row = resolve("grpo" if own.type == "custom" else own.type, **given)
+    except ValueError:
+        return config  # refused with a reason when the algorithm is made
+    chosen = {key: getattr(row, key) for key in CHOICES}
+    if own.function is not None:
+        del chosen["loss"]
+    if own.advantage_function is not None:
+        del chosen["advantage"]
+    return config.model_copy(update={"algorithm": own.model_copy(update=chosen)})
 
 
 def config_yaml(config: Config) -> str:

@@ -47,7 +47,24 @@ def explain_yaml(error: Exception) -> str:
         return f"not valid YAML: {' '.join(str(error).split())}"
     if "'\\t'" in str(error):
         return f"not valid YAML: line {mark.line + 1} is indented with a tab. Indent with spaces"
-    return f"not valid YAML: line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    problem = str(error.problem)
+    said = next((words for known, words in _YAML_PROBLEMS.items() if known in problem), problem)
+    return f"not valid YAML: line {mark.line + 1}, column {mark.column + 1}: {said}"
+
+
+_YAML_PROBLEMS = {
+    "unexpected end of stream": "a quotation mark before this is not closed",
+    "but got '<stream end>'": "a bracket or brace before this is not closed",
+    "undefined alias": "a value that begins with * needs quotation marks",
+    "determine a constructor": "tags such as !!python are not allowed; write a plain value",
+    "mapping values are not allowed": "a colon is out of place: check the indentation, or quote the value",
+    "did not find expected key": "the indentation or a comma is wrong here",
+    "did not find expected ',' or": "a comma, bracket or brace is missing",
+    "expected ',' or": "a comma, bracket or brace is missing",
+    "block end": "the indentation is wrong here",
+    "cannot start any token": "this character needs quotation marks around the value",
+}
+"""What the parser's findings mean, by words that they contain."""
 
 
 def explain(error: ValidationError) -> Iterator[str]:
@@ -60,7 +77,10 @@ def explain(error: ValidationError) -> Iterator[str]:
         parts = [str(part) for part in problem["loc"]]
         key = ".".join(part for place, part in enumerate(parts) if not _is_tag(parts, place))
         said = _SAID.get(problem["type"])
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "extra_forbidden" and "." in parts[0]:
+            section, _, last = key.partition(".")
+            yield f"{key}: keys with a dot are for the command line. In a file write {section}: {{{last}: ...}}"
+        elif problem["type"] == "extra_forbidden":
             chosen = next((part for place, part in enumerate(parts) if _is_tag(parts, place)), None)
             yield _unknown(key, chosen, problem.get("input"))
         elif problem["type"] == "value_error":
@@ -207,8 +227,34 @@ def _instead(key: str, chosen: str | None) -> str:
     return f".{_nearest(generic, fitting)}"
 
 
+SYNONYMS = {
+    "lr": "optimizer.learning_rate",
+    "learning_rate": "optimizer.learning_rate",
+    "batch_size": "run.prompts_per_step",
+    "per_device_train_batch_size": "run.prompts_per_step",
+    "max_steps": "run.steps",
+    "num_steps": "run.steps",
+    "output_dir": "run.folder",
+    "num_generations": "algorithm.group_size",
+    "beta": "algorithm.kl_coef",
+    "kl": "algorithm.kl_coef",
+    "epsilon_high": "algorithm.clip_high",
+    "max_completion_length": "rollouts.max_completion_tokens",
+    "max_new_tokens": "rollouts.max_completion_tokens",
+    "max_tokens": "rollouts.max_completion_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "bf16": "policy.compute_type",
+    "dtype": "policy.compute_type",
+    "wandb": "run.track",
+    "report_to": "run.track",
+}
+"""What other trainers call a key."""
+
+
 def _nearest(generic: str, names: set[str]) -> str:
     section, _, last = generic.rpartition(".")
+    if (known := SYNONYMS.get(last)) is not None and known != generic:
+        return f" Did you mean {known!r}?"
     alike = {name.rpartition(".")[0]: name for name in names if name.rpartition(".")[2] == last and "." in name}
     close = [alike[found] for found in difflib.get_close_matches(section, alike, n=1, cutoff=0.6)]
     close = close or difflib.get_close_matches(generic, names, n=1, cutoff=0.6)

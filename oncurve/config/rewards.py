@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.config.section import NonNegative, Section
+from oncurve.settings import NonNegative, Section
 
 
 class RewardSection(Section):
@@ -20,7 +20,7 @@ class RewardSection(Section):
     held_out: bool = False
     """Grade and log it as ``reward/held_out/<name>``, but never train on it."""
     rotate_every_steps: PositiveInt | None = None
-    """The terms with this key take turns, each pays for so many steps; None pays in every step."""
+    """The terms with this key take turns, each rewards so many steps; None gives in every step."""
 
     @model_validator(mode="after")
     def _check_held_out(self) -> RewardSection:
@@ -49,7 +49,7 @@ class MathematicsReward(RewardSection):
     scale: Literal["binary", "signed", "graded"] = "binary"
     """0 and 1; -1 and +1; or 0, ``partial`` and 1."""
     partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """graded: what the right value in the wrong place pays."""
+    """graded: what the right value in the wrong place gives."""
     timeout_seconds: PositiveFloat = 3.0
 
 
@@ -61,7 +61,7 @@ class FormatReward(RewardSection):
     per_tag: bool = False
     """Credit for each tag that stands right, instead of all or nothing."""
     scale: Literal["binary", "signed"] = "binary"
-    """0 and 1; or -1 and +1, so that a weight of 0.5 pays and takes one half."""
+    """0 and 1; or -1 and +1, so that a weight of 0.5 gives and takes one half."""
 
 
 class BoxedFormatReward(RewardSection):
@@ -88,7 +88,7 @@ class ProgramsReward(RewardSection):
 
     type: Literal["programs"] = "programs"
     scale: Literal["binary", "pass_rate"] = "binary"
-    """1 only if all tests pass, or the share that does."""
+    """1 only if all tests pass, or the fraction that does."""
     require_fence: bool = True
     """Only a fenced block is a program; false takes the whole completion where there is none."""
     isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
@@ -145,7 +145,7 @@ class JudgeReward(RewardSection):
     correct_from: float | None = None
     """Scores from here on count as correct; None has no part "correct"."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key; the key itself never stands in a recipe."""
+    """Name of the environment variable that holds the key; the key itself never is in a recipe."""
     concurrency: PositiveInt = 8
     timeout_seconds: PositiveFloat = 60.0
     max_requests: PositiveInt | None = None
@@ -179,7 +179,7 @@ class RepetitionReward(RewardSection):
 
 
 class CosineLengthReward(RewardSection):
-    """Correctness that pays more for a short right answer and less against a long wrong one; it replaces the term
+    """Correctness that gives more for a short right answer and less against a long wrong one; it replaces the term
     that it grades with."""
 
     type: Literal["cosine_length"] = "cosine_length"
@@ -197,7 +197,7 @@ class CosineLengthReward(RewardSection):
 
 
 class CustomReward(RewardSection):
-    """A function of yours, TRL's signature or f(completion, answer)."""
+    """Your function, TRL's signature or f(completion, answer)."""
 
     type: Literal["custom"] = "custom"
     function: str
@@ -216,6 +216,12 @@ class GivenReward(RewardSection):
     """Bounds async functions."""
 
 
+class EnvironmentSection(RewardSection):
+    """What the episode's own environment says that it is worth (``get_reward``, or the rewards of its steps)."""
+
+    type: Literal["environment"] = "environment"
+
+
 Reward = Annotated[
     R1ZeroReward
     | MathematicsReward
@@ -232,6 +238,7 @@ Reward = Annotated[
     | RepetitionReward
     | CosineLengthReward
     | CustomReward
-    | GivenReward,
+    | GivenReward
+    | EnvironmentSection,
     Field(discriminator="type"),
 ]

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.config.section import Fraction, NonNegative, Section
+from oncurve.settings import Deadlines, Fraction, Harmless, NonNegative, Section
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
@@ -24,19 +24,23 @@ _DEFAULTS = {
 """Keys for servers as they are typed to mean nothing."""
 
 
-class DeadlineSection(Section):
-    """servers: how long they may take for what."""
+class EpisodeSection(Section):
+    """Limits of completions in which tools or an environment answer; each ends them in a way of its own."""
 
-    connect_seconds: PositiveFloat = 5.0
-    """Opening a connection."""
-    request_seconds: PositiveFloat = 600.0
-    """The completions of one prompt."""
-    push_seconds: PositiveFloat = 300.0
-    """Each part of handing over weights: fetching them, loading them."""
-    silent_seconds: PositiveFloat = 10.0
-    """A server that gives no sign of life for so long is lost, and its prompts go to others."""
-    gone_seconds: PositiveFloat = 300.0
-    """With no server ready for so long, the run saves and ends."""
+    max_turns: PositiveInt = 8
+    """How often the policy may write; rollouts.max_completion_tokens limits what it writes in all turns together."""
+    max_answer_tokens: PositiveInt = 256
+    """Tokens of one answer of a tool or an environment; a longer one is cut, with a mark."""
+    max_malformed_calls: PositiveInt = 3
+    """Calls that cannot be read are answered with what is wrong; so many end the episode."""
+    max_seconds: PositiveFloat | None = None
+    """Time of an episode, looked at between turns; None: no limit."""
+    tool_seconds: PositiveFloat = 10.0
+    """Time of one call of a tool; one that takes longer is answered with that."""
+    environment_seconds: PositiveFloat = 60.0
+    """Time of one call of an environment; one that takes longer makes the completion ungraded."""
+    threads: PositiveInt = 64
+    """Calls of tools and environments that run at the same time."""
 
 
 class RolloutSection(Section):
@@ -67,34 +71,40 @@ class RolloutSection(Section):
     cuda_graphs: bool = True
     """engine: on a GPU, record decode steps of Llama, Qwen2 and Qwen3 and repeat them, on copies of their matrices.
     false: through the model's own modules, which is slower and needs no copies."""
-    servers: tuple[str, ...] = ()
+    servers: Harmless[tuple[str, ...]] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
-    registry: str | None = None
-    """servers: a folder where servers leave their addresses, also while the run goes on."""
+    registry: Harmless[str | None] = None
+    """servers: a folder where servers leave their addresses, also while the run continues."""
     own_servers: NonNegative = 0
     """servers: how many `oncurve serve` to start on this machine for the time of the run."""
     vllm_servers: NonNegative = 0
     """servers: how many vLLM servers to start on this machine for the time of the run."""
     tensor_parallel: PositiveInt = 1
     """servers: GPUs over which each of these vLLM servers spreads the model."""
-    vllm_python: str | None = None
+    vllm_python: Harmless[str | None] = None
     """servers: the python of the environment with vLLM; None reads ONCURVE_VLLM_PYTHON."""
     vllm_options: tuple[str, ...] = ()
     """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
-    transfer: Literal["auto", "fetch", "nccl", "ipc"] = "auto"
+    transfer: Harmless[Literal["auto", "fetch", "nccl", "ipc"]] = "auto"
     """servers: how new weights reach them. fetch: files with checksums, which each takes by itself. nccl: vLLM servers
     get them together from GPU to GPU. ipc: one vLLM server on the trainer's own GPU reads them there. auto: nccl to
     vLLM servers of this run on GPUs of their own, if this process has the same vLLM; otherwise fetch."""
     sleep: bool = False
     """servers: the one vLLM server shares the trainer's GPU and gives its memory back while the policy trains."""
-    weights_folder: str | None = None
+    weights_folder: Harmless[str | None] = None
     """servers: where new weights are put for them; None takes this machine's memory for servers that the run starts, if
     two versions fit, and otherwise run.folder."""
-    weights_address: str | None = None
+    weights_address: Harmless[str | None] = None
     """servers: host:port where those that do not see that folder fetch weights from this process."""
     staleness: Annotated[int, Field(ge=0, le=1)] = 0
     """servers: 1 samples the next step while this one trains, from weights that are one step old."""
-    deadlines: DeadlineSection = DeadlineSection()
+    deadlines: Deadlines = Deadlines()
+    tools: tuple[str, ...] = ()
+    """What the policy may call in a completion: calculator, python, or functions as module:name or file.py:name."""
+    environments: dict[str, str] = Field(default_factory=dict)
+    """Classes or functions that make an environment, by name, as module:name or file.py:name; with several, rows name
+    theirs in the column environment."""
+    episodes: EpisodeSection = EpisodeSection()
 
     @model_validator(mode="after")
     def _check_servers(self) -> RolloutSection:
@@ -122,6 +132,11 @@ class RolloutSection(Section):
                     f"rollouts.servers names {url!r}. Write addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
                 )
         return self
+
+    @property
+    def has_episodes(self) -> bool:
+        """Completions have turns."""
+        return bool(self.tools or self.environments)
 
     def asked_of_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from oncurve.config.load import parse_tree, validate_tree
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 
@@ -19,3 +22,16 @@ def run_folder_path(config: Config) -> Path:
     if Path(name).name != name or name in (".", ".."):
         raise ConfigError(f"run.name is {name!r}, which is not the name of one folder; put parents into run.folder")
     return Path(config.run.folder) / name
+
+
+def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) -> Config:
+    """The recipe that a run's ``config.yaml`` holds, as this version reads it. Raises ConfigError."""
+    return validate_tree(with_own_split(parse_tree(text, overrides, source=source)), source=source)
+
+
+def with_own_split(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded recipe; in one from before ``evaluation.split_seed``, the run's seed chose the held-out rows."""
+    evaluation, run = tree.get("evaluation"), tree.get("run")
+    if not isinstance(evaluation, Mapping) or not isinstance(run, Mapping) or "split_seed" in evaluation:
+        return dict(tree)
+    return {**tree, "evaluation": {**evaluation, "split_seed": run.get("seed", 0)}}

@@ -1,25 +1,27 @@
 """Every key of a recipe, with its unit, meaning and default.
 
-A recipe holds only what differs from these defaults. Nothing below ``wiring`` ever sees these classes.
+A recipe holds only what differs from these defaults. Nothing below ``wiring`` sees these classes. Sections
+that are settings as they are are in ``oncurve/settings.py``. A key that changes no number of a run is ``Harmless``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import PurePath
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from oncurve.config.algorithm import AlgorithmSection
 from oncurve.config.rewards import R1ZeroReward, Reward
 from oncurve.config.rollouts import RolloutSection
-from oncurve.config.section import Fraction, NonNegative, Section
+from oncurve.settings import Fraction, Harmless, LoraSettings, NonNegative, OptimizerSettings, Section
 
 
 class DataSection(Section):
     """Where prompts come from and how they are written."""
 
     path: str | None = None
-    """File, folder or hub name; None where the type says it already."""
+    """File, folder or Hugging Face Hub name; None where the type says it already."""
     split: str = "train"
     columns: dict[str, str] = Field(default_factory=dict)
     """Names used here to names in the data, such as {question: problem, answer: label}."""
@@ -45,8 +47,14 @@ class JsonlData(DataSection):
     type: Literal["jsonl"] = "jsonl"
 
 
+class CsvData(DataSection):
+    """A CSV or TSV file whose first line names the columns."""
+
+    type: Literal["csv"] = "csv"
+
+
 class HubData(DataSection):
-    """A data set of the Hugging Face hub, or one in a local folder."""
+    """A dataset on the Hugging Face Hub, or one in a local folder."""
 
     type: Literal["huggingface"] = "huggingface"
 
@@ -58,7 +66,7 @@ class Gsm8kData(DataSection):
 
 
 class MathData(DataSection):
-    """MATH: problems with LaTeX answers, from ``path`` or the hub."""
+    """MATH: problems with LaTeX answers, from ``path`` or the Hugging Face Hub."""
 
     type: Literal["math"] = "math"
 
@@ -82,14 +90,54 @@ class ProgramProblemsData(DataSection):
     """How many problems to make."""
 
 
+class CalculatorProblemsData(DataSection):
+    """Word problems with numbers too long to work out verbatim, made on the spot, for a policy with a calculator."""
+
+    type: Literal["calculator_problems"] = "calculator_problems"
+    template: str = "tool_answer"
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many problems to make."""
+
+
+class NumberGamesData(DataSection):
+    """Numbers to guess, made on the spot, for the environment oncurve.tasks.guess_number:GuessNumber."""
+
+    type: Literal["number_games"] = "number_games"
+    template: str = "tool_answer"
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many games to make."""
+
+
 class GivenData(DataSection):
     """Rows that a Python program passes to oncurve.train or oncurve.Trainer."""
 
     type: Literal["given"] = "given"
 
 
+FILE_TYPES = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
+
+
+def with_type(section: object) -> object:
+    """A data section whose type its path says; any other as it is."""
+    if isinstance(section, dict):
+        keys = cast("dict[str, object]", section)
+        found = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
+        if found is not None and "type" not in keys:
+            return {"type": found, **keys}
+    return section
+
+
 Data = Annotated[
-    JsonlData | HubData | Gsm8kData | MathData | WordProblemsData | ProgramProblemsData | GivenData,
+    JsonlData
+    | CsvData
+    | HubData
+    | Gsm8kData
+    | MathData
+    | WordProblemsData
+    | ProgramProblemsData
+    | CalculatorProblemsData
+    | NumberGamesData
+    | GivenData,
     Field(discriminator="type"),
 ]
 
@@ -102,6 +150,9 @@ class EvaluationSection(Section):
     num_prompts: PositiveInt = 500
     """How many problems to measure on before and after the run, and to hold out where ``data`` is None: at most a fifth
     of the rows where more would leave too few to train on."""
+    split_seed: NonNegative = 0
+    """Which rows are held out. It does not follow run.seed, so that runs with several seeds are tested on the same
+    problems and can be compared pairwise."""
     every_steps: NonNegative = 0
     """Measure after every so many steps; 0 measures only before and after the run."""
     num_prompts_during: PositiveInt = 100
@@ -112,24 +163,10 @@ class EvaluationSection(Section):
     """Completions per problem; more than one needs a temperature above 0."""
 
 
-class LoraSection(Section):
-    """Thin matrices trained beside the frozen layers of the model, a hundredth of its weights."""
-
-    rank: PositiveInt = 16
-    alpha: PositiveFloat = 32.0
-    """The adapter's output is scaled by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the adapter's inputs that is dropped in training passes."""
-    target_modules: str | tuple[str, ...] = "all-linear"
-    """Names of the layers, as they end, such as [q_proj, v_proj]; all-linear takes every linear layer but the head."""
-    bias: Literal["none", "all", "lora_only"] = "none"
-    """Which biases are trained as well; only none leaves the base as it is."""
-
-
 class PolicySection(Section):
     """The model in training."""
 
-    lora: LoraSection | None = None
+    lora: LoraSettings | None = None
     """None trains the model itself; {} trains an adapter with the defaults."""
     quantization: Literal["nf4", "int8"] | None = None
     """Keep the frozen weights under an adapter in 4 or 8 bits, through bitsandbytes; None keeps them whole."""
@@ -170,23 +207,7 @@ class PolicySection(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose authors you trust."""
     revision: str | None = None
-    """Branch, tag or commit of a model of the hub."""
-
-
-class OptimizerSection(Section):
-    """AdamW and its schedule."""
-
-    type: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit keeps the moments in 8 bits, through bitsandbytes."""
-    learning_rate: PositiveFloat = 1e-6
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    epsilon: PositiveFloat = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_gradient_norm: Annotated[float, Field(ge=0)] = 1.0
-    """The gradient is scaled down to this norm; 0 leaves it alone."""
-    warmup_updates: NonNegative = 0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Branch, tag or commit of a model on the Hugging Face Hub."""
 
 
 class RunSection(Section):
@@ -202,51 +223,77 @@ class RunSection(Section):
     passes_per_step: PositiveInt = 1
     """How often the completions of a step are trained on before new ones are sampled, mu in the paper of GRPO."""
     seed: NonNegative = 0
-    folder: str = "runs"
+    folder: Harmless[str] = "runs"
     """The run gets a folder of its own inside this one."""
-    name: str | None = None
+    name: Harmless[str | None] = None
     """Name of that folder; None makes one from the recipe and the time."""
-    save_every_steps: NonNegative = 10
+    save_every_steps: Harmless[NonNegative] = 10
     """Save a checkpoint after every so many steps, to resume from; 0 saves only the final model."""
-    keep_checkpoints: PositiveInt = 2
+    keep_checkpoints: Harmless[PositiveInt] = 2
     """How many checkpoints to keep, besides the one with the best held-out score and the final model."""
-    on_save_error: Literal["stop", "continue"] = "stop"
-    """When a checkpoint cannot be written, as on a full disk: end the run, or go on and try again when it is due."""
-    grace_seconds: PositiveFloat = 25.0
+    on_save_error: Harmless[Literal["stop", "continue"]] = "stop"
+    """When a checkpoint cannot be written, as on a full disk: end the run, or continue and try again when it is due."""
+    grace_seconds: Harmless[PositiveFloat] = 25.0
     """Time to save after SIGTERM, Ctrl-C or SIGUSR1; keep it below what the scheduler gives before it kills."""
-    max_nonfinite_updates: NonNegative = 3
+    max_nonfinite_updates: Harmless[NonNegative] = 3
     """End the run after so many updates in a row whose loss or gradient is not finite; 0 never does."""
-    on_kl_alarm: Literal["warn", "return"] = "warn"
-    """When the policy runs away from its reference: say so, or go on from an earlier checkpoint with twice the KL."""
-    rollouts_every_steps: PositiveInt = 10
+    on_kl_alarm: Harmless[Literal["warn", "return"]] = "warn"
+    """When the policy drifts from its reference: warn, or continue from an earlier checkpoint with twice the KL."""
+    rollouts_every_steps: Harmless[PositiveInt] = 10
     """Write the completions of every so many steps to the run folder."""
-    logprobs_of_prompts: NonNegative = 8
+    logprobs_of_prompts: Harmless[NonNegative] = 8
     """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
     profile: bool = False
-    """Measure time, tokens and least work by phase of every step, and the share of what this machine can do."""
+    """Measure time, tokens and least work by phase of every step, and the fraction of what this machine can do."""
     profile_trace_step: PositiveInt | None = None
     """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
-    max_error_fraction: Fraction = 0.2
-    """Stop when grading fails for more than this share of a step's completions."""
-    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None = None
+    max_error_fraction: Harmless[Fraction] = 0.2
+    """Stop when grading fails for more than this fraction of a step's completions."""
+    track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None
     """Where else the metrics go; None takes what has a key in the environment (WANDB_API_KEY), [] nothing."""
-    track_aliases: tuple[Literal["trl", "tutorials"], ...] = ()
+    track_aliases: Harmless[tuple[Literal["trl", "tutorials"], ...]] = ()
     """Log the metrics there under these other names as well."""
+
+
+SUPERVISED = {"type": "rft", "group_size": 1}
+"""The loss of a supervised stage: the mean of -log p over all tokens of an update's demonstrations."""
+
+
+class SftSection(Section):
+    """A supervised stage: the policy learns completions that are in the data. `oncurve sft` sets it."""
+
+    epochs: PositiveFloat | None = None
+    """Passes over the training rows; sets run.steps. None leaves them to run.steps."""
+    train_on: Literal["assistant", "last"] = "assistant"
+    """Rows of messages: learn all that the assistant says, or only what it says last."""
+    max_tokens: PositiveInt | None = None
+    """Rows whose prompt and completion together are longer are left out, and counted; None is the model's context."""
 
 
 class Config(Section):
     """A whole recipe."""
 
     model: str
-    """Folder or hub name of a causal language model; "embedded" is the small one inside this package."""
+    """Folder or Hugging Face Hub name of a causal language model; "embedded" is the small one inside this package."""
     data: Data
     rewards: Annotated[tuple[Reward, ...], Field(min_length=1)] = (R1ZeroReward(),)
     algorithm: AlgorithmSection = AlgorithmSection()
     rollouts: RolloutSection = RolloutSection()
     policy: PolicySection = PolicySection()
-    optimizer: OptimizerSection = OptimizerSection()
+    optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSection = EvaluationSection()
     run: RunSection = RunSection()
+    sft: SftSection | None = None
+    """With this section the recipe is a supervised stage: completions come from the data, and keys of algorithm count
+    for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supervise(cls, tree: object) -> object:
+        """A supervised stage is rejection sampling with completions that are there, all of them right."""
+        if isinstance(tree, dict) and tree.get("sft") is not None:
+            return {**tree, "algorithm": SUPERVISED}
+        return cast("object", tree)
 
     @property
     def completions_per_step(self) -> int:
@@ -258,6 +305,22 @@ class Config(Section):
         """Optimizer updates on one batch of rollouts."""
         per_pass = self.completions_per_step // (self.run.completions_per_update or self.completions_per_step)
         return per_pass * self.run.passes_per_step
+
+    @model_validator(mode="before")
+    @classmethod
+    def _infer_types(cls, tree: object) -> object:
+        """A data file says by its ending what it is."""
+        if not isinstance(tree, dict):
+            return cast("object", tree)
+        known = dict(cast("dict[str, object]", tree))
+        known["data"] = with_type(known["data"]) if "data" in known else None
+        if known["data"] is None:
+            del known["data"]
+        evaluation = known.get("evaluation")
+        if isinstance(evaluation, dict) and "data" in evaluation:
+            section = cast("dict[str, object]", evaluation)
+            known["evaluation"] = {**section, "data": with_type(section["data"])}
+        return known
 
     @model_validator(mode="after")
     def _check_batch(self) -> Config:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from oncurve.config.messages import known_keys
 from oncurve.config.schema import Config
-from oncurve.convert.options import Note, OptionOutcome, table
+from oncurve.convert.options import Note, OptionOutcome, OptionValue, table
 
 SECTIONS = ("model", "data", "rewards", "algorithm", "rollouts", "policy", "optimizer", "evaluation", "run")
 
@@ -41,19 +41,23 @@ class Draft:
 
     def said(self, *names: str) -> str:
         """The comment on a key that comes from these options."""
-        parts = [f"{name}, line {self.line(name)}" for name in names if self.is_given(name)]
-        unread = {note.what for note in self.notes if note.kind == "unread"}
-        before = "not known, so " if unread & set(names) else ""
-        return "; ".join(parts) if parts else f"{before}TRL's default {names[0]}"
+        lines = {name: self.line(name) for name in names if self.is_given(name)}
+        parts = [name if line is None else f"{name}, line {line}" for name, line in lines.items()]
+        return "; ".join(parts) if parts else f"TRL's default {names[0]}"
+
+    def put_found(self, key: str, read: OptionValue, what: str = "") -> None:
+        """Set a key from a value that is no option of GRPOConfig."""
+        place = "" if read.line is None else f"line {read.line}"
+        self.put(key, read.value, comment=", ".join(part for part in (what, place) if part))
 
     def put(self, key: str, value: Any, *names: str, comment: str | None = None) -> None:
         """Set a key from some options, or with a comment of its own."""
         self.values[key] = value
         self.comments[key] = self.said(*names) if comment is None else comment
 
-    def note(self, kind: Any, name: str, why: str) -> None:
+    def note(self, kind: Any, name: str, why: str, *, changes_learning: bool = True) -> None:
         """Something about an option that the recipe does not say."""
-        self.notes.append(Note(kind, f"{name} = {self.ask(name)!r:.60}", why, self.line(name)))
+        self.notes.append(Note(kind, f"{name} = {self.ask(name)!r:.60}", why, self.line(name), changes_learning))
 
 
 def own_default(key: str) -> Any:

@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from oncurve.convert.draft import Draft
-from oncurve.convert.options import DatasetSource, Note
-from oncurve.convert.reward_functions import FILE
+from oncurve.convert.options import DatasetSource, Note, OptionValue
 
 LORA = {
     "r": "rank",
@@ -31,13 +30,12 @@ def put_model(draft: Draft) -> None:
     """The model, its revision, and the adapter on it."""
     model = draft.found.model
     if model is not None:
-        draft.put("model", model.value, comment=f"line {model.line}")
+        draft.put_found("model", model)
     elif not any(note.what == "model" for note in draft.notes):
         draft.notes.append(Note("unread", "model", "none is named. Write `model` into the recipe"))
     _init_kwargs(draft)
     if draft.found.quantization is not None:
-        found = draft.found.quantization
-        draft.put("policy.quantization", found.value, comment=f"line {found.line}")
+        draft.put_found("policy.quantization", draft.found.quantization)
     if draft.found.lora is not None:
         _put_lora(draft)
 
@@ -67,18 +65,19 @@ def _put_lora(draft: Draft) -> None:
     if values.get("use_rslora"):
         values["lora_alpha"] = round(values["lora_alpha"] * math.sqrt(rank), 6)  # alpha / sqrt(r) is this over r
     for name in ("r", "lora_alpha", "lora_dropout", "bias"):
-        said = f"{name}, line {given[name].line}" if name in given else f"peft's default {name}"
+        said = name if name in given else f"peft's default {name}"
         rs = ", times sqrt(r) for use_rslora" if name == "lora_alpha" and values.get("use_rslora") else ""
-        draft.put(f"policy.lora.{LORA[name]}", values[name], comment=said + rs)
+        line = given[name].line if name in given else None
+        draft.put_found(f"policy.lora.{LORA[name]}", OptionValue(values[name], line), said + rs)
     targets = values.get("target_modules")
     if targets is None:
         why = "peft chooses by the family of the model: q_proj and v_proj in Llama, Qwen and Mistral, as here"
         draft.notes.append(Note("differs", "target_modules", why))
         draft.put("policy.lora.target_modules", ["q_proj", "v_proj"], comment="peft's choice for Llama and Qwen")
     else:
-        line = given["target_modules"].line
         named = targets if isinstance(targets, str) else sorted(targets)
-        draft.put("policy.lora.target_modules", named, comment=f"target_modules, line {line}")
+        line = given["target_modules"].line
+        draft.put_found("policy.lora.target_modules", OptionValue(named, line), "target_modules")
     _other_lora(draft, values)
 
 
@@ -87,7 +86,7 @@ def _other_lora(draft: Draft, values: dict[str, Any]) -> None:
         if name in LORA or name == "use_rslora":
             continue
         line = (draft.found.lora or {})[name].line
-        if name == "task_type" and str(value).endswith("CAUSAL_LM"):
+        if name == "task_type" and (value is None or str(value).endswith("CAUSAL_LM")):
             continue
         if name not in LORA_IDLE or value != LORA_IDLE[name]:
             why = "policy.lora has rank, alpha, dropout, target_modules and bias"
@@ -152,8 +151,8 @@ def _columns(draft: Draft, rows: DatasetSource, kind: str) -> dict[str, str]:
     return columns
 
 
-def put_rewards(draft: Draft, functions: str) -> None:
-    """The list of rewards with their weights; functions of the script are loaded from a file."""
+def put_rewards(draft: Draft) -> None:
+    """The list of rewards with their weights."""
     rewards = draft.found.rewards
     weights = draft.ask("reward_weights")
     if weights is not None and (not isinstance(weights, (list, tuple)) or len(weights) != len(rewards)):
@@ -168,18 +167,7 @@ def put_rewards(draft: Draft, functions: str) -> None:
     items: list[dict[str, Any]] = []
     for place, reward in enumerate(rewards):
         keys = dict(reward.keys)
-        if "function" in keys:
-            keys["function"] = str(keys["function"]).replace(FILE, functions)
         if weights is not None:
             keys["weight"] = float(weights[place])
         items.append(keys)
     draft.put("rewards", items, comment=f"reward_funcs, line {rewards[0].line}")
-    _note_loaded(draft)
-
-
-def _note_loaded(draft: Draft) -> None:
-    for reward in draft.found.rewards:
-        function = str(reward.keys.get("function", ""))
-        if function.startswith("trl."):
-            why = "it is loaded from TRL, which must be installed where the run is"
-            draft.notes.append(Note("differs", f"reward {reward.what}", why, reward.line))

@@ -26,6 +26,8 @@ class Option:
     """Key of a recipe; None where there is none."""
     why: str = ""
     """How it is converted, or why it is not."""
+    changes_learning: bool = True
+    """Losing it changes the model that comes out, and not only where and how fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +38,21 @@ class Older:
     to: str | None = None
     how: str = ""
     why: str = ""
+    until: str | None = None
+    """The last version of TRL that had it; None where that says nothing."""
 
 
 @cache
 def table() -> dict[str, Option]:
     """Every option of GRPOConfig, by name."""
-    raw = _raw()
+    raw = raw_table()
     options = [
         Option(name, row["default"], fate, row["to"], row.get("how", ""))
         for fate in ("direct", "computed")
         for name, row in raw[fate].items()
     ]
     options += [
-        Option(name, default, fate, None, group["why"])
+        Option(name, default, fate, None, group["why"], group.get("touches") != "surroundings")
         for fate in ("nothing", "unsupported")
         for group in raw[fate]
         for name, default in group["options"].items()
@@ -59,25 +63,26 @@ def table() -> dict[str, Option]:
 @cache
 def older() -> dict[str, Older]:
     """Names that are gone from GRPOConfig and still stand in scripts."""
-    return {name: Older(**row) for name, row in _raw()["older"].items()}
+    return {name: Older(**row) for name, row in raw_table()["older"].items()}
 
 
 def trl_version() -> str:
     """The version of TRL that the table describes."""
-    return str(_raw()["version"])
+    return str(raw_table()["version"])
 
 
 @cache
-def _raw() -> dict[str, Any]:
+def raw_table() -> dict[str, Any]:
+    """The file as it is."""
     return yaml.safe_load(TABLE.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class OptionValue:
-    """A value that somebody wrote, and in which line."""
+    """A value that somebody wrote, and in which line of a file."""
 
     value: Any
-    line: int
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,13 @@ class Note:
     what: str
     why: str
     line: int | None = None
+    changes_learning: bool = True
+    """What is not done would change the model that comes out, and not only where and how fast."""
+
+    @property
+    def option(self) -> str:
+        """The name of the option or argument alone."""
+        return self.what.partition(" = ")[0]
 
     def describe(self, source: str) -> str:
         """One line for people."""
@@ -115,7 +127,7 @@ class DatasetSource:
     """Ours to theirs."""
     is_chat: bool = False
     """The prompt is a list of messages."""
-    line: int = 0
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +136,13 @@ class RewardSource:
 
     keys: dict[str, Any]
     columns: tuple[str, ...] = ()
-    line: int = 0
+    line: int | None = None
     what: str = ""
 
 
 @dataclass
 class OptionOutcome:
-    """What a script or a file of options says."""
+    """What a script or a file of options asks for."""
 
     source: str
     options: dict[str, OptionValue] = field(default_factory=dict)
@@ -142,5 +154,5 @@ class OptionOutcome:
     quantization: OptionValue | None = None
     """nf4 or int8."""
     notes: list[Note] = field(default_factory=list)
-    extracted: str | None = None
-    """Reward functions as a file of their own, where importing the script would start its training."""
+    is_running: bool = False
+    """A program asked for it, whose model, data and rewards are objects and stand in no recipe."""

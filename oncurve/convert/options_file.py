@@ -7,7 +7,6 @@ from typing import Any
 import yaml
 
 from oncurve.convert.options import DatasetSource, Note, OptionOutcome, OptionValue, RewardSource, older, table
-from oncurve.convert.script import quantization
 from oncurve.errors import ConfigError
 
 MODEL = {
@@ -87,7 +86,16 @@ def _read_model(given: dict[str, OptionValue], found: OptionOutcome) -> None:
     bits = {name: value for name, value in given.items() if name in BITS}
     if bits:
         values = {"bnb_4bit_quant_type": "nf4"} | {name: value.value for name, value in bits.items()}
-        found.quantization = quantization(values, min(value.line for value in bits.values()), found)
+        found.quantization = quantization(values, min(value.line or 0 for value in bits.values()), found)
+
+
+def quantization(values: dict[str, Any], line: int | None, found: OptionOutcome) -> OptionValue | None:
+    """nf4 or int8, as bitsandbytes' options ask for."""
+    if values.get("load_in_4bit"):
+        if (kind := values.get("bnb_4bit_quant_type", "fp4")) != "nf4":
+            found.notes.append(Note("unsupported", f"4 bits of type {kind}", "nf4 is used instead", line))
+        return OptionValue("nf4", line)
+    return OptionValue("int8", line) if values.get("load_in_8bit") else None
 
 
 def _read_data(given: dict[str, OptionValue], found: OptionOutcome) -> None:
@@ -118,5 +126,5 @@ def _read_rewards(given: dict[str, OptionValue], found: OptionOutcome) -> None:
             continue
         module, _, last = str(name).rpartition(".")
         columns = ("solution",) if last in ("accuracy_reward", "reasoning_accuracy_reward") else ()
-        keys = {"type": "custom", "function": f"{module or 'trl.rewards'}:{last}"}
+        keys = {"type": "custom", "function": f"{module or 'oncurve.trl.ready_rewards'}:{last}"}
         found.rewards.append(RewardSource(keys, columns, functions.line, str(name)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 from pathlib import Path
 
 from oncurve.convert.algorithms import has_servers, put_algorithm
@@ -12,20 +11,22 @@ from oncurve.convert.draft import Draft, own_default
 from oncurve.convert.model_and_data import put_data, put_model, put_rewards
 from oncurve.convert.options import Note, OptionOutcome, OptionValue, older, table
 from oncurve.convert.trl_batch import StepShape, TrlBatch, step_of
+from oncurve.convert.versions import date
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_bnb_8bit": "adamw_8bit",
     "adamw_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit",
 }  # fmt: skip
+OFF = {"top_k": 0, "top_p": 1.0}
+"""What None, and in vLLM -1, stands for."""
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def convert(found: OptionOutcome, *, processes: int = 1, rows: int | None = None, functions: str = "") -> Draft:
-    """The recipe of what a script or a file of options says.
+def convert(found: OptionOutcome, *, processes: int = 1, rows: int | None = None) -> Draft:
+    """The recipe of what a script or a file of options asks for.
 
-    ``processes`` is how many of them TRL would run, ``rows`` how many rows it would train on, if that is to be known;
-    ``functions`` is the file from which the script's own reward functions are loaded.
+    ``processes`` is how many of them TRL would run, ``rows`` how many rows it would train on, if that is to be known.
 
     Raises ConfigError for numbers that TRL refuses too.
     """
@@ -42,8 +43,9 @@ def convert(found: OptionOutcome, *, processes: int = 1, rows: int | None = None
     )
     step = step_of(batch)
     put_model(draft)
-    put_data(draft)
-    put_rewards(draft, functions)
+    if not found.is_running:
+        put_data(draft)
+        put_rewards(draft)
     put_algorithm(draft, step)
     _direct(draft)
     _rollouts(draft)
@@ -58,6 +60,11 @@ def convert(found: OptionOutcome, *, processes: int = 1, rows: int | None = None
 
 def _rename(draft: Draft) -> None:
     """Names of earlier versions become today's; names that never were are reported."""
+    dated = None if draft.found.is_running else date(draft.found.options)
+    if dated is not None:
+        draft.notes.append(Note("differs", "versions", dated.describe()))
+        for name, value in dated.defaults.items():
+            draft.found.options[name] = OptionValue(value)
     for name, given in list(draft.found.options.items()):
         if name in table():
             continue
@@ -83,6 +90,8 @@ def _direct(draft: Draft) -> None:
         if option.fate != "direct" or option.to is None or option.name == "num_generations":
             continue
         value = draft.ask(option.name)
+        if option.name in OFF and (value is None or value < 0):
+            value = OFF[option.name]
         if value is None:
             default = own_default(option.to)
             draft.note("unsupported", option.name, f"a value is needed; {option.to} keeps its default, {default}")
@@ -121,7 +130,7 @@ def _generation_kwargs(draft: Draft) -> None:
             case "min_tokens" | "min_new_tokens":
                 draft.put("rollouts.min_completion_tokens", value, "generation_kwargs")
             case "temperature" | "top_p" | "top_k" | "min_p":  # in TRL they override the options of that name
-                line = draft.line("generation_kwargs") or 0
+                line = draft.line("generation_kwargs")
                 draft.found.options[name] = OptionValue(value, line)
                 draft.put(f"rollouts.{name}", value, "generation_kwargs")
             case _:
@@ -132,7 +141,8 @@ def _policy(draft: Draft) -> None:
     wide = draft.ask("bf16") is False and not draft.ask("fp16")
     draft.put("policy.compute_type", "float32" if wide else "bfloat16", "bf16", "fp16")
     if draft.ask("fp16"):
-        draft.note("unsupported", "fp16", "there is no float16 with its loss scaling; bfloat16 is used")
+        why = "there is no float16 with its loss scaling; bfloat16 is used"
+        draft.note("unsupported", "fp16", why, changes_learning=False)
     if draft.ask("use_cpu"):
         draft.put("policy.device", "cpu", "use_cpu")
     deepspeed = draft.ask("deepspeed")
@@ -140,8 +150,8 @@ def _policy(draft: Draft) -> None:
         draft.put("policy.parallel", "deepspeed", "deepspeed")
         draft.put("policy.deepspeed", deepspeed, "deepspeed")
     elif deepspeed is not None:
-        draft.note("unsupported", "deepspeed", "write it into a JSON file, name that in policy.deepspeed, and set "
-                   "policy.parallel to deepspeed")  # fmt: skip
+        why = "write it into a JSON file, name that in policy.deepspeed, and set policy.parallel to deepspeed"
+        draft.note("unsupported", "deepspeed", why, changes_learning=False)
     if draft.ask("fsdp"):
         draft.put("policy.parallel", "fsdp", "fsdp")
 
@@ -207,7 +217,8 @@ def _run(draft: Draft, step: StepShape, steps: int | None) -> None:
     if name is not None and Path(str(name)).name == str(name):
         draft.put("run.name", str(name), "run_name")
     elif name is not None:
-        draft.note("unsupported", "run_name", "it is not the name of one folder. Set run.name")
+        why = "it is not the name of one folder. Set run.name"
+        draft.note("unsupported", "run_name", why, changes_learning=False)
     _save(draft, step, steps)
     report = draft.ask("report_to")
     wanted = [] if report in ("none", None, []) else [report] if isinstance(report, str) else list(report)
@@ -218,7 +229,8 @@ def _run(draft: Draft, step: StepShape, steps: int | None) -> None:
             draft.put("run.track", [], "report_to")
         return
     for other in [tracker for tracker in wanted if tracker not in (*TRACKERS, "none")]:
-        draft.note("unsupported", "report_to", f"there is no {other}; there are {', '.join(TRACKERS)}")
+        why = f"there is no {other}; there are {', '.join(TRACKERS)}"
+        draft.note("unsupported", "report_to", why, changes_learning=False)
     draft.put("run.track", [tracker for tracker in wanted if tracker in TRACKERS], "report_to")
 
 
@@ -234,7 +246,8 @@ def _save(draft: Draft, step: StepShape, steps: int | None) -> None:
     every = 0 if strategy == "no" else _in_steps(draft.ask("save_steps"), step, steps)
     if strategy not in ("no", "steps") or every is None:
         name = "save_strategy" if strategy not in ("no", "steps") else "save_steps"
-        draft.note("unsupported", name, "set run.save_every_steps; checkpoints are written after every 10 steps")
+        why = "set run.save_every_steps; checkpoints are written after every 10 steps"
+        draft.note("unsupported", name, why, changes_learning=False)
         return
     draft.put("run.save_every_steps", every, "save_strategy" if strategy == "no" else "save_steps")
     limit = draft.ask("save_total_limit")
@@ -246,9 +259,8 @@ def _save(draft: Draft, step: StepShape, steps: int | None) -> None:
 def _evaluation(draft: Draft, step: StepShape, rows: int | None) -> None:
     strategy = draft.ask("eval_strategy")
     if strategy == "epoch":
-        draft.note(
-            "unsupported", "eval_strategy", "set evaluation.every_steps; it is measured before and after the run"
-        )
+        why = "set evaluation.every_steps; it is measured before and after the run"
+        draft.note("unsupported", "eval_strategy", why, changes_learning=False)
     elif strategy == "steps":
         every = draft.ask("eval_steps") or draft.ask("logging_steps")
         in_steps = _in_steps(every, step, draft.values.get("run.steps"))
@@ -260,7 +272,7 @@ def _evaluation(draft: Draft, step: StepShape, rows: int | None) -> None:
                       "num_generations_eval", "num_generations")  # fmt: skip
             draft.put("evaluation.temperature", draft.values.get("rollouts.temperature", draft.ask("temperature")),
                       "temperature")  # fmt: skip
-    if draft.found.evaluation is None and rows is not None and rows < 5000:
+    if draft.found.evaluation is None and not draft.found.is_running and rows is not None and rows < 5000:
         comment = "held out of the training data; TRL would train on them"
         draft.put("evaluation.num_prompts", max(rows // 10, 1), comment=comment)
 
@@ -272,9 +284,4 @@ def _idle_and_lost(draft: Draft) -> None:
         if option.fate == "nothing":
             draft.note("nothing", name, option.why)
         elif option.fate == "unsupported" and given.value != option.default:
-            draft.note("unsupported", name, option.why)
-
-
-def relative(path: Path, folder: Path) -> str:
-    """A path as it is written into a recipe in that folder."""
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+            draft.note("unsupported", name, option.why, changes_learning=option.changes_learning)

@@ -57,8 +57,11 @@ def check_data(
     gold: Callable[[Mapping[str, Any]], str] | None = None,
     max_refused_fraction: float = 0.05,
     has_right_answer: bool = True,
+    decided_by_value: bool = False,
 ) -> list[DataFinding]:
     """Everything found wrong with the rows of a run; an empty list if all is well.
+
+    ``decided_by_value``: no reward has a part "correct" of its own, so a value of 1 counts as correct.
 
     ``gold`` writes a perfect completion for a row; without it, the template's own form is used. A few refused gold
     answers are a warning, more than ``max_refused_fraction`` of the rows an error. Where no reward looks at an answer
@@ -80,6 +83,7 @@ def check_data(
             gold or partial(write_gold, template=template),
             max_fraction=max_refused_fraction,
             has_right_answer=has_right_answer,
+            decided_by_value=decided_by_value,
         ),
         *find_repeats(rows),
         *find_shared(rows, evaluation_rows),
@@ -126,21 +130,46 @@ def find_refused_gold(
     *,
     max_fraction: float = 0.05,
     has_right_answer: bool = True,
+    decided_by_value: bool = False,
 ) -> list[DataFinding]:
-    """Rows whose own gold answer does not earn full reward; wrong, badly formed and failed are different findings.
+    """Rows whose own reference answer does not earn full reward; wrong, badly formed and failed are different findings.
 
-    A reward function that names the part "correct" must set it to 1; any other must pay more than 0.
+    A reward function that names the part "correct" must set it to 1; any other must pay more than 0, and a warning
+    says where it pays less than the 1 that evaluations count as correct.
     """
     completions = [_as_completion(prompt, gold(prompt.row)) for prompt in prompts]
     rewards = grade(prompts, completions)
     refused: dict[tuple[Verdict, str], list[tuple[Prompt, Completion, Reward]]] = {}
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
-        verdict = _verdict(reward, has_right_answer=has_right_answer)
+        verdict = _verdict(reward, decided_by_value=decided_by_value, has_right_answer=has_right_answer)
         if verdict != "accepted":
             refused.setdefault((verdict, reward.error or ""), []).append((prompt, completion, reward))
     num_refused = sum(len(cases) for cases in refused.values())
     severity = "error" if num_refused > max_fraction * len(prompts) else "warning"
-    return [_refusal(severity, verdict, error, cases) for (verdict, error), cases in refused.items()]
+    found = [_refusal(severity, verdict, error, cases) for (verdict, error), cases in refused.items()]
+    return [*found, *(_find_below_one(prompts, rewards) if decided_by_value else ())]
+
+
+def _find_below_one(prompts: Sequence[Prompt], rewards: Sequence[Reward]) -> list[DataFinding]:
+    """Reference answers that earn something, and not the 1 that an evaluation counts as correct."""
+    below = [
+        (prompt, reward)
+        for prompt, reward in zip(prompts, rewards, strict=True)
+        if reward.value is not None and reward.value > 0 and reward.parts.get("correct", 1.0) < 1.0
+    ]
+    if not below:
+        return []
+    prompt, reward = below[0]
+    return [
+        DataFinding(
+            severity="warning",
+            what="the reference answer earns less than 1, so evaluations count it as wrong",
+            rows=tuple(one.index for one, _ in below),
+            example=f"row {prompt.index}: answer {prompt.row['answer']!r} earns {reward.value:.3g}",
+            remedy="Return 1 for a correct answer and give the reward a weight, or return "
+            '{"reward": ..., "correct": 1.0 or 0.0}.',
+        )
+    ]
 
 
 def find_repeats(rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
@@ -188,12 +217,12 @@ def _as_completion(prompt: Prompt, text: str) -> Completion:
     return Completion(prompt.prompt_ids, (), text, (), "stop", policy_version=0, index=0)
 
 
-def _verdict(reward: Reward, *, has_right_answer: bool) -> Verdict:
+def _verdict(reward: Reward, *, decided_by_value: bool, has_right_answer: bool) -> Verdict:
     if reward.error == "not_applicable":
         return "accepted"
     if reward.value is None:
         return "failed"
-    if "correct" not in reward.parts and reward.parts.get("format", 1.0) >= 1:
+    if decided_by_value or ("correct" not in reward.parts and reward.parts.get("format", 1.0) >= 1):
         return "accepted" if reward.value > 0 or not has_right_answer else "wrong"
     category = categorize(reward)
     return "bad_format" if category == "bad_format" else "accepted" if category == "correct" else "wrong"
@@ -206,12 +235,12 @@ def _refusal(
     cases: Sequence[tuple[Prompt, Completion, Reward]],
 ) -> DataFinding:
     what = {
-        "wrong": "the reward calls the row's own gold answer wrong",
-        "bad_format": "the reward refuses the form of the gold completion",
-    }.get(verdict, f"grading the row's own gold answer failed ({error})")
+        "wrong": "the reward calls the row's own reference answer wrong",
+        "bad_format": "the reward does not accept the format of the reference completion",
+    }.get(verdict, f"grading the row's own reference answer failed ({error})")
     remedy = {
-        "wrong": "Check that the answers are in the form that the reward reads, or use another reward.",
-        "bad_format": "Choose a template and a reward for the same form: data.template and rewards.",
+        "wrong": "Check that the answers are in the format that the reward reads, or use another reward.",
+        "bad_format": "Choose a template and a reward with the same format: data.template and rewards.",
     }.get(verdict, "Correct the reward function, or drop rows whose answer it cannot read.")
     prompt, completion, reward = cases[0]
     example = f"row {prompt.index}: answer {prompt.row['answer']!r}, completion ...{completion.text[-80:]!r}"

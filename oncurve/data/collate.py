@@ -18,7 +18,7 @@ def stack_rewards(groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -
     return Rewards(
         values=torch.tensor([[reward.value or 0.0 for reward in group] for group in graded], dtype=torch.float32),
         graded=torch.tensor([[reward.error is None for reward in group] for group in graded]),
-        num_tokens=torch.tensor([[len(c.token_ids) for c in group.completions] for group in groups]),
+        num_tokens=torch.tensor([[c.num_tokens for c in group.completions] for group in groups]),
         is_truncated=torch.tensor([[c.is_truncated for c in group.completions] for group in groups]),
         parts={
             name: torch.tensor(
@@ -30,7 +30,7 @@ def stack_rewards(groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -
 
 
 def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_truncated: bool = False) -> Batch:
-    """One row per completion, right-padded, in the order of the groups.
+    """One row per completion, right-padded, in the order of the groups. What the policy did not write is masked.
 
     ``mask_truncated`` takes completions that never ended out of the loss; they stay rows, so that denominators over
     rows do not change with them.
@@ -39,13 +39,15 @@ def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_t
     prompts = [torch.tensor(row.prompt_ids, dtype=torch.long) for row in rows]
     completions = [torch.tensor(row.token_ids, dtype=torch.long) for row in rows]
     lengths = torch.tensor([len(ids) for ids in completions])
-    kept = torch.tensor([0 if mask_truncated and row.is_truncated else len(row.token_ids) for row in rows])
+    trained = [
+        torch.tensor(row.written, dtype=torch.bool) & (not (mask_truncated and row.is_truncated)) for row in rows
+    ]
     width = max(int(lengths.max()), 1)
     batch = Batch(
         prompt_ids=_pad(prompts, max(len(ids) for ids in prompts)),
         prompt_lengths=torch.tensor([len(ids) for ids in prompts]),
         completion_ids=_pad(completions, width),
-        mask=torch.arange(width)[None, :] < kept[:, None],
+        mask=_pad(trained, width).bool(),
         completion_lengths=lengths,
         group_ids=torch.tensor([place for place, group in enumerate(groups) for _ in group.completions]),
         advantages=advantages.reshape(-1).float(),

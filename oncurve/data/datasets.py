@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -22,7 +22,21 @@ from oncurve.rewards.choices import LETTERS
 
 logger = logging.getLogger(__name__)
 
-DatasetType = Literal["word_problems", "program_problems", "gsm8k", "math", "jsonl", "huggingface"]
+DatasetType = Literal[
+    "word_problems",
+    "program_problems",
+    "calculator_problems",
+    "number_games",
+    "gsm8k",
+    "math",
+    "jsonl",
+    "csv",
+    "huggingface",
+]
+GENERATED = ("word_problems", "program_problems", "calculator_problems", "number_games")
+"""Types whose rows are made on the spot."""
+Adapt = Callable[[str, Row], Row | None]
+"""A row, with its place for messages, in our columns; None for one in a form that it does not know."""
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -51,6 +65,7 @@ def load_rows(
     limit: int | None = None,
     levels: tuple[int, ...] = (1, 2),
     needs_answer: bool = True,
+    adapt: Adapt | None = None,
 ) -> list[Row]:
     """The rows of a data set, each with "question" and "answer" as text; every column of the source is kept.
 
@@ -59,13 +74,16 @@ def load_rows(
 
     - "word_problems": the embedded task; ``limit`` problems of ``levels``, generated from ``seed``;
     - "program_problems": functions to write, with tests; ``limit`` problems, generated from ``seed``;
+    - "calculator_problems", "number_games": for episodes with a calculator and a guessing game, likewise;
     - "gsm8k": the answer is what follows "####", 1,000 written as 1000; what stands before it is "solution";
     - "math": "problem" is the question; the answer is its column or else the last balanced box of "solution";
     - "jsonl": one JSON object per line;
+    - "csv": a CSV or TSV file, the first line of which names the columns;
     - "huggingface": a hub name, a folder or a file that the ``datasets`` library reads.
 
     ``path`` is a hub name, a file, or a folder with one file per split (``test.jsonl``, ``gsm8k_test.jsonl``).
     One file is one split, whatever ``split`` says. "gsm8k" and "math" without a path are fetched from the hub.
+    ``adapt`` sees every row before its type does; None of it leaves the row to the type.
 
     Without ``needs_answer`` the rows of files may lack the column, for rewards that look at no answer.
 
@@ -76,14 +94,16 @@ def load_rows(
         raise ConfigError(f"data.type: there is no {type!r}. {hint}Use one of {listed(DATASET_TYPES)}.")
     if limit is not None and limit < 1:
         raise ConfigError(f"data.limit is {limit}. Keep at least one row, or leave it out to keep all.")
-    if type in ("word_problems", "program_problems"):
+    if type in GENERATED:
         located = read_generated(type, split, limit, seed=seed, levels=levels)
     else:
         located = read_stored(type, path, split=split, subset=subset, revision=revision)
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]
     for column, allowed in (where or {}).items():
         located = _kept(located, column, allowed)
-    rows = [_adapted(type, place, row, needs_answer=needs_answer) for place, row in located]
+    rows = [
+        (adapt and adapt(place, row)) or _adapted(type, place, row, needs_answer=needs_answer) for place, row in located
+    ]
     if deduplicate:
         rows, num_dropped = drop_repeats(rows)
         logger.info("%s: %d repeated questions dropped", path or type, num_dropped)
@@ -92,7 +112,9 @@ def load_rows(
     return rows[:limit]
 
 
-def adapt_given_rows(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None) -> list[Row]:
+def adapt_given_rows(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, adapt: Adapt | None = None
+) -> list[Row]:
     """Rows of a Python program with "question" and "answer" as text; every other column is kept.
 
     A question under a usual name, such as "prompt" or "problem", is found without ``columns``, and so is an answer;
@@ -108,6 +130,10 @@ def adapt_given_rows(rows: Sequence[Row], *, columns: Mapping[str, str] | None =
     adapted: list[Row] = []
     for number, row in enumerate(rows):
         place = f"row {number}"
+        own = adapt(place, _renamed(place, dict(row), columns or {})) if adapt else None
+        if own is not None:
+            adapted.append(own)
+            continue
         row = _renamed(place, dict(row), names)
         adapted.append(_adapted("given", place, row, needs_answer=False))
     return adapted
@@ -174,7 +200,7 @@ def hold_out(
         wanted = f"{count} rows" if fraction is None else f"a fraction of {fraction}"
         raise DataError(
             f"holding out {wanted} of {len(rows)} leaves {len(train)} rows to train on and {len(held_out)} held "
-            f"out. Both must have some: change the size of the held-out split."
+            f"out. Both must have some: {_why(rows)}"
         )
     return train, held_out
 
@@ -329,6 +355,12 @@ def _text(place: str, row: Row, column: str) -> str:
     if not value.strip():
         raise DataError(f"{place}: {column!r} is empty. Fill it in, drop the row, or set data.columns.")
     return value
+
+
+def _why(rows: Sequence[Row]) -> str:
+    if len({question_key(row["question"]) for row in rows}) < 2:
+        return "all rows have the same question. Check data.columns, which names the column of the question."
+    return "set evaluation.num_prompts to fewer problems, or name others with evaluation.data."
 
 
 def _hash_fraction(question: str, seed: int) -> float:

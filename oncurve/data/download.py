@@ -74,7 +74,7 @@ def is_model(name: str) -> bool:
         return False
     if name.count("/") != 1 or name.startswith((".", "/")):
         raise ConfigError(
-            f"download: there is no {name!r}. {did_you_mean(name, HUB_NAMES)}Name a data set, one of "
-            f"{listed(HUB_NAMES)}, or a model of the hub, such as Qwen/Qwen2.5-0.5B"
+            f"download: there is no {name!r}. {did_you_mean(name, HUB_NAMES)}Name a dataset, one of "
+            f"{listed(HUB_NAMES)}, or a model on the Hugging Face Hub, such as Qwen/Qwen2.5-0.5B"
         )
     return True

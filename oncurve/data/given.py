@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from oncurve.config.schema import FILE_TYPES
 from oncurve.data.fingerprint import fingerprint, rows_fingerprint
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
@@ -32,6 +33,10 @@ class Given:
     """A loaded transformers or peft model, whose own weights are trained; None where the recipe names it."""
     tokenizer: Any = None
     """Its tokenizer; None where it is the one of the recipe's model."""
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    """Functions that the policy may call, by name."""
+    environments: Mapping[str, Any] = field(default_factory=dict)
+    """Classes or functions that make environments, by name."""
     base_sha256: str | None = None
     """Of the model's weights when its run began, which has moved them since; None before that."""
 
@@ -57,7 +62,11 @@ class Given:
 
     def with_fingerprints(self) -> Given:
         """The same with the fingerprints of everything in it, taken now."""
-        found = {f"reward {name}": fingerprint(reward) for name, reward in self.rewards.items()}
+        found = {
+            f"{kind} {name}": fingerprint(one)
+            for kind, ones in (("reward", self.rewards), ("tool", self.tools), ("environment", self.environments))
+            for name, one in ones.items()
+        }
         for name, rows in (("the rows", self.rows), ("the evaluation rows", self.evaluation_rows)):
             if rows is not None:
                 found[name] = rows_fingerprint(rows)
@@ -100,6 +109,46 @@ def recipe_of(
     return tree, Given(rows, evaluation_rows, given).with_fingerprints()
 
 
+def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: Any) -> Given:
+    """Put tools and environments of a Python program into the rollouts section, and the objects beside it.
+
+    ``tools`` is one or a list of functions or names; ``environments`` is a class or function that makes one, a name, or
+    a dictionary of those by name. Rewards of environments are added to the others. Raises ConfigError for others.
+    """
+    if tools is None and environments is None:
+        return given
+    rollouts = dict(tree.get("rollouts", {}))
+    passed, named = dict(given.tools), [*rollouts.get("tools", ())]
+    for tool in [] if tools is None else as_list(tools):
+        if isinstance(tool, str):
+            named.append(tool)
+        elif callable(tool):
+            name = _name_of_callable(tool)
+            passed[name] = tool
+            named.append(f"given:{name}")
+        else:
+            raise ConfigError(
+                f"tools: {type(tool).__name__} cannot be called. Pass functions with types and a docstring"
+            )
+    made, places = dict(given.environments), dict(rollouts.get("environments", {}))
+    if environments is not None and not isinstance(environments, Mapping):
+        environments = {"default": environments}
+    for name, factory in (environments or {}).items():
+        if not isinstance(factory, str) and not callable(factory):
+            raise ConfigError(
+                f"environments: {name!r} is {type(factory).__name__}. Pass a class, or a function that makes one"
+            )
+        if not isinstance(factory, str):
+            made[name] = factory
+        places[name] = factory if isinstance(factory, str) else f"given:{name}"
+    tree["rollouts"] = {**rollouts, "tools": named, "environments": places}
+    return replace(given, tools=passed, environments=made).with_fingerprints()
+
+
+def _name_of_callable(function: Any) -> str:
+    return function.__name__ if inspect.isroutine(function) else type(function).__name__
+
+
 def like(section: Mapping[str, Any]) -> dict[str, Any]:
     """How evaluation rows are written where nothing else is said: as the training rows."""
     return {key: value for key, value in section.items() if key in ("columns", "template", "chat")}
@@ -140,7 +189,7 @@ def _stored(place: str) -> dict[str, Any]:
 
     if place in DATASET_TYPES and not Path(place).exists():
         return {"type": place}
-    kind = "jsonl" if place.endswith((".jsonl", ".json")) else "huggingface"
+    kind = FILE_TYPES.get(Path(place).suffix, "huggingface")
     return {"type": kind, "path": place}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +15,8 @@ from oncurve.records import Prompt
 logger = logging.getLogger(__name__)
 
 Message = dict[str, str]
+ToolsOf = Callable[[Mapping[str, Any]], "list[Mapping[str, Any]] | None"]
+"""The schemas of the tools of a row; None or empty for none."""
 
 _PLACEHOLDER = re.compile(r"\{(question|answer|solution|user)\}")
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
@@ -51,6 +53,10 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
         """Conversations to texts."""
+        ...
+
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        """Token ids to text."""
         ...
 
 
@@ -132,6 +138,11 @@ TEMPLATES: dict[str, Template] = {
         Template(name="question_only", completion=_BOXED),
         Template(name="as_is", completion=_BOXED, keeps_space=True),
         Template(name="plain", completion="{answer}"),
+        Template(
+            name="tool_answer",
+            turn="User: {user}\nAssistant:",
+            completion=" <answer>{answer}</answer>",
+        ),
         Template(name="program", turn="User: {user}\nAssistant:", completion=" ```python\n{answer}\n```"),
     )
 }
@@ -194,6 +205,7 @@ def render_prompts(
     chat: bool = False,
     few_shot: Sequence[Mapping[str, Any]] = (),
     max_prompt_tokens: int | None = None,
+    tools_of: ToolsOf | None = None,
 ) -> tuple[list[Prompt], list[Excluded]]:
     """The prompts of some rows, and those left out because they are longer than ``max_prompt_tokens``.
 
@@ -201,6 +213,7 @@ def render_prompts(
     end token behind. With ``chat``, the tokenizer's chat template writes every special token and no other is added;
     if it has no place for a system message, that text opens the first user message. ``few_shot`` are rows whose
     questions and gold completions come first, as earlier exchanges. ``Prompt.index`` is the place in ``rows``.
+    ``tools_of`` gives the schemas of the tools that the chat template tells the model of, by the row.
 
     Raises ConfigError for an unknown template or a missing chat template, DataError if no prompt is left.
     """
@@ -211,7 +224,9 @@ def render_prompts(
     conversations: list[list[Message]] | list[None]
     if chat:
         conversations = [_messages(row, place, template, few_shot) for place, row in enumerate(rows)]
-        texts, conversations = _chat_texts(conversations, tokenizer)
+        texts, conversations = _chat_texts(
+            conversations, tokenizer, [tools_of(row) if tools_of else None for row in rows]
+        )
         texts = [_opened(text, template.opening) for text in texts]
     else:
         texts = [_plain_text(row, place, template, few_shot) for place, row in enumerate(rows)]
@@ -263,7 +278,9 @@ def _messages(
     return messages
 
 
-def _chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer) -> tuple[list[str], list[list[Message]]]:
+def _chat_texts(
+    conversations: list[list[Message]], tokenizer: Tokenizer, tools: list[Any]
+) -> tuple[list[str], list[list[Message]]]:
     """The texts of conversations that end where the assistant begins, and the messages as they were written."""
     from jinja2.exceptions import TemplateError
 
@@ -274,12 +291,12 @@ def _chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer) -> tup
             f"Set data.chat: false, or take the instruct version of the model."
         )
     try:
-        return _apply(conversations, tokenizer), conversations
+        return _apply(conversations, tokenizer, tools), conversations
     except TemplateError as error:
         reason = error
     merged = [_without_system(messages) for messages in conversations]
     try:
-        return _apply(merged, tokenizer), merged
+        return _apply(merged, tokenizer, tools), merged
     except TemplateError as error:
         raise ConfigError(
             f"{name}: its chat template refuses the messages ({reason or error}). "
@@ -287,9 +304,47 @@ def _chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer) -> tup
         ) from error
 
 
-def _apply(conversations: list[list[Message]], tokenizer: Tokenizer) -> list[str]:
-    texts = tokenizer.apply_chat_template(conversations, tokenize=False, add_generation_prompt=True)
-    return [str(text) for text in texts]
+def _apply(
+    conversations: list[list[Message]], tokenizer: Tokenizer, tools: list[Any], *, opens_answer: bool = True
+) -> list[str]:
+    """The texts of conversations, those with the same tools at once."""
+    texts: list[str] = [""] * len(conversations)
+    places: dict[str, list[int]] = {}
+    for place, told in enumerate(tools):
+        places.setdefault(repr(told), []).append(place)
+    for alike in places.values():
+        told = tools[alike[0]]
+        options = {"tools": told} if told else {}
+        chosen = [conversations[place] for place in alike]
+        written = tokenizer.apply_chat_template(chosen, tokenize=False, add_generation_prompt=opens_answer, **options)
+        for place, text in zip(alike, written, strict=True):
+            texts[place] = str(text)
+    return texts
+
+
+def chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer, *, opens_answer: bool = True) -> list[str]:
+    """The texts of conversations, with ``opens_answer`` up to where the assistant begins to speak.
+
+    Raises ConfigError for a tokenizer without a chat template, or one that refuses these messages.
+    """
+    nothing: list[Any] = [None] * len(conversations)
+    if opens_answer:
+        return _chat_texts(conversations, tokenizer, nothing)[0]
+    from jinja2.exceptions import TemplateError
+
+    try:
+        return _apply(conversations, tokenizer, nothing, opens_answer=False)
+    except TemplateError:
+        merged = [_without_system(messages) for messages in conversations]
+    try:
+        return _apply(merged, tokenizer, nothing, opens_answer=False)
+    except TemplateError as error:
+        raise ConfigError(f"{tokenizer.name_or_path}: its chat template refuses the messages ({error})") from None
+
+
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """The tokens of a text, without an end token behind them."""
+    return list(_encode([text], tokenizer, add_special_tokens=add_special_tokens)[0])
 
 
 def _without_system(messages: list[Message]) -> list[Message]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from dataclasses import asdict
 from glob import escape
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from oncurve.errors import ConfigError, DataError, did_you_mean, listed
+from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 
 Row = dict[str, Any]
 Located = tuple[str, Row]
@@ -25,6 +27,7 @@ NO_NETWORK = (
     "Check its name and data.split. Without a network, put such rows into FOLDER/train.jsonl and FOLDER/test.jsonl, "
     "and give data.path=FOLDER and, where the recipe has evaluation.data, evaluation.data.path=FOLDER"
 )
+CSV_ENDINGS = (".csv", ".tsv")
 FILE_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 """The reader of the ``datasets`` library for one file, by its suffix."""
 
@@ -44,8 +47,42 @@ def read_json_lines(path: str | Path) -> list[tuple[int, Row]]:
     return [(number, _parsed(f"{path}, line {number}", line)) for number, line in numbered]
 
 
+def read_csv(path: Path) -> list[Located]:
+    """The rows of a CSV or TSV file with its first line as names of columns; every value is text.
+
+    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, or has a row of another length.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Correct data.path.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start + 1}. Save the file as UTF-8.") from error
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
+    rows: list[Located] = []
+    names: list[str] = []
+    try:
+        for values in reader:
+            if not any(values):
+                continue
+            if not names:
+                names = [name.strip() for name in values]
+            elif len(values) != len(names):
+                found = f"{counted(len(values), 'value')} for {counted(len(names), 'column')} ({listed(names)})"
+                raise DataError(
+                    f"{path}, line {reader.line_num}: {found}. Put quotation marks around values with commas."
+                )
+            else:
+                rows.append((f"{path}, line {reader.line_num}", dict(zip(names, values, strict=True))))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}). Save the file as CSV again.") from error
+    if not rows:
+        raise DataError(f"{path}: there are no rows. The first line names the columns, each further line is a row.")
+    return rows
+
+
 def read_generated(type: str, split: str, count: int | None, *, seed: int, levels: tuple[int, ...]) -> list[Located]:
-    """The generated problems of a split as rows: "word_problems" or "program_problems".
+    """The problems of a split that are made on the spot, as rows.
 
     Raises ConfigError without a count, DataError for a split or level that does not exist.
     """
@@ -54,6 +91,16 @@ def read_generated(type: str, split: str, count: int | None, *, seed: int, level
     if split not in ("train", "validation", "test"):
         raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
     known = cast(Literal["train", "validation", "test"], split)
+    if type == "calculator_problems":
+        from oncurve.tasks.calculator_problems import calculator_problems  # lazy
+
+        asked = calculator_problems(known, count, seed=seed)
+        return [(f"calculator problem {number}", asdict(problem)) for number, problem in enumerate(asked, 1)]
+    if type == "number_games":
+        from oncurve.tasks.guess_number import number_games  # lazy
+
+        games = number_games(known, count, seed=seed)
+        return [(f"number game {number}", asdict(game)) for number, game in enumerate(games, 1)]
     if type == "program_problems":
         from oncurve.tasks.program_problems import program_problems  # lazy
 
@@ -78,12 +125,17 @@ def read_stored(
         path, usual_subset = HUB_NAMES[type]
         subset = subset or usual_subset
     local = Path(path).expanduser()
-    file = _split_file(local, type, split) if local.is_dir() else local
-    if type == "jsonl" or (file is not None and file.suffix == ".jsonl"):
+    try:
+        file = _split_file(local, type, split) if local.is_dir() else local
+    except PermissionError as error:
+        raise DataError(f"{local}: cannot be read ({error.strerror}). Correct data.path or its permissions.") from error
+    if (type == "jsonl" and local.suffix not in CSV_ENDINGS) or (file is not None and file.suffix == ".jsonl"):
         if file is None:
             found = listed(sorted(each.name for each in local.glob("*.jsonl")))
             raise DataError(f"{local}: this folder has no {split}.jsonl, it has {found}. Name the file itself.")
         return [(f"{file}, line {number}", row) for number, row in read_json_lines(file)]
+    if local.suffix in CSV_ENDINGS and (type == "csv" or local.is_file()):
+        return read_csv(local)
     name = str(local) if local.exists() else str(path)
     rows = _from_hugging_face(name, split=split, subset=subset, revision=revision)
     return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows, 1)]
@@ -97,6 +149,8 @@ def _parsed(place: str, line: bytes) -> Row:
     except json.JSONDecodeError as error:
         reason = f"{error.msg}, column {error.colno}"
         raise DataError(f"{place}: not JSON ({reason}). Write one JSON object per line.") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise DataError(f"{place}: a number has too many digits. Write it as text.") from error
     except RecursionError as error:
         raise DataError(f"{place}: nested too deep to be read. Write one flat JSON object per line.") from error
     if not isinstance(value, dict):
@@ -134,8 +188,14 @@ def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: s
             loaded = datasets.load_dataset(name, subset, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())[:300]
-        remedy = "Check data.path and data.split" if local.exists() else NO_NETWORK
-        raise DataError(f"{name}: the split {split!r} cannot be loaded: {reason}. {remedy}.") from error
+        if local.exists():
+            raise DataError(
+                f"{name}: the split {split!r} cannot be loaded ({reason}). Check data.path and data.split."
+            ) from error
+        raise DataError(
+            f"{name}: the split {split!r} cannot be loaded: it is not on this machine, and the Hugging Face Hub cannot "
+            f"be reached or has no such dataset. {NO_NETWORK}."
+        ) from error
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             names = [str(each) for each in loaded]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput
+from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import SEVERITIES, Finding
 
@@ -16,7 +16,7 @@ class Check:
 
     function: Callable[[Case], Finding | None]
     follows: tuple[str, ...] = ()
-    """Names of the checks whose findings would explain this one: it is told after them, as their consequence."""
+    """Names of the checks whose findings would explain this one: it is reported after them, as their consequence."""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,8 @@ _COLLAPSE = ("not_finite", "learning_rate_high", "entropy_bonus", "clipping", "s
 _DEAD = ("too_easy", "too_hard", "dead_groups")
 
 CHECKS: tuple[Check, ...] = (
-    Check(grading.grader_errors),
+    Check(tool_use.environments_fail),
+    Check(grading.grader_errors, ("environments_fail",)),
     Check(grading.reward_constant),
     Check(grading.grader_inverted),
     Check(grading.reward_blind),
@@ -48,6 +49,10 @@ CHECKS: tuple[Check, ...] = (
     Check(grading.no_format, ("learning_rate_high",)),
     Check(lengths.minimum_length),
     Check(lengths.truncation, ("minimum_length",)),
+    Check(tool_use.tools_unused),
+    Check(tool_use.calls_malformed, ("truncation",)),
+    Check(tool_use.tools_broken),
+    Check(tool_use.turns_at_limit, ("tools_broken", "calls_malformed")),
     Check(groups.sampling_narrow),
     Check(policy_health.learning_rate_low),
     Check(groups.too_easy, (*_GRADER, "sampling_narrow")),
@@ -77,15 +82,20 @@ CHECKS: tuple[Check, ...] = (
 """Every check, in the order in which their findings are told if they are equally severe."""
 
 
+_SUPERVISED = ("not_finite", "overfitting", "oscillation", "gradient_spikes", "slowing", "memory_growth")
+"""What can go wrong in a supervised stage, which has no rewards and no samples of its own."""
+
+
 def diagnose(case: Case) -> list[Finding]:
-    """The findings on a run: first those that stand on their own, the worst first; then what follows from others.
+    """The findings on a run: first those that are on their own, the worst first; then what follows from others.
 
     A finding follows from the first of its possible causes that was found at least as a warning. Consequences keep
-    their severity, and stand behind everything severe or worth a warning that has no cause here.
+    their severity, and are behind everything severe or worth a warning that has no cause here.
     """
     found = {
         check.name: replace(finding, check=check.name)
         for check in CHECKS
+        if case.setting("sft") is None or check.name in _SUPERVISED
         if (finding := check.function(case)) is not None
     }
     causes = {name for name, finding in found.items() if finding.severity != "note"}

@@ -37,7 +37,7 @@ class Evidence:
 class Finding:
     """Something a person should know about a run.
 
-    Example: ``Finding(severity="severe", what="Every completion earns the same reward, so nothing can be learnt",
+    Example: ``Finding(severity="severe", what="Every completion earns the same reward, so nothing can be learned",
     evidence=(Evidence("reward/std", 0.0, (1, 12)),), do="Look at the reward function.", check="reward_constant")``
     """
 
@@ -50,7 +50,7 @@ class Finding:
     check: str = ""
     """Name of the check, filled in by the diagnosis."""
     follows: str | None = None
-    """Name of the finding that probably causes this one; None if it stands on its own."""
+    """Name of the finding that probably causes this one; None if it is on its own."""
 
     def as_json(self) -> dict[str, Any]:
         """The finding as one JSON object."""

@@ -25,11 +25,11 @@ def grader_errors(case: Case) -> Finding | None:
     is_slow = bool(timeouts) and timeouts.mean > 0.5 * errors.mean
     return Finding(
         severity="severe" if errors.mean >= 0.05 else "warning",
-        what="The grader fails for some completions, which then have no reward",
+        what="The reward function fails on some completions; these are skipped",
         evidence=tuple(shown),
-        do="Give it more time or make it faster: most failures are timeouts."
+        do="Make it faster or give it more time: most failures are timeouts."
         if is_slow
-        else "Read the errors in rollouts/ (field detail) and repair the grader: a failure is no wrong answer.",
+        else "Fix it: a failure should not count as a wrong answer. Tracebacks are in log.txt, errors in rollouts/.",
     )
 
 
@@ -49,9 +49,9 @@ def reward_constant(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe",
-        what="Every completion of every step earns the same reward, so there is nothing to learn from",
+        what="Every completion of every step earns the same reward, so nothing can be learned",
         evidence=(low.over_all(), high.over_all()),
-        do="Correct the reward function: it must tell a right answer from a wrong one. `oncurve check` tries it out.",
+        do="Correct the reward function: it must distinguish right from wrong answers. Test it with `oncurve check`.",
     )
 
 
@@ -62,10 +62,10 @@ def no_format(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe",
-        what="No completion has the form that the reward asks for, so no answer is ever counted",
+        what="No completion has the format that the reward expects, so no answer is ever counted",
         evidence=(form.over_all(), *case.configured("data.template")),
-        do="Let prompt and reward ask for the same form (data.template, rewards); show examples (data.few_shot), or "
-        "start from a model that knows the form.",
+        do="Make prompt and reward use the same format (data.template, rewards); show examples (data.few_shot), or "
+        "start from a model that knows the format.",
     )
 
 
@@ -79,9 +79,9 @@ def grader_inverted(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe",
-        what="The grader pays wrong answers more than right ones",
+        what="Wrong answers earn more reward than right ones",
         evidence=_audit_evidence(right, wrong),
-        do="Turn the reward around: look for a negative weight, swapped arguments, or a test for inequality.",
+        do="Look for a negative weight, swapped arguments, or an inverted comparison in the reward.",
     )
 
 
@@ -116,10 +116,10 @@ def reward_hacking(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe",
-        what="The reward rises and the answers do not get better: the policy exploits the reward",
+        what="The reward rises but the answers do not get better: the policy exploits the reward",
         evidence=(*reward.both_ends(), *evidence),
         do="Read completions with a high reward, close the loophole, and let correctness outweigh everything else. "
-        "Go back to a checkpoint from before.",
+        "Restart from an earlier checkpoint.",
     )
 
 
@@ -132,15 +132,15 @@ def overfitting(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        what="Accuracy rises on training prompts and not on held-out ones: prompts are learnt by heart, the two sets "
-        "differ, or the grader is fooled",
+        what="Accuracy rises on training prompts but not on held-out ones: prompts are memorized, the two sets "
+        "differ, or the reward is exploited",
         evidence=(*correct.both_ends(), held_out.on(0), held_out.on(-1)),
-        do="Use more training prompts and fewer passes over them; read completions that are counted as right.",
+        do="Use more training prompts and fewer passes over them; read completions that are counted as correct.",
     )
 
 
 def format_only(case: Case) -> Finding | None:
-    """The form is learnt: it rose by 0.2 or more, and the share of right answers in any form did not rise."""
+    """The form is learned: it rose by 0.2 or more, and the fraction of right answers in any form did not rise."""
     form, held_out = case.curve("reward/format"), case.held_out("evaluation/any_format_fraction")
     if not form.has_two_ends or form.end < 0.8 or len(held_out) < 2:
         return None
@@ -150,9 +150,9 @@ def format_only(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        what="The form has been learnt, the answers have not",
+        what="The model has learned the format but not the answers",
         evidence=(*form.both_ends(), held_out.on(0), held_out.on(-1)),
-        do="Go on for longer with more completions per prompt; pay nothing for the form alone.",
+        do="Train longer with more completions per prompt; give no reward for the format alone.",
     )
 
 
@@ -165,7 +165,7 @@ def held_out_higher(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        what="Held-out problems are solved more often than training problems, sampled alike",
+        what="Held-out problems are solved more often than training problems at the same sampling settings",
         evidence=(correct.at_end(), held_out.on(-1)),
         do="Look for held-out problems in the training data (`oncurve check`), or for an easier held-out set.",
     )
@@ -178,9 +178,9 @@ def evaluation_small(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="note",
-        what="So few examples are held out that a change of many points may be chance",
+        what="The held-out set is small: differences of several points may be noise",
         evidence=(count.on(-1), held_out.on(-1)),
-        do="Measure on 500 or more (evaluation.num_prompts) before you believe a difference.",
+        do="Evaluate on 500 or more problems (evaluation.num_prompts) before you trust a difference.",
     )
 
 

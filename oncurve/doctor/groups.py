@@ -19,7 +19,7 @@ def sampling_narrow(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe" if dead.mean >= MANY else "warning",
-        what="Sampling leaves hardly any choice: the completions of a group are the same and carry no signal",
+        what="Sampling is too narrow: the completions of a group are identical and carry no signal",
         evidence=(*narrow, dead.over_all(), *_evidence(case.curve("group/std_mean"))),
         do="Sample with rollouts.temperature 1.0, top_p 1.0, top_k 0 and min_p 0, as the losses assume.",
     )
@@ -34,14 +34,14 @@ def too_easy(case: Case) -> Finding | None:
     is_severe = was_always and (solved.mean >= NEARLY_ALL or case.number("algorithm.group_size") <= 2)
     return Finding(
         severity="severe" if is_severe else "warning" if was_always else "note",
-        what="Most prompts are too easy: every completion of their groups is right, so nothing is learnt from them"
+        what="Most prompts are too easy: every completion of their groups is right, so nothing is learned from them"
         if was_always
-        else "Most prompts are learnt by now: every completion of their groups is right",
+        else "Most prompts are solved by now: every completion of their groups is right",
         evidence=(solved.at_end(), *_evidence(case.curve(DEAD)), *case.configured("algorithm.group_size")),
         do="Use harder prompts, leave solved ones out (data.retire_above), refill dead groups (run.refill_rounds), "
-        "or take larger groups (algorithm.group_size)."
+        "or use larger groups (algorithm.group_size). If that cannot be, test the reward with `oncurve check`."
         if was_always
-        else "Stop here, or go on with harder prompts (data.retire_above leaves solved ones out).",
+        else "Stop here, or continue with harder prompts (data.retire_above leaves solved ones out).",
     )
 
 
@@ -52,9 +52,9 @@ def too_hard(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe" if unsolved.end >= NEARLY_ALL else "warning",
-        what="Most prompts are too hard: no completion of their groups is right, so nothing is learnt from them",
+        what="Most prompts are too hard: no completion of their groups is right, so nothing is learned from them",
         evidence=(*unsolved.both_ends(), *_evidence(case.curve(DEAD))),
-        do="Start with easier prompts or a better model (`oncurve coldstart` or fine-tuning), take larger groups "
+        do="Start with easier prompts or a better model (`oncurve coldstart` or fine-tuning), use larger groups "
         "(algorithm.group_size), or choose half-solved prompts first (data.prefer_half_solved).",
     )
 
@@ -62,16 +62,22 @@ def too_hard(case: Case) -> Finding | None:
 def dead_groups(case: Case) -> Finding | None:
     """Most groups have equal rewards; batch spread (reward/std) says nothing about that."""
     dead = case.curve(DEAD)
-    if not dead or dead.end < MANY:
+    if not dead or dead.end < MANY or _is_mostly_solved(case, dead):
         return None
     spread = case.curve("reward/std")
     return Finding(
         severity="severe" if dead.end >= 0.9 else "warning",
-        what="Most groups carry no signal: their rewards are all equal, although prompts may differ from each other",
+        what="Most groups carry no signal: all completions of a group earn the same reward",
         evidence=(dead.at_end(), *_evidence(case.curve("group/std_mean")), *_evidence(spread)),
-        do="Take larger groups (algorithm.group_size), sample at temperature 1, refill dead groups "
+        do="Use larger groups (algorithm.group_size), sample at temperature 1, refill dead groups "
         "(run.refill_rounds), or choose prompts that are sometimes solved (data.prefer_half_solved).",
     )
+
+
+def _is_mostly_solved(case: Case, dead: Curve) -> bool:
+    """Most of the silent groups are silent because every completion is right: a task that is solved, not a sick run."""
+    solved = case.curve("group/solved_fraction")
+    return bool(solved) and solved.end > 0.5 * dead.end
 
 
 def skipped_updates(case: Case) -> Finding | None:

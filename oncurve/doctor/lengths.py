@@ -18,7 +18,7 @@ def minimum_length(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe",
-        what="Completions may not end where they would, so they ramble on",
+        what="Completions may not end where they would, so they ramble",
         evidence=(
             *case.configured("rollouts.min_completion_tokens"),
             *case.configured("rollouts.max_completion_tokens"),
@@ -38,7 +38,7 @@ def truncation(case: Case) -> Finding | None:
         severity="severe" if cut.mean >= 0.3 else "warning",
         what="Completions are cut off at the token limit before they reach an answer",
         evidence=(cut.on(0), cut.at_end(), *case.configured("rollouts.max_completion_tokens")),
-        do="Raise rollouts.max_completion_tokens (twice the mean length of finished completions is a start), and see "
+        do="Raise rollouts.max_completion_tokens (twice the mean length of finished completions is a start), and check "
         "that the model knows how to end: chat template, stop strings.",
     )
 
@@ -50,15 +50,15 @@ def length_explosion(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe" if cut.end >= 0.3 else "warning",
-        what="Completions grow until they are cut off",
+        what="Completions grow until they hit the token limit",
         evidence=(length.on(0), length.at_end(), cut.at_end()),
-        do="Charge for overlong completions (a reward of type overlong), or use a loss without length bias "
-        "(algorithm.type dr_grpo or dapo); see that longer answers earn no more.",
+        do="Penalize overlong completions (reward type overlong), or use a loss without length bias "
+        "(algorithm.type dr_grpo or dapo); make sure that longer answers do not earn more.",
     )
 
 
 def length_collapse(case: Case) -> Finding | None:
-    """The mean length fell to less than half while the share of right answers did not rise."""
+    """The mean length fell to less than half while the fraction of right answers did not rise."""
     length, correct = case.curve(LENGTH), case.curve("reward/correct")
     if not length.has_two_ends or length.end >= 0.5 * length.start:
         return None
@@ -66,8 +66,8 @@ def length_collapse(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe" if length.end < 0.25 * length.start else "warning",
-        what="Completions shrink to almost nothing, and the answers do not get better by it",
+        what="Completions shrink to almost nothing, without better answers",
         evidence=length.both_ends(),
-        do="Look for a reward that short completions earn or long ones lose; pay length only when the answer is right "
+        do="Look for a reward that favors short completions; reward length only when the answer is right "
         "(only_if_correct), and lower the learning rate.",
     )

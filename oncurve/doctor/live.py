@@ -1,4 +1,4 @@
-"""Findings while a run goes on: the same checks after every step, each finding reported once."""
+"""Findings while a run continues: the same checks after every step, each finding reported once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FIRST_ROWS, LAST_ROWS = 20, 300
 KEPT_EXAMPLES = 512
 """The grader is judged by so many of the last completions that were handed in."""
 QUIET_STEPS = 5
-"""After so many steps without a finding its excursion is over, and the next one is told again."""
+"""After so many steps without a finding its excursion is over, and the next one is reported again."""
 
 
 class Alarms:
     """Findings of a run as it goes, each told once per excursion.
 
-    Only what stands on its own is told, and nothing that is a mere note. A check that stays silent for
+    Only what is on its own is reported, and nothing that is a mere note. A check that stays silent for
     ``QUIET_STEPS`` steps, or whose finding gets worse, may speak again.
     """
 

@@ -33,7 +33,7 @@ def not_finite(case: Case) -> Finding | None:
         severity="severe" if broken or left_out.mean > 0.02 else "warning",
         what="Training has produced numbers that are not finite",
         evidence=(*broken[:5], *shown[:3]),
-        do="Go back to a checkpoint before that step and lower optimizer.learning_rate; if it happens in the first "
+        do="Restart from a checkpoint before that step and lower optimizer.learning_rate; if it happens in the first "
         "steps, look for a reward that is not finite or for 16-bit overflow (policy.compute_type).",
     )
 
@@ -46,13 +46,13 @@ def learning_rate_high(case: Case) -> Finding | None:
     shown = (case.curve("policy/gradient_norm"), case.curve("policy/entropy"))
     return Finding(
         severity="severe",
-        what="The policy has collapsed: it answers worse than before. The usual cause is too high a learning rate",
+        what="The policy has collapsed: answers are worse than before. The usual cause is too high a learning rate",
         evidence=(
             *evidence,
             *(curve.over_all() for curve in shown if curve),
             *case.configured("optimizer.learning_rate"),
         ),
-        do="Go back to a checkpoint before the fall, divide optimizer.learning_rate by 10, warm it up "
+        do="Restart from a checkpoint before the drop, divide optimizer.learning_rate by 10, warm it up "
         "(optimizer.warmup_updates), make fewer updates on a batch, and keep max_gradient_norm at 1 or below.",
     )
 
@@ -87,10 +87,10 @@ def not_learning(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        what="The reward does not rise although the groups carry a signal",
+        what="The reward does not rise although groups carry a signal",
         evidence=(*reward.both_ends(), dead.over_all(), *case.configured("optimizer.learning_rate")),
-        do="Raise optimizer.learning_rate threefold, or take more prompts and larger groups; see whether the reward "
-        "is noise. The loss cannot tell you.",
+        do="Raise optimizer.learning_rate threefold, or use more prompts and larger groups; check whether the reward "
+        "is noise. The loss does not show it.",
     )
 
 
@@ -111,7 +111,7 @@ def oscillation(case: Case) -> Finding | None:
             Evidence("swing of reward/mean between steps", swing),
             Evidence("swing that chance explains at most", noise),
         ),
-        do="Lower optimizer.learning_rate, or take more prompts in a step (run.prompts_per_step).",
+        do="Lower optimizer.learning_rate, or use more prompts per step (run.prompts_per_step).",
     )
 
 
@@ -138,7 +138,7 @@ def clipping(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="severe" if clipped.mean > 0.4 else "warning",
-        what="Most of the gradient is clipped away: updates on one batch leave its rollouts behind",
+        what="Most of the gradient is clipped away: too many updates on one batch",
         evidence=(
             clipped.over_all(),
             *case.configured("run.completions_per_update"),
@@ -161,10 +161,10 @@ def kl_growth(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        what="The policy is running away from the reference: the KL is high and growing",
+        what="The policy drifts away from the reference: the KL is high and growing",
         evidence=(kl.on(max(0, len(kl) - 10)), kl.on(-1), *case.configured("algorithm.kl_coef")),
         do="Raise algorithm.kl_coef (doubling it is a start; lowering it would speed the drift), or lower the "
-        "learning rate; once answers got worse, go back to a checkpoint from before.",
+        "learning rate; if answers got worse, restart from an earlier checkpoint.",
     )
 
 
@@ -193,7 +193,7 @@ def entropy_bonus(case: Case) -> Finding | None:
         severity="severe" if fall or entropy.end > 1.0 or entropy.best[1] > 1.0 else "warning",
         what="The entropy bonus drives the policy towards random tokens",
         evidence=(entropy.on(0), entropy.at_end(), *(fall or ()), *case.configured("algorithm.entropy_coef")),
-        do="Lower algorithm.entropy_coef tenfold, or give a target instead (algorithm.entropy_target).",
+        do="Lower algorithm.entropy_coef tenfold, or set a target instead (algorithm.entropy_target).",
     )
 
 
@@ -204,9 +204,9 @@ def entropy_explosion(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        what="The entropy rises: the policy becomes random instead of sure",
+        what="The entropy rises: the policy becomes more random",
         evidence=(entropy.on(0), entropy.at_end()),
-        do="Lower the learning rate; look for a reward that pays noise; lower algorithm.entropy_coef if used.",
+        do="Lower the learning rate; look for a noisy reward; lower algorithm.entropy_coef if used.",
     )
 
 
@@ -219,7 +219,7 @@ def entropy_collapse(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        what="The policy has become sure of itself too early: its completions are the same, right or wrong",
+        what="Entropy has collapsed: the completions of a prompt are all the same, right or wrong",
         evidence=(*entropy.both_ends(), *dead.both_ends()),
         do="Raise algorithm.clip_high (0.28), sample at temperature 1, add an entropy target "
         "(algorithm.entropy_target), lower the learning rate, or take larger groups.",
@@ -233,9 +233,9 @@ def stale_weights(case: Case) -> Finding | None:
     worst = max(case.lags, key=lambda step: case.lags[step])
     return Finding(
         severity="severe" if case.lags[worst] > 4 else "warning",
-        what="Completions were sampled from old weights",
+        what="Completions were sampled from stale weights",
         evidence=(Evidence("steps between sampling and training", float(case.lags[worst]), (worst, worst)),),
-        do="See that every sampler took the last weights; allow less staleness, or correct for it "
+        do="Make sure that every rollout server has the newest weights; allow less staleness, or correct for it "
         "(algorithm.correction).",
     )
 
@@ -251,7 +251,7 @@ def mismatch(case: Case) -> Finding | None:
         severity="severe" if is_severe else "warning",
         what="Sampler and trainer disagree about the probability of the sampled tokens",
         evidence=tuple(curve.over_all() for curve in (kl, effective, case.curve("mismatch/max_ratio")) if curve),
-        do="See that both have the same weights, precision and temperature; correct for the rest "
+        do="Make sure that both have the same weights, precision and temperature; correct for the rest "
         "(algorithm.correction truncate).",
     )
 

@@ -18,7 +18,7 @@ _MAX_BYTES = 8 * 2**20
 
 
 def read_case(run: str | Path) -> Case:
-    """The case of a run folder, or of a file of metrics alone; also while the run goes on.
+    """The case of a run folder, or of a file of metrics alone; also while the run continues.
 
     Completions are those of the evaluations before and after, and of the first and last step that were kept.
 

@@ -30,8 +30,8 @@ def rollout_bound(case: Case) -> Finding | None:
         limit=0.85,
         severity="note",
         what="Steps wait for sampling: the trainer is idle most of the time",
-        do="Add samplers or a faster engine (rollouts.type), sample more rows at once (rollouts.max_rows), shorten "
-        "completions, or sample the next step while this one trains.",
+        do="Add rollout servers or a faster engine (rollouts.type), sample more rows at once (rollouts.max_rows), "
+        "shorten completions, or sample the next step while this one trains.",
     )
 
 
@@ -57,7 +57,7 @@ def slowing(case: Case) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        what="Steps take longer and longer, and not because completions grow",
+        what="Steps take longer and longer, although completions do not",
         evidence=step.both_ends(),
         do="Look at memory, at the disk, and at what else runs on the machine.",
     )
@@ -75,7 +75,7 @@ def memory_growth(case: Case) -> Finding | None:
         severity="warning",
         what="The memory of the process grows steadily: something leaks",
         evidence=memory.both_ends(),
-        do="Look for a reward function or a sampler that keeps what it was given; save often until it is found.",
+        do="Look for a reward function that keeps its inputs; save checkpoints often until you find it.",
     )
 
 

@@ -10,11 +10,11 @@ from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from oncurve.errors import DataError
 from oncurve.observe.record import read_json, read_rows
-from oncurve.records import Completion, Group, Prompt, Reward, html_table
+from oncurve.records import NOT_APPLICABLE, Completion, Group, Prompt, Reward, html_table
 from oncurve.rewards.base import Category, RewardFunction, categorize, grade
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
@@ -53,7 +53,7 @@ class Example:
     extracted: str | None = None
     """The final answer as a majority vote compares it; None if there is none or nobody looked."""
     error: str | None = None
-    """Why the grader failed: "timeout", "crashed", "unparsable_reference", ...; None if it did not."""
+    """Why there is no reward: "timeout", "crashed", "unparsable_reference", "not_applicable", ...; None if there is."""
 
     @property
     def is_correct(self) -> bool:
@@ -125,7 +125,7 @@ class Evaluation:
         return self.share(lambda example: example.category == category)
 
     def share(self, holds: Callable[[Example], bool]) -> Share:
-        """The share of the examples for which something holds.
+        """The fraction of examples for which something holds.
 
         The interval is Wilson's with one completion per prompt. With more it is a bootstrap over prompts, since the
         completions of a prompt resemble each other and count for less than as many prompts would; where all or none
@@ -162,7 +162,7 @@ class Evaluation:
             "evaluation/correct_high_fraction": correct.high,
             "evaluation/wrong_fraction": self.counts["wrong"] / total,
             "evaluation/bad_format_fraction": self.counts["bad_format"] / total,
-            "evaluation/error_fraction": self.counts["error"] / total,
+            "evaluation/error_fraction": sum(e.error not in (None, NOT_APPLICABLE) for e in self.examples) / total,
             "evaluation/truncated_fraction": sum(e.finish_reason != "stop" for e in self.examples) / total,
             "evaluation/mean_tokens": fmean(example.num_tokens for example in self.examples),
             "evaluation/num_examples": float(total),
@@ -208,6 +208,31 @@ class Evaluation:
         return (asdict(example) for example in self.examples)
 
 
+class Kept(Protocol):
+    """Where the examples of an evaluation are kept as they come."""
+
+    examples: list[Example]
+    """Those that are there already, and those that are added."""
+    draws_by_part: bool
+    """Each call of the sampler has random numbers of its own, so that it gives the same whenever it is made."""
+
+    def add(self, examples: Sequence[Example]) -> None:
+        """Keep a part."""
+        ...
+
+
+class Unkept:
+    """Examples in memory alone."""
+
+    def __init__(self) -> None:
+        self.examples: list[Example] = []
+        self.draws_by_part = False
+
+    def add(self, examples: Sequence[Example]) -> None:
+        """Hold a part."""
+        self.examples += examples
+
+
 def evaluate(
     prompts: Sequence[Prompt],
     sampler: Sampler,
@@ -215,9 +240,11 @@ def evaluate(
     *,
     params: SamplingParams,
     loose_reward_function: RewardFunction | None = None,
+    extract: Callable[[str], str | None] | None = None,
     samples_per_prompt: int = 1,
     step: int = 0,
     prompts_per_call: int = 128,
+    kept: Kept | None = None,
     name: str = "evaluation",
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
@@ -225,8 +252,10 @@ def evaluate(
     """What the sampler's model does on the prompts, graded by the reward function.
 
     ``params`` is a required argument so that no model is ever measured with the decoding of training by accident.
-    ``loose_reward_function`` finds the answer wherever it stands; its part "correct" decides. The prompts go to the
-    sampler ``prompts_per_call`` at a time, and ``on_progress(done, total)`` is told after each call.
+    ``loose_reward_function`` finds the answer wherever it stands; its part "correct" decides. ``extract`` finds the
+    answer that a majority vote compares. The prompts go to the sampler ``prompts_per_call`` at a time, and
+    ``on_progress(done, total)`` is told before the first call and after each. With ``kept``, every part is kept as it
+    comes, and only what it does not hold yet is sampled; each part then has random numbers of its own.
 
     Raises DataError without prompts; ValueError if a data set row appears twice, or if greedy decoding is asked for
     several completions of a prompt, which would all be the same.
@@ -237,15 +266,18 @@ def evaluate(
             f"greedy decoding cannot give {samples_per_prompt} different completions; sample, or ask for 1"
         )
     started = time.monotonic()
-    examples: list[Example] = []
-    for first in range(0, len(prompts), prompts_per_call):
+    kept = Unkept() if kept is None else kept
+    show = on_progress or (lambda done, total: None)
+    done = len(kept.examples) // samples_per_prompt
+    show(done, len(prompts))
+    for first in range(done, len(prompts), prompts_per_call):
         part = prompts[first : first + prompts_per_call]
-        groups = sampler.sample(part, samples_per_prompt, step=step, params=params)
-        examples += grade_groups(groups, reward_function, loose_reward_function)
-        if on_progress is not None:
-            on_progress(first + len(part), len(prompts))
+        draws = first if kept.draws_by_part else step
+        groups = sampler.sample(part, samples_per_prompt, step=draws, params=params)
+        kept.add(list(grade_groups(groups, reward_function, loose_reward_function, extract=extract)))
+        show(first + len(part), len(prompts))
     seconds = time.monotonic() - started
-    return Evaluation(name, tuple(examples), asdict(params), step=step, seconds=seconds, seed=seed)
+    return Evaluation(name, tuple(kept.examples), asdict(params), step=step, seconds=seconds, seed=seed)
 
 
 def read_evaluation(folder: str | Path, name: str) -> Evaluation:
@@ -308,7 +340,7 @@ def _example(
         question=str(prompt.row.get("question", prompt.text)),
         answer=str(prompt.row.get("answer", "")),
         completion=completion.text,
-        num_tokens=len(completion.token_ids),
+        num_tokens=completion.num_tokens,
         finish_reason=completion.finish_reason,
         category=category,
         reward=reward.value,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median, quantiles, stdev
 from typing import Any
 
@@ -67,6 +67,19 @@ def mean_of_prompts(prompts: Prompts, *, seed: int) -> Numbers:
         "standard_error": stdev(means) / len(means) ** 0.5 if len(means) > 1 else None,
         "over_completions": None if redrawn is None else list(redrawn),
     }
+
+
+def pooled_outcomes(evaluations: Iterable[Evaluation]) -> list[list[float]]:
+    """Share of right completions by model and prompt, over the prompts that every model has a graded completion of."""
+    shares: list[dict[int, float]] = []
+    for evaluation in evaluations:
+        graded: dict[int, list[float]] = {}
+        for example in evaluation.examples:
+            if example.category != "error":
+                graded.setdefault(example.index, []).append(float(example.is_correct))
+        shares.append({index: sum(values) / len(values) for index, values in graded.items()})
+    common = sorted(set.intersection(*(set(one) for one in shares))) if shares else []
+    return [[one[index] for index in common] for one in shares]
 
 
 def _estimate(values: Sequence[float], *, seed: int) -> Numbers:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from oncurve.errors import ConfigError, DataError
-from oncurve.evaluate.benchmarks import Grader
-from oncurve.evaluate.evaluate import Evaluation, Example, grade_groups
+from oncurve.evaluate.evaluate import Example
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import read_json, read_rows, to_json, write_json, write_lines
-from oncurve.records import Prompt
-from oncurve.rollouts.base import Sampler, SamplingParams
 
 COMPLETIONS_PER_CALL = 256
 """Completions that are sampled together; an evaluation is kept in such parts."""
@@ -48,6 +44,7 @@ class PartialResults:
         try:
             self._check(json.loads(to_json(settings)))
             self.examples = self._read(num_prompts)
+            self.draws_by_part = True
         except BaseException:
             self._lock.close()
             raise
@@ -99,54 +96,6 @@ class PartialResults:
             raise DataError(f"{path}: holds no examples of this version ({error}). Remove the folder") from None
         write_lines(path, rows[:whole])  # a part that was cut off is done again
         return examples
-
-
-def measure(
-    prompts: Sequence[Prompt],
-    sampler: Sampler,
-    grader: Grader,
-    *,
-    params: SamplingParams,
-    kept: PartialResults,
-    name: str = "evaluation",
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Evaluation:
-    """What a sampler's model does on the prompts, keeping every part as it comes, from where it was stopped.
-
-    Raises DataError without prompts, ConfigError if greedy decoding is asked for several completions of a prompt.
-    """
-    if not prompts:
-        raise DataError("there is no problem to evaluate on. Raise --limit, or check --data")
-    if params.temperature == 0 and kept.samples > 1:
-        raise ConfigError(
-            f"--samples {kept.samples} at temperature 0 gives the same completion {kept.samples} times. "
-            f"Add --temperature 0.6, or ask for one"
-        )
-    started = time.monotonic()
-    at_once = prompts_per_call(kept.samples)
-    for first in range(len(kept.examples) // kept.samples, len(prompts), at_once):
-        if on_progress is not None:
-            on_progress(first, len(prompts))
-        part = prompts[first : first + at_once]
-        groups = sampler.sample(part, kept.samples, step=first, params=params)
-        kept.add(list(grade_groups(groups, grader.strict, grader.loose, extract=grader.extract)))
-    if on_progress is not None:
-        on_progress(len(prompts), len(prompts))
-    seconds = time.monotonic() - started
-    return Evaluation(name, tuple(kept.examples), asdict(params), seconds=seconds, seed=params.seed)
-
-
-def pooled_outcomes(evaluations: Iterable[Evaluation]) -> list[list[float]]:
-    """Share of right completions by model and prompt, over the prompts that every model has a graded completion of."""
-    shares: list[dict[int, float]] = []
-    for evaluation in evaluations:
-        graded: dict[int, list[float]] = {}
-        for example in evaluation.examples:
-            if example.category != "error":
-                graded.setdefault(example.index, []).append(float(example.is_correct))
-        shares.append({index: sum(values) / len(values) for index, values in graded.items()})
-    common = sorted(set.intersection(*(set(one) for one in shares))) if shares else []
-    return [[one[index] for index in common] for one in shares]
 
 
 def _short(value: Any) -> str:

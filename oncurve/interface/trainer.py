@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from oncurve import wiring
 from oncurve.config.load import read_text, read_tree, validate_tree
 from oncurve.config.run_folder import run_folder_path
-from oncurve.config.schema import Config
-from oncurve.data.given import NAMELESS, NOTHING, Given, data_section, recipe_of, recipe_text
+from oncurve.config.schema import Config, EvaluationSection, RunSection
+from oncurve.data.given import NAMELESS, NOTHING, Given, data_section, episodes_of, recipe_of, recipe_text
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluate import Evaluation
@@ -45,14 +45,16 @@ def train(
     *,
     evaluation_data: Any = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    tools: Any = None,
+    environments: Any = None,
     **sections: Mapping[str, Any],
 ) -> Result:
     """Train a model with GRPO and give back where the run ended; the arguments are those of ``Trainer``.
 
     Example: ``oncurve.train("embedded", data="word_problems", run={"steps": 12})``
     """
-    trainer = Trainer(model, data, rewards, evaluation_data=evaluation_data, tokenizer=tokenizer, **sections)
-    return trainer.train()
+    own = {"tokenizer": tokenizer, "tools": tools, "environments": environments}
+    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **own, **sections).train()
 
 
 class Trainer:
@@ -77,6 +79,8 @@ class Trainer:
         *,
         evaluation_data: Any = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        tools: Any = None,
+        environments: Any = None,
         **sections: Mapping[str, Any],
     ) -> None:
         """What to train on what; every other argument is a section of a recipe with its keys.
@@ -86,18 +90,25 @@ class Trainer:
         ``data`` is a list of dictionaries, a ``datasets.Dataset``, any iterable of dictionaries, a path, the name of a
         data type such as "gsm8k", or a section of a recipe. ``rewards`` is one or a list of functions, objects, names
         of reward types, sections, or pairs (reward, weight); several are summed. Without ``evaluation_data`` some rows
-        are held out. Raises ConfigError for anything that a recipe must not say.
+        are held out. ``tools`` are functions, with types and a docstring, that the policy may call in a completion;
+        ``environments`` is a class or function that makes an environment for each completion, or a dictionary of them
+        by name. Without ``data`` the environment alone says what is asked. Raises ConfigError for anything that a
+        recipe must not say.
         """
         place = model.name_or_path or NAMELESS if isinstance(model, nn.Module) else os.fspath(model)
         if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
             sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
+        self._tools, self._environments = tools, environments
         if place.endswith((".yaml", ".yml")):
             self._from_tree(read_tree(place), data, rewards, evaluation_data, sections, source=place)
             return
+        if data is None and "data" not in sections and environments is not None:
+            data = self._rows_of_environments(sections)
         if data is None and "data" not in sections:
             raise ConfigError("data: there is none. Pass rows, a path, or the name of a data type such as 'gsm8k'")
         tree, given = recipe_of(place, data, rewards, evaluation_data, sections=sections)
         given = replace(given, model=model if isinstance(model, nn.Module) else None, tokenizer=tokenizer)
+        given = self._with_episodes(tree, given, rewards)
         self._set(validate_tree(tree, source="Trainer"), recipe_text(tree), given)
 
     @classmethod
@@ -109,12 +120,35 @@ class Trainer:
         Example: ``oncurve.Trainer.from_recipe("word_problems", "run.steps=12").train()``
         """
         trainer = cls.__new__(cls)
+        trainer._tools = trainer._environments = None
         path = find_recipe(recipe)
         if data is None and rewards is None and evaluation_data is None:
             config = validate_tree(read_tree(path, overrides), source=str(path))
             trainer._set(config, read_text(path), NOTHING)
         else:
             trainer._from_tree(read_tree(path, overrides), data, rewards, evaluation_data, {}, source=str(path))
+        return trainer
+
+    @classmethod
+    def from_tree(
+        cls,
+        tree: Mapping[str, Any],
+        data: Any,
+        rewards: Any,
+        evaluation_data: Any = None,
+        *,
+        model: nn.Module | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        source: str = "Trainer",
+    ) -> Trainer:
+        """The trainer of a recipe as nested dictionaries, for the objects of a program; ``source`` is for messages."""
+        trainer = cls.__new__(cls)
+        trainer._tools = trainer._environments = None
+        tree = {name: dict(section) if isinstance(section, Mapping) else section for name, section in tree.items()}
+        if model is not None and (section := lora_section(model)) is not None:
+            tree["policy"] = {**tree.get("policy", {}), "lora": section}
+        trainer._from_tree(tree, data, rewards, evaluation_data, {}, source=source)
+        trainer._given = replace(trainer._given, model=model, tokenizer=tokenizer)
         return trainer
 
     def _from_tree(
@@ -141,7 +175,25 @@ class Trainer:
             evaluation_data,
             sections={**tree, **({"data": kept} if data is not None else {})},
         )
+        given = self._with_episodes(given_tree, given, rewards)
         self._set(validate_tree(given_tree, source=source), recipe_text(given_tree), given)
+
+    def _with_episodes(self, tree: dict[str, Any], given: Given, rewards: Any) -> Given:
+        """Tools and environments in the recipe. What an environment says that an episode is worth is a reward too."""
+        given = episodes_of(tree, given, self._tools, self._environments)
+        if self._environments is not None:
+            own = {"type": "environment"}
+            listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
+            if own["type"] not in [one.get("type") for one in listed]:
+                tree["rewards"] = [*listed, own]
+        return given
+
+    @staticmethod
+    def _rows_of_environments(sections: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """A row for every prompt of the run and those to measure on, where the environment alone says what is asked."""
+        run, evaluation = RunSection(**sections.get("run", {})), EvaluationSection(**sections.get("evaluation", {}))
+        count = run.steps * run.prompts_per_step + evaluation.num_prompts + evaluation.num_prompts_during
+        return [{"question": f"{wiring.NO_QUESTION} {number}"} for number in range(count)]
 
     def _set(self, config: Config, recipe: str, given: Given) -> None:
         self.config: Config = config
@@ -209,9 +261,11 @@ class Trainer:
             rollouts["max_completion_tokens"] = max_completion_tokens
         policy = self.policy
         tokenizer: Any = policy.tokenizer
-        prompts, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat)
+        tools_of = wiring.make_tools_of(self.config, self._given)
+        prompts, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, tools_of=tools_of)
         settings = self.config.rollouts.model_copy(update=rollouts)
-        engine = InProcessEngine(wiring.make_sampling(self.config.model_copy(update={"rollouts": settings})))
+        config = self.config.model_copy(update={"rollouts": settings})
+        engine = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, self._given)
         engine.load_weights(policy, version=policy.num_updates)
         self._asked += 1
         try:
@@ -230,20 +284,18 @@ class Trainer:
             config = validate_tree(tree, source="Trainer.evaluate")
             given = replace(given, evaluation_rows=rows)
         policy = self.policy
-        context = wiring.context_of(policy.model.config)
-        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given).test
-        reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
-        examiner = Evaluator(
-            policy,
-            InProcessEngine(wiring.make_sampling(config)),
-            reward_function,
-            params=wiring.evaluation_sampling(config),
-            samples=config.evaluation.samples,
+        context, rows = wiring.context_of(policy.model.config), wiring.split_rows(config, given)
+        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
+        reward_function = wiring.make_reward_function(
+            config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
         )
+        sampler = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given)
+        params, samples = wiring.evaluation_sampling(config), config.evaluation.samples
+        evaluator = Evaluator(policy, sampler, reward_function, params=params, samples=samples)
         try:
-            return examiner.measure(prompts, name="evaluation", step=policy.num_updates)
+            return evaluator.measure(prompts, name="evaluation", step=policy.num_updates)
         finally:
-            examiner.close()
+            evaluator.close()
             reward_function.close()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -259,6 +311,13 @@ class Trainer:
             quiet_libraries()
             self._policy = wiring.make_policy(self.config, given=self._given)
         return self._policy
+
+    def hold_model(self) -> nn.Module:
+        """The model, with peft around it if it has an adapter; a run that begins later trains this very object."""
+        policy = self.policy
+        model = policy.model if policy.adapter is None else policy.adapter.peft_model
+        self._given = replace(self._given, model=model, tokenizer=policy.tokenizer)
+        return model
 
     def _new_steps(self) -> Steps:
         quiet_libraries()

@@ -61,8 +61,7 @@ class Placement:
         """What was chosen, why, and how to have it otherwise."""
         if self.sampler == "engine":
             other = " ".join(("rollouts.type=servers", "rollouts.own_servers=1", *self.resets))
-            here = "so this process samples as well (rollouts.type engine)"
-            return f"placement: {self.why}, {here}. For a server: `{other}`"
+            return f"placement: {self.why}: sampling in this process (rollouts.type=engine). For a server: `{other}`"
         sleep = ", sleep true" if self.sleeps else ""
         other = " ".join(("rollouts.type=engine", *self.resets))
         return (
@@ -86,7 +85,7 @@ def _choose(machine: Machine, wants: Wants) -> Placement:
     """
     gpus = len(machine.memory_bytes)
     if machine.kind != "cuda" or not gpus:
-        return Placement("engine", why="there is no CUDA GPU here" + " but Apple's" * (machine.kind == "mps"))
+        return Placement("engine", why="no CUDA GPU found" + ", only Apple's" * (machine.kind == "mps"))
     if wants.shares_gpu or (gpus == 1 and machine.has_vllm):
         return _on_one(machine, wants)
     spare = gpus - wants.trainers

@@ -218,7 +218,7 @@ def make_layout(batch: Batch, device: torch.device) -> Layout:
     """
     ids: list[Tensor] = []
     positions: list[Tensor] = []
-    prompts: dict[int, range] = {}
+    prompts: dict[tuple[int, ...], range] = {}
     rows: list[PackedRow] = []
     predicts: list[Tensor] = []
     end = 0
@@ -231,14 +231,15 @@ def make_layout(batch: Batch, device: torch.device) -> Layout:
         return range(end - len(part), end)
 
     lengths, counts, groups = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist(), batch.group_ids.tolist()
-    for row, group in enumerate(groups):
-        if group not in prompts:
-            prompts[group] = write(batch.prompt_ids[row, : lengths[row]], 0)
-    for row, group in enumerate(groups):
+    read = [(group, *batch.prompt_ids[row, : lengths[row]].tolist()) for row, group in enumerate(groups)]
+    for row, key in enumerate(read):  # an environment may begin each episode of a group in words of its own
+        if key not in prompts:
+            prompts[key] = write(batch.prompt_ids[row, : lengths[row]], 0)
+    for row, key in enumerate(read):
         own = write(batch.completion_ids[row, : counts[row] - 1], lengths[row])
-        rows.append(PackedRow(own, prompts[group]))
+        rows.append(PackedRow(own, prompts[key]))
         before = torch.arange(own.start - 1, own.stop)
-        before[0] = prompts[group][-1]
+        before[0] = prompts[key][-1]
         predicts.append(before[batch.mask[row, : counts[row]]])
     alone = [*prompts.values()]
     if padding := whole_tokens(end) - end:

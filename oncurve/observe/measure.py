@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from oncurve.records import Group, Mean, Reward
+from oncurve.observe.episode_metrics import episode_metrics
+from oncurve.records import NOT_APPLICABLE, Group, Mean, Reward
 
+OF_SAMPLING = (
+    "reward/", "group/", "advantage/", "mismatch/", "policy/ratio", "tokens/sampled", "completion/mean_staleness",
+    "completion/max_staleness", "completion/truncated", "time/sample", "time/grade", "memory/sample", "memory/grade",
+)  # fmt: skip
+"""How the names of metrics begin that say nothing where nobody sampled and nothing was graded."""
 EQUAL_WITHIN = 1e-6
 """Rewards of a group that differ by less than this count as equal, as they do for the advantages."""
 
@@ -34,13 +40,24 @@ def rollout_metrics(
     if advantages is not None:
         flat = [float(value) for row in advantages for value in row]
         measured |= {"advantage/mean": statistics.fmean(flat), "advantage/std": _std(flat)} if flat else {}
-    return measured | _completion_metrics(groups)
+    return measured | _completion_metrics(groups) | episode_metrics(groups)
+
+
+def supervised_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a step that learned demonstrations: without those of rewards, groups and sampling.
+
+    sft/loss    mean of -log p over the tokens of the step's demonstrations, in nats
+    """
+    kept = {key: value for key, value in metrics.items() if not key.startswith(OF_SAMPLING)}
+    return {"sft/loss": metrics["policy/loss"], **kept}
 
 
 def _reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
     measured: dict[str, float] = {}
     if rewards:
-        measured["reward/error_fraction"] = sum(r.error is not None for r in rewards) / len(rewards)
+        measured["reward/error_fraction"] = sum(r.is_failure for r in rewards) / len(rewards)
+        if skipped := sum(r.error == NOT_APPLICABLE for r in rewards):
+            measured["reward/not_applicable_fraction"] = skipped / len(rewards)
         measured["reward/timeout_fraction"] = sum(r.error == "timeout" for r in rewards) / len(rewards)
     values = [reward.value for reward in rewards if reward.value is not None]
     if values:
@@ -75,7 +92,7 @@ def _completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
     completions = [completion for group in groups for completion in group.completions]
     if not completions:
         return {}
-    lengths = [len(completion.token_ids) for completion in completions]
+    lengths = [completion.num_tokens for completion in completions]
     return {
         "completion/mean_tokens": statistics.fmean(lengths),
         "completion/min_tokens": float(min(lengths)),

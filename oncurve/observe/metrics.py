@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
 
+from oncurve.observe.episode_metrics import EPISODE
+from oncurve.observe.metric import Metric
 from oncurve.observe.sinks import ALIASES
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One entry of the glossary.
-
-    Example: ``Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily")``
-    """
-
-    key: str
-    """``group/name_unit`` in lower case; ``<name>`` stands for any one name, as in ``reward/<part>``."""
-    unit: str
-    """What it is counted in; "fraction" is a share in [0, 1]."""
-    meaning: str
-    """What is measured, over what."""
-    healthy: str
-    """What a run that learns looks like, or what to suspect otherwise; "-" where no value is better."""
-
-    @property
-    def is_pattern(self) -> bool:
-        """The entry stands for a family of keys."""
-        return "<" in self.key
-
-    def matches(self, key: str) -> bool:
-        """Whether this entry explains the key."""
-        return _pattern(self.key).fullmatch(key) is not None
-
-
-@cache
-def _pattern(key: str) -> re.Pattern[str]:
-    pieces = re.split(r"<[^>]+>", key)
-    return re.compile("[^/\\s]+".join(re.escape(piece) for piece in pieces))
-
 
 _REWARD = (
     Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily"),
@@ -69,6 +35,12 @@ _REWARD = (
         "fraction",
         "completions that the grader could not grade: they have no reward",
         "0; more than 0.01 is a bug in the grader or the data",
+    ),
+    Metric(
+        "reward/not_applicable_fraction",
+        "fraction",
+        "completions that the reward function has no opinion on (None): left out, not an error",
+        "as the data have it; left out of the metrics where it is 0",
     ),
     Metric(
         "reward/timeout_fraction", "fraction", "completions whose grading ran out of time; part of error_fraction", "0"
@@ -117,7 +89,7 @@ _ADVANTAGE = (
         "advantage/std",
         "1",
         "standard deviation of the advantage over completions",
-        "below 1 when scaled by the group's deviation: groups without signal pull it down",
+        "below 1 when scaled by the group's standard deviation: groups without signal pull it down",
     ),
 )
 
@@ -288,6 +260,7 @@ GLOSSARY: tuple[Metric, ...] = (
     *_GROUP,
     *_ADVANTAGE,
     *_COMPLETION,
+    *EPISODE,
     *_POLICY,
     *_MISMATCH,
     *_EVALUATION,
@@ -298,7 +271,7 @@ GLOSSARY: tuple[Metric, ...] = (
 
 
 def explain(key: str) -> Metric | None:
-    """The entry of the glossary that explains the key; None for a key nobody has explained.
+    """The entry of the glossary that explains the key; None for a key no one has explained.
 
     >>> explain("reward/mean").unit, explain("reward/politeness").key, explain("loss")
     ('reward', 'reward/<part>', None)

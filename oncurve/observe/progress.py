@@ -19,10 +19,13 @@ from rich.text import Text
 from oncurve.observe.notebook import NotebookDisplay
 
 _BARS = "▁▂▃▄▅▆▇█"
+NOISE = 1e-5
+"""Curves that nowhere leave this distance from 0 are drawn as a flat line."""
 _HELD_OUT = "evaluation/correct_fraction"
 _Form = Callable[[float], str]
 _PANEL: tuple[tuple[tuple[str, str, _Form], ...], ...] = (
     (
+        ("errors", "reward/error_fraction", lambda value: f"{value:.1%}" if value else ""),
         ("length", "completion/mean_tokens", lambda value: f"{value:.0f}"),
         ("cut off", "completion/truncated_fraction", lambda value: f"{value:.0%}"),
         ("no signal", "group/zero_signal_fraction", lambda value: f"{value:.0%}"),
@@ -40,8 +43,10 @@ _PANEL: tuple[tuple[tuple[str, str, _Form], ...], ...] = (
 )
 """The lines of the panel below reward and accuracy: how the policy does, then how fast."""
 _ROWS: tuple[tuple[str, str, _Form], ...] = (
+    ("loss", "sft/loss", lambda value: f"{value:.3f}"),
     ("reward", "reward/mean", lambda value: f"{value:.3f}"),
     ("correct", "reward/correct", lambda value: f"{value:.1%}"),
+    ("errors", "reward/error_fraction", lambda value: f"{value:.1%}" if value else ""),
     ("no signal", "group/zero_signal_fraction", lambda value: f"{value:.0%}"),
     ("length", "completion/mean_tokens", lambda value: f"{value:.0f}"),
     ("tokens/s", "speed/tokens_per_second", lambda value: f"{value:,.0f}"),
@@ -133,7 +138,8 @@ class Progress:
     def line(self, metrics: Mapping[str, float]) -> str:
         """One step as one line of plain text."""
         cells = [f"step {self._done}/{self._total}"]
-        cells += [f"{name} {form(metrics[key])}" for name, key, form in _ROWS if _is_number(metrics.get(key))]
+        shown = ((name, form(metrics[key])) for name, key, form in _ROWS if _is_number(metrics.get(key)))
+        cells += [f"{name} {value}" for name, value in shown if value]
         if _is_number(metrics.get(_HELD_OUT)):
             cells.append(f"held-out {metrics[_HELD_OUT]:.1%}")
         if (left := self.seconds_left()) is not None:
@@ -193,7 +199,8 @@ class Progress:
         return Text.assemble(*cells)
 
     def _row(self, cells: Sequence[tuple[str, str, _Form]]) -> RenderableType | None:
-        shown = [(name, form(self._latest[key])) for name, key, form in cells if _is_number(self._latest.get(key))]
+        known = ((name, form(self._latest[key])) for name, key, form in cells if _is_number(self._latest.get(key)))
+        shown = [(name, value) for name, value in known if value]
         if not shown:
             return None
         return Text.assemble(*(piece for name, value in shown for piece in ((f"{name} ", "dim"), f"{value}   ")))
@@ -235,4 +242,6 @@ def sparkline(values: Sequence[float], *, width: int = 40) -> str:
     edges = [round(place * len(finite) / size) for place in range(size + 1)]
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, span = min(means), max(means) - min(means)
+    if max(abs(mean) for mean in means) < NOISE:
+        span = 0.0  # rounding errors are no curve
     return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)

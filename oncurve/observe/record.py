@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.observe.episode_metrics import episode_row
 from oncurve.observe.lock import RunLock
 from oncurve.observe.redact import redact, redact_tree
 from oncurve.observe.sinks import Tracker
@@ -39,6 +40,18 @@ _OWN_FILES = (
 )
 
 
+def refuse_existing(path: Path) -> None:
+    """Raise ConfigError where a folder holds a run already, or is a file."""
+    blocking = next((part for part in (path, *path.parents) if part.exists() and not part.is_dir()), None)
+    if blocking is not None:
+        raise ConfigError(f"{blocking}: is a file, not a folder. Choose another run.name or run.folder.")
+    if any((path / name).exists() for name in _OWN_FILES):
+        raise ConfigError(
+            f"{path}: already holds a run. Choose another run.name, resume it with `oncurve resume {path}`, or delete "
+            f"the folder."
+        )
+
+
 class RunFolder:
     """The folder of one run, locked against a second writer until it is closed.
 
@@ -58,7 +71,7 @@ class RunFolder:
         """
         self.path = Path(path)
         if resume_step is None:
-            self._refuse_existing()
+            refuse_existing(self.path)
         self.tracker = Tracker()
         self._lock = lock or lock_run(self.path, is_new=resume_step is None)
         try:
@@ -168,16 +181,6 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def _refuse_existing(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path}: is a file, not a folder. Choose another folder for the run.")
-        found = [name for name in _OWN_FILES if (self.path / name).exists()]
-        if found:
-            raise ConfigError(
-                f"{self.path}: already holds a run ({', '.join(found)}). "
-                f"Choose another folder, go on with `oncurve resume {self.path}`, or move it away."
-            )
-
     @contextmanager
     def _telling(self) -> Iterator[None]:
         """A full disk or a vanished folder is a message, and the run ends where it can be resumed."""
@@ -241,7 +244,7 @@ def _group_row(
     completions = [
         {
             "text": completion.text,
-            "num_tokens": len(completion.token_ids),
+            "num_tokens": completion.num_tokens,
             "finish_reason": completion.finish_reason,
             "policy_version": completion.policy_version,
             "reward": reward.value,
@@ -249,6 +252,7 @@ def _group_row(
             "error": reward.error,
             "detail": reward.detail,
             "advantage": advantage,
+            **episode_row(completion),
             **detail,
         }
         for completion, reward, advantage, detail in zip(group.completions, rewards, advantages, details, strict=True)
@@ -338,7 +342,7 @@ def read_rows(path: Path, *, may_be_torn: bool = True) -> list[dict[str, Any]]:
         except (ValueError, TypeError) as error:
             if may_be_torn and number == len(lines):
                 break
-            raise DataError(f"{path}: line {number} is no JSON object ({error}). Restore or remove it.") from error
+            raise DataError(f"{path}: line {number} is not a JSON object. Restore or remove it.") from error
         rows.append(row)
     return rows
 

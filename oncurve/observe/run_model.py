@@ -8,6 +8,11 @@ from pathlib import Path
 from oncurve.errors import CheckpointError
 from oncurve.observe.record import METRICS
 
+RUNS = "runs"
+"""The folder that runs go to; a name that begins with it is no name on the Hugging Face Hub."""
+EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
+"""The small model inside this package, which the name "embedded" stands for."""
+MODEL_FILES = ("config.json", "adapter_config.json")
 MODEL = "model"
 """Folder of a run's final model, in the run's folder."""
 
@@ -34,3 +39,32 @@ def resolve_model(name: str) -> str:
             f"then, name one of its checkpoints in {run / 'checkpoints'}"
         )
     return str(run / MODEL)
+
+
+def locate(name: str) -> str:
+    """The folder or Hub name behind a model's name in a recipe or a command; for a run's folder, its final model.
+
+    Raises CheckpointError for a run that has no final model yet.
+    """
+    if name == "embedded":
+        return str(EMBEDDED)
+    return resolve_model(str(Path(name).expanduser()) if name.startswith("~") else name)
+
+
+def check_place(name: str) -> tuple[str, bool]:
+    """Where a model is, and whether that must be a folder. Raises CheckpointError if it must and is not there."""
+    place = locate(name)
+    path = Path(place)
+    is_hub_name = place.count("/") == 1 and not path.is_absolute() and not place.startswith(".")
+    looks_local = not is_hub_name or path.parts[0] == RUNS
+    if looks_local and not os.path.isdir(place):
+        raise CheckpointError(
+            f"model {name!r}: no such folder. Name a folder with a config.json, a Hugging Face Hub model such as "
+            f'Qwen/Qwen2.5-0.5B, or "embedded"; if the recipe builds its base model first, its first line says how'
+        )
+    if os.path.isdir(place) and not any(os.path.isfile(path / file) for file in MODEL_FILES):
+        raise CheckpointError(
+            f"model {name!r}: the folder has no config.json and no adapter_config.json, so it is not a model. Name the "
+            f"folder that the model was saved in, or the folder of a finished run"
+        )
+    return place, looks_local

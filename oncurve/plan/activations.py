@@ -71,6 +71,7 @@ def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
         c N (4 MLP + i H + Q) + 4 N w H          c: bytes of the compute type; i: 2 in float32, 5 under autocast;
         + c (q Nq Q + 2 Nk KV + mask)            w: 4, or 2 where the norms are frozen; Q, KV: width of queries, keys;
                                                  q: 2 packed, 1 padded
+        flash kernel: + c N (Q + 2 KV) + 4 N heads instead, without a mask or copies of keys
 
     The mask is turned into numbers of the compute type once per layer, and kept. With an adapter, each of its layers
     keeps a product of rank numbers per token. Through our own layers, ``model/forward_backward.py``:
@@ -87,10 +88,13 @@ def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
     frozen = setup.method == "lora"
     wide = constants.SAVED_WIDE_HIDDEN_FROZEN if frozen else constants.SAVED_WIDE_HIDDEN
     linear = batch.tokens * (constants.SAVED_MLP * shape.mlp + inputs * shape.hidden + shape.query_size)
-    copies = constants.SAVED_QUERIES_PACKED if setup.packed else constants.SAVED_QUERIES_PADDED
-    attention = copies * batch.queries * shape.query_size + 2 * batch.keys * shape.kv_size
+    if setup.has_flash_kernel:
+        attention = batch.tokens * (shape.query_size + 2 * shape.kv_size + 4 * shape.heads / width)
+    else:
+        copies = constants.SAVED_QUERIES_PACKED if setup.packed else constants.SAVED_QUERIES_PADDED
+        attention = copies * batch.queries * shape.query_size + 2 * batch.keys * shape.kv_size + batch.mask_entries
     adapter = len(setup.targets or shape.layer_matrices) * setup.rank * batch.tokens * width if frozen else 0
-    return width * (linear + attention + batch.mask_entries) + 4 * wide * batch.tokens * shape.hidden + adapter
+    return width * (linear + attention) + 4 * wide * batch.tokens * shape.hidden + adapter
 
 
 def _own_layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
@@ -130,9 +134,15 @@ def kept_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
 
 
 def layer_buffers(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """What comes and goes while a layer runs backward: gradients of activations; with checkpointing the layer again."""
-    again = layer_bytes(shape, setup, batch) if setup.checkpointing else 0.0
-    return again + backward_bytes(shape, setup, batch)
+    """What comes and goes while a layer runs backward: gradients of activations; with checkpointing the layer again.
+
+    In the modules of transformers the product that the MLP's last matrix reads, c N MLP, is gone when the three
+    gradients are there.
+    """
+    if not setup.checkpointing:
+        return backward_bytes(shape, setup, batch)
+    gone = 0.0 if setup.has_own_layers else setup.width * batch.tokens * shape.mlp
+    return layer_bytes(shape, setup, batch) - gone + backward_bytes(shape, setup, batch)
 
 
 def backward_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:

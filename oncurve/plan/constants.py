@@ -83,9 +83,6 @@ GPU_MARGIN = 0.03
 NCCL_BUFFER_BYTES = 2 * 2**28
 """Counted. Packed weight transfer over NCCL: BUFFER_BYTES x NUM_BUFFERS of ``rollouts/servers/transfer/endpoints.py``,
 on each side; vLLM's own default would be four times as much."""
-ENGINE_KV_SHARE = 0.9
-"""Documented. Share of a GPU that a separate vLLM server takes, its gpu_memory_utilization; what the weights leave
-of it is KV cache."""
 ENGINE_OVERHEAD_BYTES = 2 * 2**30
 """Guessed. Buffers and captured graphs of an inference engine beside its weights and its cache."""
 BESIDE_MARGIN_BYTES = 4 * 2**30

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from oncurve.errors import CheckpointError
+from oncurve.plan.hardware import read_table
 from oncurve.plan.shape import ModelShape, shape_of_config
-from oncurve.plan.yaml_tables import read_table
 
 HERE = Path(__file__).resolve().parent
 EMBEDDED = HERE.parent / "assets" / "base_model"

@@ -8,11 +8,15 @@ from itertools import combinations
 
 from oncurve.plan.cost import fewest_ranks, fits
 from oncurve.plan.hardware import Device
-from oncurve.plan.memory import plan_memory
+from oncurve.plan.memory import plan_memory, rows_that_fit
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 
 Plan = tuple[Work, Setup]
+
+
+SMALL_MICROBATCH = 2048
+"""Tokens of a microbatch on a GPU with little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +28,55 @@ class Fit:
     """On the devices that were asked for."""
     peak_bytes: float
     """Of the fullest device, as asked for."""
+    fits_alone: bool
+    """On a single one, without a change to the recipe."""
     devices_needed: int | None
-    """Training devices that hold the run, with ZeRO-3 over several; None if 64 do not."""
+    """Training devices that hold the run with gradient checkpointing, sharded by ZeRO-3 over several; None if 64 do
+    not. Without it the number would be misleading: activations are not sharded, so more devices hardly help."""
+    devices_needed_lora: int | None
+    """The same with a LoRA adapter of rank 16 in place of the whole model, and microbatches of SMALL_MICROBATCH."""
 
 
-def fit_devices(shape: ModelShape, work: Work, setup: Setup, devices: Mapping[str, Device]) -> list[Fit]:
-    """Every GPU of the table, largest memory first."""
+def fit_devices(
+    shape: ModelShape, work: Work, setup: Setup, devices: Mapping[str, Device], *, rows_by_memory: bool = False
+) -> list[Fit]:
+    """Every GPU of the table, largest memory first; with ``rows_by_memory`` each samples as many rows as fit on it."""
     memory = plan_memory(shape, work, setup)
     peak = max(need.peak_bytes for need in memory.needs)
     alone = replace(setup, ranks=1, shard="none")
+    thrifty = replace(alone, checkpointing=True)
+    adapter = thrifty if setup.method == "lora" else replace(thrifty, method="lora", rank=16)
+    adapter = replace(adapter, tokens_per_microbatch=min(setup.tokens_per_microbatch, SMALL_MICROBATCH))
+
+    def needed(kind: Setup, device: Device) -> int | None:
+        rows = _rows_on(shape, work, kind, device) if rows_by_memory else work
+        chosen = fewest_ranks("GRPO", shape, rows, kind, device)
+        return chosen.ranks if fits(plan_memory(shape, rows, chosen), device) else None
+
     rows: list[Fit] = []
     for device in sorted(devices.values(), key=lambda each: -each.memory_bytes):
         if device.is_gpu:
-            chosen = fewest_ranks("GRPO", shape, work, alone, device)
-            enough = fits(plan_memory(shape, work, chosen), device)
-            rows.append(Fit(device, fits(memory, device), peak, chosen.ranks if enough else None))
+            rows_alone = _rows_on(shape, work, alone, device) if rows_by_memory else work
+            fits_alone = fits(plan_memory(shape, rows_alone, alone), device)
+            rows.append(
+                Fit(
+                    device,
+                    fits(memory, device),
+                    peak,
+                    fits_alone,
+                    1 if fits_alone else needed(thrifty, device),
+                    needed(adapter, device),
+                )
+            )
     return rows
+
+
+def _rows_on(shape: ModelShape, work: Work, setup: Setup, device: Device) -> Work:
+    """The work with as many rows sampled at once as the device's memory allows; as it is where none fit."""
+    if setup.placement != "colocated":
+        return work
+    rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
+    return replace(work, max_rows=rows) if rows >= work.group_size else work
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +117,17 @@ def advise(shape: ModelShape, work: Work, setup: Setup, device: Device) -> list[
             tried.append(advice)
         if any(advice.fits for advice in tried):
             break
-    fitting = [advice for advice in tried if advice.fits]
+    fitting = sorted((advice for advice in tried if advice.fits), key=lambda advice: not _is_usual(advice, device))
     return fitting or sorted(tried, key=lambda advice: advice.peak_bytes)
+
+
+USUAL = {"policy.gradient_checkpointing=true", "policy.lora={rank: 16}"}
+"""What people change first on a small GPU, and what leaves room to spare there."""
+
+
+def _is_usual(advice: Advice, device: Device) -> bool:
+    changed = {override for change in advice.changes for override in change.overrides}
+    return changed == USUAL and advice.peak_bytes <= 0.8 * device.memory_bytes
 
 
 def _try(shape: ModelShape, work: Work, setup: Setup, device: Device, changes: tuple[MemorySaving, ...]) -> Advice:
@@ -101,7 +147,12 @@ def _microbatch(divisor: int) -> MemorySaving:
     def smaller(work: Work, setup: Setup) -> Plan:
         return work, replace(setup, tokens_per_microbatch=max(1, setup.tokens_per_microbatch // divisor))
 
-    return MemorySaving((f"policy.tokens_per_microbatch=/{divisor}",), "little time", smaller, lambda work, setup: True)
+    return MemorySaving(
+        (f"policy.tokens_per_microbatch=/{divisor}",),
+        "training takes slightly longer",
+        smaller,
+        lambda work, setup: True,
+    )
 
 
 def concrete(change: MemorySaving, work: Work, setup: Setup) -> tuple[str, ...]:
@@ -128,7 +179,7 @@ CHANGES: tuple[MemorySaving, ...] = (
     ),
     MemorySaving(
         ("rollouts.cuda_graphs=false",),
-        "sampling goes through the model's modules, which takes longer",
+        "slower sampling",
         lambda work, setup: (work, replace(setup, records_decoding=False)),
         lambda work, setup: setup.placement == "colocated" and setup.records_copies,
     ),
@@ -140,7 +191,7 @@ CHANGES: tuple[MemorySaving, ...] = (
     ),
     MemorySaving(
         ("policy.gradient_checkpointing=true",),
-        "a third more training time",
+        "training takes about a third longer",
         lambda work, setup: (work, replace(setup, checkpointing=True)),
         lambda work, setup: not setup.checkpointing,
     ),
@@ -152,31 +203,31 @@ CHANGES: tuple[MemorySaving, ...] = (
     ),
     MemorySaving(
         ("policy.offload_activations=true",),
-        "traffic to the CPU's memory in every pass",
+        "every pass copies activations to CPU memory and back",
         lambda work, setup: (work, replace(setup, offloads_activations=True)),
         lambda work, setup: setup.is_gpu and not setup.offloads_activations,
     ),
     MemorySaving(
         ("algorithm.kl_coef=0",),
-        "another algorithm: no KL to a reference",
+        "changes the algorithm: no KL penalty to a reference model",
         lambda work, setup: (work, replace(setup, has_reference=False)),
         lambda work, setup: setup.has_reference and setup.method == "full",
     ),
     MemorySaving(
         ("policy.lora={rank: 16}",),
-        "an adapter is trained in place of the model; use about ten times the learning rate",
+        "trains a LoRA adapter instead of all weights; use about ten times the learning rate",
         lambda work, setup: (work, replace(setup, method="lora", rank=16)),
         lambda work, setup: setup.method == "full",
     ),
     MemorySaving(
         ("policy.quantization=nf4",),
-        "frozen weights in 4 bits, which sampling sees too",
+        "frozen weights in 4 bits, for sampling as well",
         lambda work, setup: (work, replace(setup, quantization="nf4")),
         lambda work, setup: setup.method == "lora" and setup.quantization is None and setup.is_gpu,
     ),
     MemorySaving(
         ("policy.lora={rank: 16}", "policy.quantization=nf4"),
-        "QLoRA: an adapter over frozen weights in 4 bits, which sampling sees too",
+        "QLoRA: a LoRA adapter over 4-bit weights, for sampling as well",
         lambda work, setup: (work, replace(setup, method="lora", rank=16, quantization="nf4")),
         lambda work, setup: setup.method == "full" and setup.is_gpu,
     ),

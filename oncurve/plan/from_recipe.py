@@ -120,4 +120,7 @@ def longest_row(shape: ModelShape, work: Work) -> str | None:
     row = work.prompt_tokens + work.completion_tokens
     if row <= shape.max_tokens:
         return None
-    return f"prompt and completion may take {row} tokens, and {shape.name} was made for {shape.max_tokens}"
+    return (
+        f"a prompt and its completion may take {row} tokens, more than the context of {shape.name}, "
+        f"{shape.max_tokens}: longer prompts are left out"
+    )

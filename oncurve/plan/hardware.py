@@ -12,7 +12,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from oncurve.errors import ConfigError
-from oncurve.plan.yaml_tables import read_table
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"
 GB = 1e9
@@ -84,8 +83,8 @@ def find_device(name: str, devices: dict[str, Device]) -> Device:
     close = difflib.get_close_matches(name.lower(), by_plain, n=1, cutoff=0.4)
     hint = f" Did you mean {by_plain[close[0]].name}?" if close else ""
     raise ConfigError(
-        f"--gpu {name}: the table of devices has no such row.{hint} It has {', '.join(devices)}. "
-        f"Add yours to a file and give it with --devices"
+        f"--gpu {name}: unknown device.{hint} Known: {', '.join(devices)}. "
+        f"Add yours to a YAML file and pass it with --devices"
     )
 
 
@@ -104,3 +103,9 @@ def _first(error: Exception) -> str:
         problem = error.errors()[0]
         return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}; found {problem.get('input')!r:.60}"
     return str(error)
+
+
+def read_table(path: Path) -> Any:
+    """What a YAML file holds. Raises OSError, UnicodeDecodeError and yaml.YAMLError."""
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)

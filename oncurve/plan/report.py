@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oncurve.errors import counted
 from oncurve.plan.constants import GPU_MARGIN
-from oncurve.plan.cost import Price, TrainerCost, compare_trainers, fits, price
-from oncurve.plan.failure import FailureCost, cost_of_failure
-from oncurve.plan.fit import Advice, Fit, advise, concrete, fit_devices
+from oncurve.plan.cost import FailureCost, Price, TrainerCost, compare_trainers, cost_of_failure, fits, price
+from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, concrete, fit_devices
 from oncurve.plan.from_recipe import longest_row
 from oncurve.plan.hardware import GIB, Device
 from oncurve.plan.memory import PHASES, Memory, Need, plan_memory, trained_parameters
@@ -19,6 +18,7 @@ from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import StepTime, step_time
 
 MAX_ADVICE = 6
+_FIT_KEYS = ("fits", "fits_alone", "devices_needed", "devices_needed_lora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Plan:
     devices: list[Fit]
     advice: list[Advice]
     trainers: list[TrainerCost]
+    trainers_checkpointed: bool = False
+    """They are planned with gradient checkpointing, because the run does not fit without."""
 
     @property
     def hours(self) -> float:
@@ -58,10 +60,19 @@ class Plan:
 
 
 def make_plan(
-    shape: ModelShape, work: Work, setup: Setup, device: Device, *, devices: Mapping[str, Device], network_gbit: float
+    shape: ModelShape,
+    work: Work,
+    setup: Setup,
+    device: Device,
+    *,
+    devices: Mapping[str, Device],
+    network_gbit: float,
+    rows_by_memory: bool = False,
 ) -> Plan:
     """Memory, time, price, and what to change where the device is too small."""
     memory = plan_memory(shape, work, setup)
+    too_large = setup.is_gpu and not setup.checkpointing and not fits(memory, device)
+    thrifty = replace(setup, checkpointing=True) if too_large else setup
     return Plan(
         shape=shape,
         work=work,
@@ -70,9 +81,10 @@ def make_plan(
         network_gbit=network_gbit,
         memory=memory,
         time=step_time(shape, work, setup, device, network_gbit=network_gbit),
-        devices=fit_devices(shape, work, setup, devices) if setup.is_gpu else [],
+        devices=fit_devices(shape, work, setup, devices, rows_by_memory=rows_by_memory) if setup.is_gpu else [],
         advice=[] if fits(memory, device) else advise(shape, work, setup, device)[:MAX_ADVICE],
-        trainers=compare_trainers(shape, work, setup, device, network_gbit=network_gbit),
+        trainers=compare_trainers(shape, work, thrifty, device, network_gbit=network_gbit),
+        trainers_checkpointed=too_large,
     )
 
 
@@ -104,7 +116,8 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "memory": needs,
         "host_bytes": round(plan.memory.host_bytes),
         "devices": [
-            {"name": row.device.name, "fits": row.fits, "devices_needed": row.devices_needed} for row in plan.devices
+            {"name": row.device.name} | {key: value for key, value in asdict(row).items() if key in _FIT_KEYS}
+            for row in plan.devices
         ],
         "advice": [
             {
@@ -140,7 +153,7 @@ def as_text(plan: Plan) -> str:
 def _head(plan: Plan) -> Iterator[str]:
     shape, work, setup = plan.shape, plan.work, plan.setup
     trained = trained_parameters(shape, setup)
-    kind = "all weights" if setup.method == "full" else f"LoRA of rank {setup.rank}"
+    kind = "all weights" if setup.method == "full" else f"LoRA, rank {setup.rank},"
     if setup.quantization:
         kind += f" over {setup.quantization}"
     yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(trained)})"
@@ -148,7 +161,7 @@ def _head(plan: Plan) -> Iterator[str]:
         f"a step: {work.prompts} prompts x {work.group_size} completions, prompts of {work.prompt_tokens} tokens, "
         f"completions of {work.mean_completion_tokens:g} on average and {work.completion_tokens} at most"
     )
-    parts = f", state cut by {setup.shard}" if setup.ranks > 1 else ""
+    parts = f", state sharded with {setup.shard}" if setup.ranks > 1 else ""
     samplers = f", {setup.sampler_devices} to sample ({setup.placement})" if setup.sampler_devices else ""
     yield f"on {setup.ranks} x {plan.device.name} to train{parts}{samplers}; arithmetic in {setup.compute}"
     if warning := longest_row(shape, work):
@@ -163,15 +176,19 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"memory of a {need.role}, GiB: peak {_gib(need.peak_bytes)} of {room:.1f}, {verdict}"
         if need.role == "trainer" and not plan.loads:
             yield (
-                f"warning: it cannot be loaded: before weights are cut, each trainer holds all of them once, with what "
-                f"is copied {_gib(plan.memory.load_bytes)} GiB"
+                f"warning: the model cannot be loaded: before sharding, each trainer holds all weights once, "
+                f"{_gib(plan.memory.load_bytes)} GiB with copies"
             )
         yield f"  {'':28}" + "".join(f"{phase:>10}" for phase in PHASES)
         for name in dict.fromkeys(part.name for part in need.components):
             yield f"  {name:28}" + "".join(f"{_cell(need, name, phase):>10}" for phase in PHASES)
         yield f"  {'sum':28}" + "".join(f"{_gib(need.phase_bytes(phase)):>10}" for phase in PHASES)
     if plan.memory.host_bytes:
-        yield f"in the memory of the machine: {_gib(plan.memory.host_bytes)} GiB of master weights and moments"
+        yield f"CPU memory: {_gib(plan.memory.host_bytes)} GiB for master weights and optimizer moments"
+
+
+def _gpus(needed: int | None) -> str:
+    return "-" if needed is None else str(needed)
 
 
 def _cell(need: Need, name: str, phase: Any) -> str:
@@ -182,20 +199,27 @@ def _cell(need: Need, name: str, phase: Any) -> str:
 def _fit(plan: Plan) -> Iterator[str]:
     if plan.devices:
         yield ""
-        yield "how many to train on (more than one: state cut by ZeRO-3)"
+        yield "GPUs needed for training (several: weights and optimizer state sharded with ZeRO-3; -: more than 64)"
+        yield f"  {'':26}{'as written':>12}{'gradient':>16}{'gradient checkpointing,':>26}"
+        yield f"  {'':38}{'checkpointing':>16}{f'LoRA, {SMALL_MICROBATCH}-token batches':>26}"
         for row in plan.devices:
-            needed = "more than 64" if row.devices_needed is None else str(row.devices_needed)
-            yield f"  {row.device.name:14}{row.device.memory_bytes / GIB:7.1f} GiB {needed:>12}"
+            name = f"{row.device.name:14}{row.device.memory_bytes / GIB:7.1f} GiB"
+            cells = f"{_gpus(row.devices_needed):>16}{_gpus(row.devices_needed_lora):>26}"
+            yield f"  {name:26}{'1' if row.fits_alone else '-':>12}{cells}"
     if plan.advice:
         yield ""
         fitting = plan.advice[0].fits
-        yield "what to change, cheapest first:" if fitting else "no three changes make it fit; those that save most:"
+        yield (
+            "what to change, the recommended first:"
+            if fitting
+            else "no three changes make it fit; those that save most:"
+        )
         for one in plan.advice:
             texts = [text for each in one.changes for text in concrete(each, plan.work, plan.setup)]
             yield "  " + " ".join(_quoted(text) for text in texts)
-            yield f"      peak {_gib(one.peak_bytes)} GiB; costs: {'; '.join(each.what for each in one.changes)}"
+            yield f"      peak {_gib(one.peak_bytes)} GiB; cost: {'; '.join(each.what for each in one.changes)}"
         if not fitting:
-            yield "  or more devices, see the table above"
+            yield "  or use more GPUs, as in the table above"
 
 
 def _time(plan: Plan) -> Iterator[str]:
@@ -212,7 +236,7 @@ def _time(plan: Plan) -> Iterator[str]:
         yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({way})"
         yield f"    {parts}"
     measured = plan.device.train_utilization is not None
-    share = "the share of them that is reached is estimated, not measured, so expect a factor of two either way"
+    share = "utilization is estimated, not measured: expect up to a factor of two either way"
     yield (
         f"  from measured speeds of {plan.device.name}"
         if measured
@@ -222,20 +246,22 @@ def _time(plan: Plan) -> Iterator[str]:
 
 def _cost(plan: Plan) -> Iterator[str]:
     yield ""
-    yield f"the run: {counted(plan.work.steps, 'step')}, about {plan.hours:.1f} hours without measuring and saving"
+    yield f"the run: {counted(plan.work.steps, 'step')}, about {_hours(plan.hours)} without evaluation and checkpoints"
     if plan.device.on_demand is None and plan.device.spot is None:
         if plan.device.is_gpu:
-            yield f"  no price of {plan.device.name} is known here; put yours into a table and give it with --devices"
+            yield f"  no price known for {plan.device.name}; add yours to a YAML table and pass it with --devices"
         return
-    dated = f"on {plan.device.priced}" if plan.device.priced else "on a day that is not known"
-    yield f"  USD, prices of {plan.device.source or 'an unnamed source'} {dated}:"
+    dated = f", {plan.device.priced}" if plan.device.priced else ""
+    yield f"  USD, prices from {plan.device.source or 'an unnamed source'}{dated}:"
     yield f"  {'':10}{'devices':>9}{'per hour':>12}{'on spot':>10}{'per run':>12}{'on spot':>10}"
     for one in plan.trainers:
         count = str(one.setup.ranks + one.setup.sampler_devices) if one.fits else "> 64"
         cells = [_usd(one.per_hour, "on_demand"), _usd(one.per_hour, "spot")]
         cells += [_usd(one.per_run, "on_demand"), _usd(one.per_run, "spot")]
         yield f"  {one.name:10}{count:>9}{cells[0]:>12}{cells[1]:>10}{cells[2]:>12}{cells[3]:>10}"
-    yield "  for equal steps; that says nothing about equal quality, and DPO needs pairs from somewhere else"
+    if plan.trainers_checkpointed:
+        yield "  with policy.gradient_checkpointing=true, since the recipe as written does not fit"
+    yield "  for the same number of steps, not the same quality; DPO also needs preference pairs"
 
 
 def _failure(plan: Plan) -> Iterator[str]:
@@ -243,12 +269,11 @@ def _failure(plan: Plan) -> Iterator[str]:
     worth = f", ${_usd(lost.usd, 'on_demand')}" if lost.usd.on_demand is not None else ""
     yield ""
     yield (
-        f"a trainer that is taken away costs at most {counted(lost.steps, 'step')} (run.save_every_steps): "
-        f"{lost.completions:,} completions, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}; "
-        "half of it on average"
+        f"if the trainer is preempted, you lose at most {counted(lost.steps, 'step')} (run.save_every_steps), half of "
+        f"that on average: {lost.completions:,} completions, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}"
     )
     if plan.setup.sampler_devices:
-        yield f"a sampler that is taken away costs at most {lost.sampler_tokens:,.0f} tokens; the run goes on"
+        yield f"if a rollout server is preempted, you lose at most {lost.sampler_tokens:,.0f} tokens; the run continues"
 
 
 def _usd(amount: Price, kind: str) -> str:
@@ -266,6 +291,12 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:g}"
+
+
+def _hours(hours: float) -> str:
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    return f"{hours * 60:.0f} minutes" if hours >= 1 / 30 else _seconds(hours * 3600)
 
 
 def _seconds(seconds: float) -> str:

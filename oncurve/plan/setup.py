@@ -109,6 +109,12 @@ class Setup:
         return not self.is_gpu and self.packed and self.quantization is None
 
     @property
+    def has_flash_kernel(self) -> bool:
+        """Packed rows attend through torch's flash kernel, see ``policy/flash_varlen.py``; heads of other sizes than it
+        knows are not told apart here."""
+        return self.is_gpu and self.packed and self.width == 2
+
+    @property
     def halves_frozen(self) -> bool:
         """Frozen matrices of linear layers are in bfloat16; see ``policy/half_precision.py``."""
         is_plain = self.quantization is None and self.shard == "none" and not self.offloads_optimizer

@@ -1,175 +1,35 @@
 """DeepSpeed ZeRO backend, the only door to DeepSpeed.
 
 ZeRO, arXiv:1910.02054: stage 1 divides the moments, 2 the gradients as well, 3 the weights as well; each may leave the
-moments to the CPU. What DeepSpeed and the recipe both set is taken from the recipe, and a file that says otherwise is
-refused: two numbers for one thing are how sweeps go wrong.
+moments to the CPU.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
-import json
 import logging
 import os
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from oncurve.errors import ConfigError
+from oncurve.policy.backend import Piece, Scorers, trained_parameters
+from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import join_alone
+from oncurve.policy.sharding import Reader, Room, fill
+from oncurve.policy.tensor_files import TensorFiles
+from oncurve.policy.unread_model import WholeCopy, fill_copy, make_replica
 
 if TYPE_CHECKING:
     from oncurve.policy.distributed import Processes
-    from oncurve.policy.optimizer import OptimizerSettings
+    from oncurve.settings import OptimizerSettings
 
-AUTO = "auto"
-DEFAULT: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
-"""The file of a recipe that names none."""
-_OURS = ("scheduler", "train_batch_size", "comms_logger", "flops_profiler", "autotuning", "elasticity", "pipeline")
-"""Sections that are the recipe's business, or that change what an update is; only "auto" may stand there."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroSettings:
-    """What the file of DeepSpeed says, and the recipe beside it."""
-
-    config: Mapping[str, Any]
-    source: str = "the default"
-    """Where it was read, for messages."""
-    offload: bool = False
-    """Moments in the CPU's memory where the file does not say."""
-
-    @property
-    def stage(self) -> int:
-        """1, 2 or 3. Raises ConfigError for anything else."""
-        found = _section(self.config, "zero_optimization", self.source).get("stage", 2)
-        if found == AUTO:
-            return 2
-        if found not in (1, 2, 3):
-            raise ConfigError(f"{self.source}: zero_optimization.stage is {found!r}; use 1, 2 or 3")
-        return found
-
-
-def read_settings(path: str | None, *, offload: bool) -> ZeroSettings:
-    """The settings of a JSON file; ZeRO-2 without one. Raises ConfigError for a file that cannot be read."""
-    if path is None:
-        return ZeroSettings(DEFAULT, offload=offload)
-    try:
-        config = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"policy.deepspeed: {path} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"policy.deepspeed: {path} holds a {type(config).__name__}, not a JSON object")
-    return ZeroSettings(config, str(path), offload)
-
-
-def _section(config: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
-    found = config.get(name, {})
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{source}: {name} is {found!r}; it must be an object")
-    return found
-
-
-def resolve(
-    settings: ZeroSettings, optimizer: OptimizerSettings, *, hidden_size: int, half: bool, world_size: int
-) -> dict[str, Any]:
-    """The file with every "auto" filled in from the recipe and the model.
-
-    One call of ``step`` is one update, after as many backward passes as there were microbatches.
-
-    Raises ConfigError for values that contradict the recipe, and for sections that would change what an update is.
-    """
-    config: dict[str, Any] = copy.deepcopy(dict(settings.config))
-    _refuse_others(config, settings.source)
-    own = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": float(optimizer.max_gradient_norm),
-    }
-    for key, value in own.items():
-        _agree(config, key, value, settings.source)
-    _agree_on_optimizer(config.pop("optimizer", {}), optimizer, settings.source)
-    zero = dict(_section(config, "zero_optimization", settings.source))
-    zero["stage"] = settings.stage
-    sizes = {
-        "reduce_bucket_size": hidden_size**2,
-        "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
-        "stage3_param_persistence_threshold": 10 * hidden_size,
-    }
-    zero |= {key: size for key, size in sizes.items() if zero.get(key) == AUTO}
-    if settings.offload:
-        zero.setdefault("offload_optimizer", {"device": "cpu"})
-    config |= own | {
-        "train_batch_size": world_size,
-        "managed_gradient_accumulation": False,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
-    if half:
-        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
-    if rest := _autos(config):
-        raise ConfigError(f'{settings.source}: nobody knows what "auto" means for {rest[0]}. Give it a value')
-    return config
-
-
-def _refuse_others(config: dict[str, Any], source: str) -> None:
-    for name in _OURS:
-        if name in config and config[name] != AUTO and not (name == "scheduler" and not _numbers(config[name])):
-            raise ConfigError(f"{source}: {name} is the recipe's to say. Leave it out of the file, or write auto")
-        config.pop(name, None)
-    for name in ("fp16", "bf16", "bfloat16"):
-        found = config.pop(name, {})
-        if found != AUTO and _section({name: found}, name, source).get("enabled") is True:
-            raise ConfigError(
-                f"{source}: {name}.enabled is true, which keeps weights in half precision, where small updates are "
-                f"lost. Write auto, and set policy.compute_type, which is for the arithmetic"
-            )
-
-
-def _agree(found: dict[str, Any], key: str, value: float, source: str) -> None:
-    if found.get(key, AUTO) not in (AUTO, value):
-        raise ConfigError(f"{source}: {key} is {found[key]!r}, and the recipe says {value}. Write auto there")
-
-
-def _agree_on_optimizer(found: Any, optimizer: OptimizerSettings, source: str) -> None:
-    section = _section({"optimizer": found}, "optimizer", source)
-    if section.get("type", "AdamW") not in ("Adam", "AdamW"):
-        raise ConfigError(f"{source}: optimizer.type is {section['type']!r}; the recipe trains with AdamW")
-    params = dict(_section(section, "params", source))
-    known = {
-        "lr": optimizer.learning_rate,
-        "betas": list(optimizer.betas),
-        "eps": optimizer.epsilon,
-        "weight_decay": optimizer.weight_decay,
-    }
-    for key in params:
-        if key not in known:
-            raise ConfigError(f"{source}: optimizer.params.{key} is not known. Use {', '.join(known)}")
-        if params[key] not in (AUTO, known[key]):
-            value = params[key]
-            raise ConfigError(
-                f"{source}: optimizer.params.{key} is {value!r}, and the recipe says {known[key]}. Write auto there"
-            )
-
-
-def _numbers(section: Any) -> bool:
-    """Something in a section is set, and not left to us."""
-    values = section.get("params", {}).values() if isinstance(section, Mapping) else [section]
-    return any(value != AUTO for value in values)
-
-
-def _autos(tree: Any, prefix: str = "") -> list[str]:
-    if isinstance(tree, Mapping):
-        return [name for key, value in tree.items() for name in _autos(value, f"{prefix}.{key}" if prefix else key)]
-    return [prefix] if tree == AUTO else []
 
 
 class Zero:
@@ -177,25 +37,34 @@ class Zero:
 
     def __init__(
         self,
-        scorer: nn.Module,
-        head: nn.Parameter | None,
+        model: PreTrainedModel,
+        scorers: Scorers,
         settings: ZeroSettings,
         optimizer: OptimizerSettings,
         processes: Processes,
         *,
-        hidden_size: int,
-        half: bool,
+        compute_type: torch.dtype,
+        whole_copy: WholeCopy,
     ) -> None:
-        """``head`` is a weight that is read as a matrix, so that DeepSpeed does not see its layer called.
-
-        Raises ConfigError if DeepSpeed is not installed, does not take the file, or cannot build its optimizer.
-        """
+        """Raises ConfigError if DeepSpeed is not installed, does not take the file, or cannot build its optimizer."""
+        self.model, self._scorers = model, scorers
+        half, scorer, head = compute_type == torch.bfloat16, scorers[id(model)], model.get_output_embeddings()
+        self.is_divided, self.is_lockstep = settings.stage == 3, True
+        self.replica: PreTrainedModel | None = None
+        if self.is_divided:  # a reference that moves reads the weights as they are
+            self.replica = make_replica(model, whole_copy, model.device, halved=half and len(scorers) == 1)
         device = next(scorer.parameters()).device
         self._library = _deepspeed(device)
         if processes.count == 1:
             join_alone(device)
         self.processes, self.stage, self.source = processes, settings.stage, settings.source
-        config = resolve(settings, optimizer, hidden_size=hidden_size, half=half, world_size=processes.count)
+        config = resolve(
+            settings,
+            optimizer,
+            hidden_size=model.config.get_text_config().hidden_size,
+            half=half,
+            world_size=processes.count,
+        )
         self.offloads = config["zero_optimization"].get("offload_optimizer", {}).get("device") in ("cpu", "nvme")
         self._may_move = True
         self.engine: Any = None
@@ -211,8 +80,9 @@ class Zero:
             said = " ".join(str(error).split())[:600]
             raise ConfigError(f"{settings.source}: DeepSpeed does not take it: {said}") from None
         scorer.eval()
-        if self.stage == 3 and head is not None:
-            self._library.zero.register_external_parameter(scorer, head)
+        self.optimizer: Any = self.engine.optimizer
+        if self.is_divided and head is not None:  # read as a matrix, so that DeepSpeed does not see its layer called
+            self._library.zero.register_external_parameter(scorer, head.weight)
 
     def _make_optimizer(self, trained: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
         """AdamW that stands still where the whole gradient is zero: momentum alone must not move the weights."""
@@ -255,8 +125,28 @@ class Zero:
         self.engine.step()
         return float("inf") if optimizer.overflow else float(optimizer._global_grad_norm)
 
-    def full_tensor(self, parameter: nn.Parameter) -> Tensor:
-        """All of a weight, which all processes must ask for."""
+    def scorer(self, model: PreTrainedModel) -> nn.Module:
+        """DeepSpeed's engine, or for a reference the pass itself."""
+        return self.engine if model is self.model else self._scorers[id(model)]
+
+    def after_scoring(self, model: PreTrainedModel) -> None:
+        """DeepSpeed frees what it put together."""
+
+    def publish(self) -> None:
+        """Put the weights together one after the other, into the replica where this process has one."""
+        if self.is_divided:
+            fill_copy(self.replica, self.model, self.full_tensor, only_trained=True)
+
+    def follow(self) -> PreTrainedModel:
+        """A reference is whole in every process: the weights are put together for it."""
+        self.publish()
+        return self.model if self.replica is None else self.replica
+
+    def full_tensor(self, tensor: Tensor, room: Room | None = None) -> Tensor:
+        """All of a weight, which all processes must ask for; other tensors as they are."""
+        if not isinstance(tensor, nn.Parameter):
+            return tensor.detach()
+        parameter = tensor
         if not parameter.requires_grad:
             return self._frozen(parameter)
         found = self._library.utils.safe_get_full_fp32_param(parameter)
@@ -268,12 +158,16 @@ class Zero:
         with self._library.zero.GatheredParameters([parameter]):
             return parameter.detach().clone()
 
-    def full_shape(self, parameter: nn.Parameter) -> torch.Size:
+    def full_shape(self, tensor: Tensor) -> torch.Size:
         """The shape of all of a weight, of which this process may have a part."""
-        return parameter.ds_shape if self.stage == 3 else parameter.shape  # type: ignore[attr-defined]
+        is_part = self.stage == 3 and isinstance(tensor, nn.Parameter)
+        return tensor.ds_shape if is_part else tensor.shape  # type: ignore[attr-defined]
 
-    def load_shard(self, parameter: nn.Parameter, values: Tensor) -> None:
+    def load_shard(self, tensor: Tensor, read: Reader) -> None:
         """Put values into a weight and its master copy."""
+        if not isinstance(tensor, nn.Parameter):
+            return fill(tensor, read)
+        parameter, values = tensor, read(slice(None))
         values, place = values.to(parameter.device), self._library.utils
         with torch.no_grad():
             if self.stage < 3:
@@ -302,13 +196,25 @@ class Zero:
         value = self._library.utils.safe_get_full_optimizer_state(parameter, name)
         return value.detach().view(self.full_shape(parameter))
 
-    def load_moments(self, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    def moments(self, room: Room) -> dict[str, Piece]:
+        """What the optimizer remembers, once there was an update."""
+        pieces: dict[str, Piece] = {}
+        if (count := self.count()) == 0:
+            return pieces
+        for name, parameter in trained_parameters(self.model).items():
+            for moment in MOMENTS:
+                key, size = f"{name}:{moment}", self.full_shape(parameter).numel() * 4
+                pieces[key] = Piece(size, partial(self.moment, parameter, moment), key)
+            pieces[f"{name}:step"] = Piece(4, partial(torch.tensor, float(count)), f"{name}:step")
+        return pieces
+
+    def load_moments(self, tensors: TensorFiles) -> None:
         """The moments of a checkpoint, whatever number of processes made it."""
         if not tensors:
             return
         self._begin_moments()
         counts = {int(tensors[key]) for key in tensors if key.endswith(":step")}
-        for name, parameter in named.items():
+        for name, parameter in trained_parameters(self.model).items():
             for moment in MOMENTS:
                 value = tensors[f"{name}:{moment}"].to(parameter.device)
                 if self.stage < 3:

@@ -81,7 +81,7 @@ def write_model(policy: TrainedPolicy, folder: Path) -> None:
     """
     processes, model = policy.processes, policy.trained_model
     savable = model if policy.adapter is None else policy.adapter
-    if not policy.is_divided and policy.zero is None:
+    if not policy.backend.is_lockstep:
         processes.on_main(lambda: save_model(savable, policy.tokenizer, folder))
         return
     chosen = {
@@ -90,14 +90,14 @@ def write_model(policy: TrainedPolicy, folder: Path) -> None:
     if policy.adapter is not None or is_converted(policy.model):
         kept = {}
         for name, weight in chosen.items():
-            together = policy.full_tensor(weight)
+            together = policy.backend.full_tensor(weight)
             if processes.is_main:
                 kept[name] = together.cpu()
         around = policy.model if policy.adapter is None else policy.adapter
         processes.on_main(lambda: save_model(Gathered(around, kept), policy.tokenizer, folder))
         return
-    described = {name: (weight.dtype, policy.full_shape(weight)) for name, weight in chosen.items()}
-    weights = (policy.full_tensor(weight) for weight in chosen.values())
+    described = {name: (weight.dtype, policy.backend.full_shape(weight)) for name, weight in chosen.items()}
+    weights = (policy.backend.full_tensor(weight) for weight in chosen.values())
 
     def write() -> None:
         try:

@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.precision import in_full_precision
 from oncurve.errors import ConfigError
-from oncurve.model.agreement import agreement, of_size
-from oncurve.policy.forward import completion_logprobs, example_batch
+from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.policy import ComputeType, compute_context
+from oncurve.policy.self_check import disagreement, example_batch
 
 log = logging.getLogger(__name__)
 
@@ -252,8 +252,6 @@ def _norm_pass(norm: Callable[[Tensor], Tensor], rows: Tensor, weight: Tensor) -
 def _compare(fused: Passed, ordinary: Passed, exact: Passed, compute_type: ComputeType) -> None:
     """Raises Unusable if anything is further from the exact result than rounding explains."""
     least = max(TOLERANCE, torch.finfo(vars(torch)[compute_type]).eps)
-    for name, truth in exact.items():
-        found = agreement(name, fused[name], ordinary[name], truth, times=ROUNDING, floor=least, distance=of_size)
-        if not found.holds:
-            raise Unusable(f"they give {found}")
-        log.info("Liger's kernels give %s", found)
+    kinds = ((name, fused[name], ordinary[name], truth) for name, truth in exact.items())
+    if found := disagreement(kinds, "Liger's kernels give", times=ROUNDING, floor=least):
+        raise Unusable(f"they give {found}")

@@ -8,7 +8,6 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.rollouts.servers.lora_weights import LoraWeights, fingerprint
+from oncurve.settings import LoraSettings
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
 Quantization = Literal["nf4", "int8"]
 ADAPTER_CONFIG = "adapter_config.json"
 """The file by which peft and everybody else know a folder as an adapter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSettings:
-    """A product of two thin matrices beside each chosen linear layer: W x + alpha / rank B A x, arXiv:2106.09685."""
-
-    rank: int = 16
-    alpha: float = 32.0
-    """The product is scaled by alpha / rank."""
-    dropout: float = 0.0
-    """Share of the adapter's inputs that is dropped in training passes."""
-    target_modules: str | tuple[str, ...] = "all-linear"
-    """Names of the layers, as they end; "all-linear" takes every linear layer but the head."""
-    bias: Literal["none", "all", "lora_only"] = "none"
-    """Which biases of the model are trained as well."""
 
 
 class Savable(Protocol):
@@ -203,11 +188,11 @@ def add_adapter(
         with torch.random.fork_rng(devices=[]), _without_old_names():
             torch.manual_seed(seed)
             peft_model = get_peft_model(model, config)
-    except ValueError as error:
+    except ValueError:
         found = ", ".join(_linear_names(model))
         raise ConfigError(
-            f"policy.lora.target_modules is {targets!r}, which does not fit {type(model).__name__}: "
-            f"{' '.join(str(error).split())[:300]}. Its linear layers end in: {found}"
+            f"policy.lora.target_modules is {targets!r}, which does not fit {type(model).__name__}. Its linear layers "
+            f"end in: {found}"
         ) from None
     _lora_config(peft_model).base_model_name_or_path = base
     _lora_config(peft_model).revision = revision

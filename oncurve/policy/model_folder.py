@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -23,23 +24,10 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from oncurve.errors import CheckpointError
-from oncurve.observe.run_model import resolve_model
-from oncurve.policy.lora import ADAPTER_CONFIG, Quantization, Savable, base_of, is_adapter, open_adapter, quantized
+from oncurve.observe.run_model import check_place
+from oncurve.policy.lora import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
 
-RUNS = "runs"
-"""The folder that runs go to; a name that begins with it is no name on the Hugging Face Hub."""
-EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
-"""The small model inside this package, which the name "embedded" stands for."""
-
-
-def locate(name: str) -> str:
-    """The folder or hub name behind a model's name in a recipe or a command; for a run's folder, its final model.
-
-    Raises CheckpointError for a run that has no final model yet.
-    """
-    if name == "embedded":
-        return str(EMBEDDED)
-    return resolve_model(str(Path(name).expanduser()) if name.startswith("~") else name)
+log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -57,7 +45,7 @@ def load_model(
 
     Raises CheckpointError if there is none, or if its files cannot be read.
     """
-    place, _ = _located(name)
+    place, _ = check_place(name)
     if is_adapter(place):
         base, base_revision = base_of(place)
         own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
@@ -88,7 +76,7 @@ def load_tokenizer(
 
     Raises CheckpointError as ``load_model``.
     """
-    place, _ = _located(name)
+    place, _ = check_place(name)
     if is_adapter(place):
         base, revision = base_of(place)
         return load_tokenizer(base, revision=revision, trust_remote_code=trust_remote_code)
@@ -105,28 +93,33 @@ def load_tokenizer(
     return config, tokenizer
 
 
-def _located(name: str) -> tuple[str, bool]:
-    """Where a model is, and whether that must be a folder. Raises CheckpointError if it must and is not there."""
-    place = locate(name)
-    path = Path(place)
-    is_hub_name = place.count("/") == 1 and not path.is_absolute() and not place.startswith(".")
-    looks_local = not is_hub_name or path.parts[0] == RUNS
-    if looks_local and not os.path.isdir(place):
-        raise CheckpointError(
-            f"model {name!r}: no such folder. Give a folder with config.json, a hub name such as Qwen/Qwen2.5-0.5B, or "
-            f'"embedded"; a recipe whose base must be built first says how in its first line'
-        )
-    if os.path.isdir(place) and not any(os.path.isfile(path / file) for file in ("config.json", ADAPTER_CONFIG)):
-        raise CheckpointError(
-            f"model {name!r}: the folder holds no model, neither config.json nor {ADAPTER_CONFIG}. Give the folder "
-            f"that the model was saved in, or the folder of a finished run"
-        )
-    return place, looks_local
-
-
 def _unloadable(name: str, error: Exception) -> CheckpointError:
-    remedy = "" if _located(name)[1] else " Without a network, give a folder that holds the model: model=FOLDER"
-    return CheckpointError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())[:600]}{remedy}")
+    """Our words for what went wrong; those of the library only where we know none."""
+    text = " ".join(str(error).split())
+    log.debug("model %s: %s", name, text)
+    is_local = check_place(name)[1]
+    for words, found, remedy in _KNOWN:
+        if any(word in text for word in words):
+            return CheckpointError(f"model {name!r} cannot be loaded: {found}. {remedy}")
+    if not is_local and isinstance(error, OSError):
+        found = "it is not on this machine, and the Hugging Face Hub cannot be reached or has no such model"
+        return CheckpointError(f"model {name!r} cannot be loaded: {found}. {_GET_IT}")
+    return CheckpointError(f"model {name!r} cannot be loaded ({type(error).__name__}): {text[:300]}")
+
+
+_GET_IT = "Check the name; without a network, set model=FOLDER to a folder that holds the model"
+_KNOWN = (
+    (("gated repo", "401 Client", "403 Client"), "it is gated or private on the Hugging Face Hub",
+     "Accept its terms there, then log in with `hf auth login` or set HF_TOKEN"),
+    (("trust_remote_code",), "it comes with Python code of its own",
+     "If you trust its authors, set policy.trust_remote_code=true"),
+    (("model_type", "model type"), "its config.json has no model type that the installed transformers knows",
+     "Check that it is a causal language model; a newer transformers may know it"),
+    (("is not a valid JSON file", "not a valid JSON"), "its config.json is not valid JSON", "Download it again"),
+    (("MetadataIncompleteBuffer", "HeaderTooSmall", "HeaderTooLarge", "InvalidHeader", "deserializing header"),
+     "one of its weight files is damaged", "Download or save it again"),
+    (("no file named",), "the folder has no weights, such as model.safetensors", "Download or save it again"),
+)  # fmt: skip
 
 
 def is_converted(model: PreTrainedModel) -> bool:

@@ -19,20 +19,22 @@ from oncurve.batch import Batch
 from oncurve.errors import ConfigError, TrainingError
 from oncurve.model.allocator import give_back
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
-from oncurve.policy.deepspeed import Zero, ZeroSettings
+from oncurve.policy.backend import Backend, OneDevice
+from oncurve.policy.deepspeed import Zero
+from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes, own_rows
-from oncurve.policy.forward import completion_logprobs, enable_packing, has_own_layers
-from oncurve.policy.half_precision import frozen_copy
+from oncurve.policy.forward import completion_logprobs, has_own_layers
+from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter, merged_weights, thin_weights, trains_pairs_only
-from oncurve.policy.optimizer import OptimizerSettings, make_adamw
-from oncurve.policy.sharding import Reader, Room, Sharding, fill, is_cut, reshard, shard, split_by_cut, whole
+from oncurve.policy.self_check import enable_packing
+from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
-from oncurve.policy.unread_model import Unread, fill_copy, whole_copy
+from oncurve.policy.unread_model import Unread, WholeCopy
 from oncurve.records import Mean
 from oncurve.rollouts.servers.lora_weights import LoraWeights
+from oncurve.settings import OptimizerSettings
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
-WholeCopy = Literal["device", "cpu", "none"]
 
 
 class Scorer(nn.Module):
@@ -62,6 +64,7 @@ class TrainedPolicy:
         tokenizer: PreTrainedTokenizerBase,
         *,
         optimizer: OptimizerSettings,
+        total_updates: int = 1,
         temperature: float = 1.0,
         compute_type: ComputeType = "float32",
         tokens_per_microbatch: int = 8192,
@@ -75,7 +78,8 @@ class TrainedPolicy:
         whole_copy: WholeCopy = "device",
         unread: Unread | None = None,
     ) -> None:
-        """``adapter`` is the one inside the model; without a ``reference``, the base under it is the reference.
+        """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
+        without a ``reference``, the base under it is the reference.
 
         With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``whole_copy`` says
         where this process has all of them, to sample or to publish from. ``unread`` says where the weights of model and
@@ -83,37 +87,25 @@ class TrainedPolicy:
         """
         self._model, self._tokenizer, self.reference = model, tokenizer, reference
         self.adapter, self.processes = adapter, processes
-        self.settings, self.temperature = optimizer, temperature or 1.0
+        self.settings, self.total_updates, self.temperature = optimizer, total_updates, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
         kind = torch_type(compute_type)
-        self._unread = unread
         enable = enable_packing if unread is None else unread.enable_packing
         self.is_packed = packing and all(enable(part, kind) for part in (model, reference) if part is not None)
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
         self._offloads_activations = offload_activations
-        self._scorers = {id(part): Scorer(part) for part in (model, reference) if part is not None}
-        self.is_divided = False
-        """The weights are in parts."""
-        self._whole_copy: WholeCopy = whole_copy
-        self._replica: PreTrainedModel | None = None
-        self.zero: Zero | None = None
-        """DeepSpeed, where it divides the work."""
-        if isinstance(sharding, ZeroSettings):
-            self._divide(sharding)
-        elif sharding is not None and processes.count > 1:
-            self._shard(sharding)
-        if self.zero is None:
-            self.optimizer = make_adamw(split_by_cut(self._trained()), optimizer)
-        else:
-            self.optimizer = self.zero.engine.optimizer
+        owns_layers = has_own_layers(model)
+        self.backend = self._make_backend(sharding, whole_copy, unread)
+        if self.backend.is_divided and owns_layers:
+            self.is_packed = False  # our own layers need whole weights
         self.num_updates = 0
         self._is_loss_finite = True
 
     @property
     def model(self) -> PreTrainedModel:
         """The module to sample from: the one in training, or the whole copy of one in parts, where there is one."""
-        return self._model if self._replica is None else self._replica
+        return self._model if self.backend.replica is None else self.backend.replica
 
     @property
     def trained_model(self) -> PreTrainedModel:
@@ -140,8 +132,7 @@ class TrainedPolicy:
     def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""
         with self.compute(), self._training_pass():
-            scorer = self._scorers[id(self._model)] if self.zero is None else self.zero.engine
-            return scorer(batch, self.temperature, self.is_packed, bool(self._recomputed))
+            return self.backend.scorer(self._model)(batch, self.temperature, self.is_packed, bool(self._recomputed))
 
     @contextmanager
     def _training_pass(self) -> Iterator[None]:
@@ -177,74 +168,34 @@ class TrainedPolicy:
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the copy to sample from up to date, where there is one. All processes must call it."""
-        if not self.is_divided:
-            return
-        fill_copy(self._replica, self._model, self.full_tensor, only_trained=True)
+        self.backend.publish()
 
-    def full_tensor(self, tensor: Tensor, room: Room | None = None) -> Tensor:
-        """All of a weight of which this process has a part, which all must call; other tensors as they are."""
-        is_divided = self.zero is not None and isinstance(tensor, nn.Parameter)
-        return self.zero.full_tensor(tensor) if is_divided else whole(tensor.detach(), room)  # type: ignore[union-attr]
-
-    def full_shape(self, tensor: Tensor) -> torch.Size:
-        """The shape of all of a weight."""
-        is_divided = self.zero is not None and isinstance(tensor, nn.Parameter)
-        return self.zero.full_shape(tensor) if is_divided else tensor.shape  # type: ignore[union-attr]
-
-    def load_shard(self, tensor: Tensor, read: Reader) -> None:
-        """Put values into a weight, or into this process's part of it."""
-        if self.zero is not None and isinstance(tensor, nn.Parameter):
-            self.zero.load_shard(tensor, read(slice(None)))
-        else:
-            fill(tensor, read)
-
-    def _divide(self, settings: ZeroSettings) -> None:
-        """Hand the model to DeepSpeed, with a copy to sample from where the weights are in parts as well."""
-        if settings.stage == 3:
-            self._copy_whole(
-                self._model.device, halved=self.reference is None
-            )  # a reference that moves reads the weights as they are
-        head = self._model.get_output_embeddings()
-        self.zero = Zero(
-            self._scorers[id(self._model)],
-            None if head is None else head.weight,
-            settings,
-            self.settings,
-            self.processes,
-            hidden_size=self._model.config.get_text_config().hidden_size,
-            half=self.compute_type == "bfloat16",
-        )
-
-    def _shard(self, sharding: Sharding) -> None:
-        """Make the copy to sample from, and leave this process its part of everything."""
-        device = self._model.device if self._unread is None else self._unread.device
-        self._copy_whole(device, halved=True)
-        compute = torch_type(self.compute_type)
-        for scorer in self._scorers.values():
-            blocks = recomputable_layers(scorer.model)
-            if self._unread is not None:
-                self._unread.put_on(scorer.model)
-            shard(scorer, blocks, self.processes, sharding, device=device, compute_type=compute)
-            if self._unread is not None:
-                self._unread.fill(scorer.model, offload=sharding.offload)
-        if self._unread is not None:
-            fill_copy(self._replica, self._model, self.full_tensor, only_trained=False)
-            self._unread = None  # with the files
-
-    def _copy_whole(self, device: torch.device, *, halved: bool) -> None:
-        """Make the copy of all weights before they are cut, where this process has one."""
-        self.is_divided = True
-        self.is_packed = self.is_packed and not has_own_layers(self._model)  # they need whole weights
-        if self._whole_copy != "none":
-            device = device if self._whole_copy == "device" else torch.device("cpu")
-            copied = frozen_copy if self._unread is None else whole_copy
-            self._replica = copied(self._model, device, halved=halved and self.compute_type == "bfloat16")
+    def _make_backend(
+        self, sharding: Sharding | ZeroSettings | None, whole_copy: WholeCopy, unread: Unread | None
+    ) -> Backend:
+        """Where the weights are from here on. What is to be cut is cut here."""
+        model, compute = self._model, torch_type(self.compute_type)
+        scorers = {id(part): Scorer(part) for part in (model, self.reference) if part is not None}
+        if isinstance(sharding, ZeroSettings):
+            return Zero(
+                model, scorers, sharding, self.settings, self.processes, compute_type=compute, whole_copy=whole_copy
+            )
+        if sharding is not None and self.processes.count > 1:
+            return Fsdp(
+                model,
+                scorers,
+                self.settings,
+                self.processes,
+                sharding=sharding,
+                compute_type=compute,
+                whole_copy=whole_copy,
+                unread=unread,
+            )
+        return OneDevice(model, scorers, self.settings, self.processes)
 
     def _fixed(self, model: PreTrainedModel, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         logprobs, entropies = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.sampler_logprobs)
-        scorer: nn.Module = self._scorers[id(model)]
-        if self.zero is not None and model is self._model:
-            scorer = self.zero.engine
+        scorer = self.backend.scorer(model)
 
         def compute() -> None:
             for rows, part in self._own_parts(batch):
@@ -255,8 +206,7 @@ class TrainedPolicy:
                         full[rows, : piece.shape[1]] = piece.to(full)
 
         in_smaller_parts(self, batch, compute)
-        if self.is_divided and self.zero is None:
-            reshard(scorer)
+        self.backend.after_scoring(model)
         return self.processes.all_reduce(logprobs), self.processes.all_reduce(entropies)
 
     def _own_parts(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
@@ -268,8 +218,7 @@ class TrainedPolicy:
         mine = own_rows(batch, self.processes, share_prompts=self.is_packed)
         own = batch.select(mine)
         plan = list(own.plan_microbatches(self.tokens_per_microbatch, share_prompts=self.is_packed))
-        in_step = self.is_divided or self.zero is not None
-        missing = 0 if not in_step else max(self.processes.all_gather(len(plan))) - len(plan)
+        missing = 0 if not self.backend.is_lockstep else max(self.processes.all_gather(len(plan))) - len(plan)
         for rows in plan:
             yield mine[rows], own.select(rows)
         for _ in range(missing):
@@ -279,9 +228,7 @@ class TrainedPolicy:
     def move_reference(self, share: float) -> None:
         """Let the reference follow the policy: by nothing (0), by a share, or all the way (1)."""
         if share and self.reference is not None:
-            if self.zero is not None:
-                self.publish()
-            move_reference(self.reference, self._model if self.zero is None else self.model, share=share)
+            move_reference(self.reference, self.backend.follow(), share=share)
 
     def microbatches(self, update: Batch) -> Iterator[Batch]:
         """This process's rows of an update in parts of at most ``tokens_per_microbatch`` tokens."""
@@ -290,10 +237,7 @@ class TrainedPolicy:
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a microbatch to that of the update."""
         self._is_loss_finite = self._is_loss_finite and math.isfinite(loss.item())
-        if self.zero is not None:
-            self.zero.backward(loss)
-        else:
-            loss.backward()
+        self.backend.backward(loss)
 
     def update(self) -> dict[str, Mean]:
         """Clip the gradient, move the weights, forget the gradient.
@@ -301,10 +245,10 @@ class TrainedPolicy:
         Without any gradient (no group of the update has a signal, or every token is masked) nothing moves, not even by
         momentum, and the update is counted as skipped. So is one whose loss or gradient is not finite.
         """
-        rate = self.settings.rate(self.num_updates)
+        rate = self.settings.rate(self.num_updates, self.total_updates)
         is_finite = self.processes.all_true(self._is_loss_finite)
         with moving_weights(self.num_updates + 1):
-            norm = self._move(rate, is_allowed=is_finite)
+            norm = self.backend.move(rate, is_allowed=is_finite)
         give_back()
         is_finite, self._is_loss_finite = is_finite and math.isfinite(norm), True
         count = Mean(0, 1 / self.processes.count)  # of updates; the microbatches of all processes gave the loss
@@ -322,33 +266,6 @@ class TrainedPolicy:
             "policy/nonfinite_updates": Mean(0, 1),
             "policy/loss": count,
         }
-
-    def _move(self, rate: float, *, is_allowed: bool) -> float:
-        """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
-        if self.zero is not None:
-            return self.zero.move(rate, is_allowed=is_allowed)
-        norm = self._clip(self.settings.max_gradient_norm or math.inf)
-        if is_allowed and math.isfinite(norm) and norm > 0:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
-
-    def _clip(self, limit: float) -> float:
-        """Add up the gradients of all processes and scale them down to a norm; the norm before."""
-        kinds = split_by_cut(self._trained())  # FSDP has added up the gradients of what is cut
-        for parameters in kinds:
-            if not is_cut(parameters[0]):
-                self.processes.add_gradients(parameters)
-        norms = [whole(nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])) for kind in kinds]
-        norm = norms[0] if len(norms) == 1 else torch.stack([one.to(norms[0].device) for one in norms]).norm()
-        for parameters in kinds:
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return float(norm)
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
 
 def train_only(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -14,17 +14,26 @@ from oncurve.model.out_of_memory import Shortage, release, said_as
 log = logging.getLogger(__name__)
 
 
+class Lockstep(Protocol):
+    """A backend, as far as it goes."""
+
+    is_lockstep: bool
+
+
 class SmallerParts(Protocol):
     """A policy, as far as the size of its parts goes."""
 
     tokens_per_microbatch: int
-    is_divided: bool
-    zero: object | None
+
+    @property
+    def backend(self) -> Lockstep:
+        """Where its weights are."""
+        ...
 
 
 def check_alone(policy: SmallerParts) -> None:
     """Raises TrainingError where processes take every step of a pass together, so that one cannot begin anew."""
-    if policy.zero is not None or policy.is_divided:
+    if policy.backend.is_lockstep:
         raise TrainingError(
             "there is not enough memory for a microbatch, and processes that share the weights cannot go back by "
             "themselves. Lower policy.tokens_per_microbatch, then `oncurve resume` with --allow-change"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,16 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from oncurve.model.lora_linear import linear_layers
-from oncurve.policy.forward import FAILURES, enable_packing
+from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
+from oncurve.policy.self_check import FAILURES, enable_packing
 from oncurve.policy.sharding import fill
 from oncurve.policy.tensor_files import TensorFiles
 
 VOCABULARY = 64
+WholeCopy = Literal["device", "cpu", "none"]
+"""Where this process has all weights of a model in parts, to sample or to publish from."""
 
 
 class NotByParts(Exception):
@@ -192,6 +195,16 @@ def whole_copy(model: PreTrainedModel, device: torch.device, *, halved: bool) ->
         for key, buffer in module._buffers.items():
             module._buffers[key] = None if buffer is None else buffer.to(device)
     return copied
+
+
+def make_replica(
+    model: PreTrainedModel, wanted: WholeCopy, device: torch.device, *, halved: bool, is_unread: bool = False
+) -> PreTrainedModel | None:
+    """A copy of all weights of a model that is about to be cut, where this process is to have one."""
+    if wanted == "none":
+        return None
+    place = device if wanted == "device" else torch.device("cpu")
+    return (whole_copy if is_unread else frozen_copy)(model, place, halved=halved)
 
 
 @torch.no_grad()

@@ -11,10 +11,10 @@ from typing import Any
 from oncurve.doctor.diagnose import CHECKS, diagnose
 from oncurve.doctor.read import read_case
 from oncurve.errors import DataError
-from oncurve.observe.arithmetic import batch_arithmetic
 from oncurve.observe.lock import writer_lives
 from oncurve.observe.profile import read_profile
 from oncurve.observe.record import METRICS, read_json
+from oncurve.observe.summary import batch_arithmetic
 from oncurve.report.blocks import finite
 from oncurve.report.usage import elapsed_seconds, phases, spending, total
 

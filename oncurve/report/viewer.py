@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from oncurve.doctor.read import read_config
+from oncurve.doctor.diagnose import diagnose
+from oncurve.doctor.read import read_case, read_config
 from oncurve.errors import DataError
 from oncurve.observe.record import read_metrics
 from oncurve.report.blocks import finite
@@ -82,7 +83,9 @@ def _entry(run: Path) -> dict[str, Any]:
     """A run in a few numbers, for a list."""
     try:
         rows = read_metrics(run)
-        planned = (read_config(run).get("run") or {}).get("steps")
+        config = read_config(run)
+        planned = (config.get("run") or {}).get("steps")
+        found = [finding for finding in diagnose(read_case(run)) if finding.severity != "note"]
     except DataError as error:
         return {"problem": str(error)}
     held_out = [value for row in rows if (value := finite(row.get("evaluation/correct_fraction"))) is not None]
@@ -90,7 +93,20 @@ def _entry(run: Path) -> dict[str, Any]:
     return {
         "steps_done": max((row["step"] for row in rows), default=0),
         "steps_planned": finite(planned),
+        "model": str(config.get("model") or ""),
+        "findings": [sum(each.severity == kind for each in found) for kind in ("severe", "warning")],
+        "stopped_for": _last_words(run),
         "held_out": held_out[-1] if held_out else None,
         "reward": rewards[-1] if rewards else None,
         "rewards": rewards[:: max(1, len(rewards) // _SPARK_POINTS)],
     }
+
+
+def _last_words(run: Path) -> str:
+    """Why a run ended before its last step, as its log says it; empty where it does not."""
+    try:
+        lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    ended = [line.partition("  ")[2] for line in lines if line.partition("  ")[2].startswith("stopped")]
+    return ended[-1][:200] if ended else ""

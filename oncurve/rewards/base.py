@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
 
-from oncurve.errors import ConfigError, RewardError
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.errors import ConfigError, Failure, RewardError, attempt
+from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 Category = Literal["correct", "wrong", "bad_format", "error"]
 """What an evaluation says of one completion."""
@@ -41,57 +41,45 @@ class RewardFunction(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a grader gave no value."""
-
-    error: str
-    """The kind of failure: "timeout" or "crashed"."""
-    detail: str
-    """The exception, in one line."""
-
-    def as_reward(self) -> Reward:
-        """The reward of a completion that could not be graded."""
-        return Reward(value=None, error=self.error, detail=self.detail)
-
-
-def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
-    """The result of a call into a grader, or why there is none.
-
-    This is the one boundary of the project that catches every exception: a reward function is often written by
-    someone else, and its mistake must neither end a run of many hours nor pass for a wrong answer.
-    """
-    try:
-        return call()
-    except TimeoutError as error:
-        return Failure("timeout", _one_line(error))
-    except Exception as error:
-        if log:
-            logger.debug("a reward function raised an exception", exc_info=True)
-        return Failure("crashed", _one_line(error))
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def ungraded(failure: Failure) -> Reward:
+    """The reward of a completion that could not be graded."""
+    return Reward(value=None, error=failure.error, detail=failure.detail, trace=failure.trace)
 
 
 def grade(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
     """The rewards of a function that is not trusted to succeed.
 
+    The function reads of an episode what the policy said (``Completion.as_graded``). It is not shown an episode whose
+    environment failed: nothing that the policy did has earned a 0.
+
     If the call fails for the whole batch, every group is tried again by itself, so that one completion that the
     function cannot stand costs its own group and no other.
     """
+    if any(completion.failure is not None for completion in completions):
+        return _grade_whole(function, prompts, completions)
+    completions = [completion.as_graded() for completion in completions]
     rewards = attempt(lambda: _checked(function, prompts, completions))
     if not isinstance(rewards, Failure):
         return rewards
     groups = _group_slices(prompts)
-    if len(groups) == 1:
-        return [rewards.as_reward()] * len(completions)
+    if len(groups) <= 1:
+        return [ungraded(rewards)] * len(completions)
     graded: list[Reward] = []
     for part in groups:
         graded += grade(function, prompts[part], completions[part])
     return graded
+
+
+def _grade_whole(
+    function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
+) -> list[Reward]:
+    """The rewards of those whose environment did not fail; the others are errors."""
+    whole = [place for place, completion in enumerate(completions) if completion.failure is None]
+    rewards = [Reward(value=None, error=c.failure or "crashed", detail=c.failure_detail) for c in completions]
+    graded = grade(function, [prompts[place] for place in whole], [completions[place] for place in whole])
+    for place, reward in zip(whole, graded, strict=True):
+        rewards[place] = reward
+    return rewards
 
 
 def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
@@ -128,6 +116,8 @@ class Term:
     """Pay this term only when the answer is right: a well-formed wrong answer earns nothing from it."""
     clip: tuple[float, float] | None = None
     """Bounds of the value before it is weighted; None leaves it as it is."""
+    decides: bool = False
+    """A value of 1 or more means that the answer is correct, where no function has a part "correct"."""
 
     @property
     def key(self) -> str:
@@ -169,19 +159,23 @@ class WeightedSum:
 
     def _combine(self, rewards: Sequence[Reward]) -> Reward:
         parts = _merged_parts(self.terms, rewards)
-        failed = [
-            (term, reward)
-            for term, reward in zip(self.terms, rewards, strict=True)
-            if reward.error is not None and reward.error != "not_applicable"
-        ]
+        failed = [(term, reward) for term, reward in zip(self.terms, rewards, strict=True) if reward.is_failure]
         if failed:
             term, reward = failed[0]
-            return Reward(value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}")
+            return Reward(
+                value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}", trace=reward.trace
+            )
         if all(reward.value is None for reward in rewards):
-            return Reward(value=None, parts=parts, error="not_applicable", detail="no reward function applies")
+            return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail="no reward function applies")
+        if "correct" not in parts and (decisive := self._decisive(rewards)) is not None:
+            parts["correct"] = float(decisive >= 1.0)
         detail = "; ".join(reward.detail for reward in rewards if reward.detail)
         total = self._total(rewards, is_correct=parts.get("correct", 0.0) >= 1.0)
         return Reward(value=total, parts=parts, detail=detail)
+
+    def _decisive(self, rewards: Sequence[Reward]) -> float | None:
+        """The value that says whether the answer is correct; None where no term decides or it does not apply."""
+        return next((each.value for term, each in zip(self.terms, rewards, strict=True) if term.decides), None)
 
     def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
         correctness, shaping, limit = 0.0, 0.0, 0.0
@@ -234,17 +228,24 @@ def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2) 
 
     Raises RewardError with the most frequent kind and an example.
     """
-    failed = [reward for reward in rewards if reward.error is not None and reward.error != "not_applicable"]
+    failed = [reward for reward in rewards if reward.is_failure]
     if len(failed) <= max_error_fraction * len(rewards):
         return
-    kinds = [str(reward.error) for reward in failed]
-    kind = max(sorted(set(kinds)), key=kinds.count)
-    example = next(reward.detail for reward in failed if reward.error == kind)
     raise RewardError(
         f"grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may fail), "
-        f"most often as {kind!r}: {example or 'no detail'}. Correct the reward function or the data, or allow more "
-        f"failures with run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
+        f"{describe_failures(failed)}. Correct the reward function or the data, or allow more failures with "
+        f"run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
     )
+
+
+def describe_failures(failed: Sequence[Reward]) -> str:
+    """The most frequent kind of failure with an example and where in the user's code it happened."""
+    kinds = [str(reward.error) for reward in failed]
+    kind = max(sorted(set(kinds)), key=kinds.count)
+    example = next(reward for reward in failed if reward.error == kind)
+    found = _PLACE.findall(example.trace)
+    place = f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
+    return f"most often as {kind!r}: {example.detail or 'no detail'}{place}"
 
 
 def _next_tenth(fraction: float) -> float:

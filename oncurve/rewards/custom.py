@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import Failure, RewardFunction, attempt
+from oncurve.errors import ConfigError, Failure, attempt
+from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
+from oncurve.rewards.base import RewardFunction, ungraded
+from oncurve.rewards.parameters import ANSWER_NAMES
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,6 @@ SOURCE_ROW = "source_row"
 """Column with the row that a prompt was made from, where its own columns are to be passed on untouched."""
 _VALUE_KEYS = ("reward", "score", "value")
 _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
-_ANSWER_NAMES = ("answer", "ground_truth", "gold", "reference", "solution", "target", "label")
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 
@@ -37,14 +38,7 @@ def load_function(location: str) -> Any:
 
     Raises ConfigError, saying what is missing where.
     """
-    place, colon, name = location.rpartition(":")
-    if not colon or not place or not name:
-        raise ConfigError(f"rewards: function is {location!r}; write module:name or path/to/file.py:name.")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    found = getattr(module, name, None)
-    if found is None:
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"rewards: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
+    found = load_object(location, where="rewards: function")
     if inspect.isclass(found):
         made = attempt(found)
         if isinstance(made, Failure):
@@ -55,12 +49,25 @@ def load_function(location: str) -> Any:
     return found
 
 
+def load_object(location: str, *, where: str) -> Any:
+    """What ``module:name`` or ``path/to/file.py:name`` names, as it is; ``where`` begins messages.
+
+    Raises ConfigError, saying what is missing where.
+    """
+    place, colon, name = location.rpartition(":")
+    if not colon or not place or not name:
+        raise ConfigError(f"{where} is {location!r}; write module:name or path/to/file.py:name.")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found = vars(module).get(name)
+    if found is None:
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        kind = where.partition(":")[0]
+        raise ConfigError(f"{kind}: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
+    return found
+
+
 def _import_file(path: Path) -> Any:
-    try:
-        is_there = path.is_file()
-    except OSError as error:  # a folder above it is closed to this user
-        raise ConfigError(f"rewards: {path} cannot be reached: {error.strerror}. Move it, or open its folder") from None
-    if not is_there:
+    if not os.path.isfile(path):  # also where a folder above it is closed to this user
         raise ConfigError(f"rewards: there is no file {path} (seen from {Path.cwd()}).")
     name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
@@ -69,7 +76,11 @@ def _import_file(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     loader = spec.loader
-    failure = attempt(lambda: loader.exec_module(module))
+    try:
+        failure = attempt(lambda: loader.exec_module(module))
+    except SystemExit:
+        del sys.modules[name]
+        raise ConfigError(f"rewards: {path} ends the program when it is imported. Remove its sys.exit()") from None
     if isinstance(failure, Failure):
         del sys.modules[name]
         raise ConfigError(f"rewards: {path} cannot be imported: {failure.detail}")
@@ -108,7 +119,8 @@ def from_function(
     known = name or getattr(function, "__name__", None) or type(function).__name__
     parameters = _parameters(function)
     if is_batched is None:
-        is_batched = "completions" in parameters
+        only_keywords = [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]
+        is_batched = only_keywords or not parameters.keys().isdisjoint(("completions", "completion_ids"))
     adapter = _Batched if is_batched else _PerSample
     return adapter(
         function,
@@ -128,8 +140,8 @@ def reads_answer(function: Callable[..., Any]) -> bool:
     fixed = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     asked = [name for name, parameter in _parameters(function).items() if parameter.kind not in fixed]
     if "completions" in asked:
-        return bool({*_ANSWER_NAMES} & {*asked})
-    return bool({*_ANSWER_NAMES, "row"} & {*asked[1:]}) or len(asked) == 2
+        return bool({*ANSWER_NAMES} & {*asked})
+    return bool({*ANSWER_NAMES, "row"} & {*asked[1:]}) or len(asked) == 2
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -199,6 +211,8 @@ class _Batched(_Adapted):
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
+        if self.completions_as == "auto" and prompts and SOURCE_ROW in prompts[0].row:
+            self.completions_as = "text" if isinstance(prompts[0].row[SOURCE_ROW]["prompt"], str) else "messages"
         values = self._in_either_form(lambda as_messages: self._call(prompts, completions, as_messages=as_messages))
         if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
             raise TypeError(f"{self.name} returned {type(values).__name__}, not one value per completion")
@@ -215,6 +229,7 @@ class _Batched(_Adapted):
             "prompts": [_prompt_in_form(prompt, as_messages=as_messages) for prompt in prompts],
             "completions": [_completion_in_form(completion, as_messages=as_messages) for completion in completions],
             "completion_ids": [list(completion.token_ids) for completion in completions],
+            "environments": [completion.environment for completion in completions],
             "trainer_state": None,
             "log_extra": _log,
             "log_metric": _log,
@@ -261,7 +276,7 @@ class _PerSample(_Adapted):
             if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         ]
         answer = prompt.row.get(self.answer_column)
-        known = {**dict.fromkeys(_ANSWER_NAMES, answer), "prompt": prompt.text, "row": prompt.row, **prompt.row}
+        known = {**dict.fromkeys(ANSWER_NAMES, answer), "prompt": prompt.text, "row": prompt.row, **prompt.row}
         if self._takes_all:
             return {**prompt.row, **{key: known[key] for key in named if key in known}}
         arguments = {key: known[key] for key in named if key in known}
@@ -274,9 +289,9 @@ class _PerSample(_Adapted):
     @staticmethod
     def _reward(result: Any) -> Reward:
         if isinstance(result, Failure):
-            return result.as_reward()
+            return ungraded(result)
         reward = attempt(lambda: to_reward(result))
-        return reward.as_reward() if isinstance(reward, Failure) else reward
+        return ungraded(reward) if isinstance(reward, Failure) else reward
 
 
 @cache
@@ -293,12 +308,12 @@ def to_reward(value: Any) -> Reward:
     if isinstance(value, Reward):
         return value
     if value is None:
-        return Reward(value=None, error="not_applicable", detail="the function returned None")
+        return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned None")
     if isinstance(value, Mapping):
         return _from_mapping(value)
     number = float(value)
     if number != number:
-        return Reward(value=None, error="not_applicable", detail="the function returned NaN")
+        return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned NaN")
     return Reward(value=number)
 
 
@@ -316,7 +331,27 @@ def _from_mapping(values: Mapping[str, Any]) -> Reward:
 
 
 def _completion_in_form(completion: Completion, *, as_messages: bool) -> Any:
-    return [{"role": "assistant", "content": completion.text}] if as_messages else completion.text
+    return messages_of(completion) if as_messages else completion.text
+
+
+def messages_of(completion: Completion) -> list[dict[str, Any]]:
+    """A completion as chat messages; an episode with its calls, their answers, and the words of its environment."""
+    if not completion.segments:
+        return [{"role": "assistant", "content": completion.text}]
+    messages: list[dict[str, Any]] = []
+    turn = 0
+    for part in completion.segments:
+        if part.is_policy:
+            calls = [call for call in completion.calls if call.turn == turn]
+            turn += 1
+            messages.append({"role": "assistant", "content": part.text})
+            if calls:
+                made = [{"name": call.name, "arguments": call.arguments} for call in calls]
+                messages[-1]["tool_calls"] = [{"type": "function", "function": function} for function in made]
+                messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
+        elif messages[-1]["role"] != "tool":
+            messages.append({"role": "user", "content": part.text})
+    return messages
 
 
 def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:

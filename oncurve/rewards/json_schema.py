@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import Failure, attempt
 from oncurve.rewards.strict_json import Around, JsonPlace, fields_fraction, json_of, json_text, parse_json
 from oncurve.rewards.validation import SchemaCheck, SchemaChecker, SchemaVerdict, compile_schema, judge, load_model
 

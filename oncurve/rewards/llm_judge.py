@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import Failure, attempt
+from oncurve.rewards.base import ungraded
 from oncurve.rewards.chat_endpoint import Budget, ChatEndpoint, EndpointFailure, TokenPrice
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class Judge:
         if score is None:
             return Reward(value=None, error="crashed", detail="the score was forgotten")
         if isinstance(score, Failure):
-            return score.as_reward()
+            return ungraded(score)
         low, high = self.scores
         value = (score - low) / (high - low)
         parts = {"judge": value}

@@ -6,10 +6,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import AnswerPlace, find_answer
-from oncurve.rewards.base import Failure, attempt
 from oncurve.rewards.choices import reference_letter
 from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
 from oncurve.rewards.worker_pool import Outcome, WorkerPool

@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from oncurve.records import Completion, Prompt, Reward, mean_of
 from oncurve.rewards.answers import find_answer
@@ -17,6 +17,8 @@ Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Encode = Callable[[str], Sequence[int]]
 
 MAX_EXAMPLE_CHARACTERS = 160
+MAX_SHARE = 0.2
+"""A probe that earns more than this fraction of what reference answers earn is suspicious."""
 LONG_WORDS = 2_000
 """Words of the longest probe."""
 
@@ -41,7 +43,12 @@ class ProbeResult:
     example: str
     """The completion that earned the most, shortened."""
     num_failed: int = 0
-    """Completions that could not be graded."""
+    """Completions whose grading failed."""
+    num_not_applicable: int = 0
+    """Completions that the function gave no opinion on."""
+    num_tried: int = 0
+    failure: str = ""
+    """The error of one that failed."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Mean of each named part of the reward over the completions that have it."""
 
@@ -142,17 +149,55 @@ def probe_gold(
     return _measured("gold", grade, cases, lambda case: case.gold(case.prompt.row), encode or _words)
 
 
-def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: float = 0.2) -> list[ProbeResult]:
-    """Probes that earn more than a share of what gold completions earn.
+def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: float = MAX_SHARE) -> list[ProbeResult]:
+    """Probes that earn more than a fraction of what reference answers earn.
 
-    Beside gold that earns nothing or less, those that earn more than gold.
+    Beside reference answers that earn nothing or less, those that earn more than they do.
     """
     bound = max_share * gold_mean if gold_mean > 0 else gold_mean
     return [result for result in results if result.mean_reward > bound]
 
 
+def judge_probes(results: Sequence[ProbeResult], gold: ProbeResult) -> list[tuple[Literal["error", "warning"], str]]:
+    """What the probes say of the reward, as (severity, text): that it pays everything, can be hacked, or fails."""
+    verdicts: list[tuple[Literal["error", "warning"], str]] = []
+    found, graded = suspicious(results, gold.mean_reward), [one for one in results if one.num_failed < one.num_tried]
+    if graded and gold.mean_reward > 0 and all(one.mean_reward >= gold.mean_reward for one in graded):
+        verdicts.append((
+            "error",
+            f"the reward does not tell right from wrong: all {len(graded)} probes earn as much as the reference "
+            f"answers ({gold.mean_reward:.3g}), so nothing can be learned. Compare the answer in the reward function",
+        ))  # fmt: skip
+    elif found:
+        names = ", ".join(one.name for one in found[:4]) + (", ..." if len(found) > 4 else "")
+        verdicts.append((
+            "warning",
+            f"{len(found)} of {len(results)} probes earn more than {MAX_SHARE:.0%} of what the reference answers earn "
+            f"({names}; marked <- above): training can find such completions and exploit the reward. Compare the whole "
+            f"answer instead of searching for it, as type r1_zero and mathematics do",
+        ))  # fmt: skip
+    if failing := [one for one in results if one.num_failed]:
+        worst = max(failing, key=lambda one: one.num_failed)
+        count = sum(one.num_failed for one in failing)
+        verdicts.append((
+            "warning",
+            f"the reward function fails on {count} of {sum(one.num_tried for one in results)} probe completions, such "
+            f"as {worst.name}: {worst.failure or 'no detail'}. It must return a number whatever the completion is: "
+            f"return 0 where the completion is wrong",
+        ))  # fmt: skip
+    return verdicts
+
+
+LEGEND = (
+    "Rewards of made-up completions, on {rows} rows: the reference answers first, then probes that no honest model\n"
+    "writes. mean, best: reward of the whole recipe; failed: the function raised an error; n/a: it returned None;\n"
+    "then the mean of each part."
+)
+MARKED = " A reward that cannot be hacked gives probes about 0; <- marks the others."
+
+
 def describe_probes(
-    results: Sequence[ProbeResult], gold: ProbeResult, *, max_share: float = 0.2, has_right_answer: bool = True
+    results: Sequence[ProbeResult], gold: ProbeResult, *, max_share: float = MAX_SHARE, has_right_answer: bool = True
 ) -> str:
     """A table of what gold and every probe earned, in all and by part; suspicious ones are marked and shown.
 
@@ -162,13 +207,19 @@ def describe_probes(
     parts = list(dict.fromkeys(name for result in (gold, *results) for name in result.parts))
     widths = [max(len(name), 6) + 2 for name in parts]
     headers = "".join(f"{name:>{width}}" for name, width in zip(parts, widths, strict=True))
-    lines = [f"{'completion':<24}{'mean':>8}{'best':>8}  failed{headers}"]
+    legend = LEGEND.format(rows=gold.num_tried) + (MARKED if has_right_answer else "")
+    lines = [legend, f"{'completion':<24}{'mean':>8}{'best':>8}  failed   n/a{headers}"]
     for result in (gold, *results):
-        line = f"{result.name:<24}{result.mean_reward:>8.3f}{result.max_reward:>8.3f}{result.num_failed:>8}"
+        line = f"{result.name:<24}{_cell(result.mean_reward):>8}{_cell(result.max_reward):>8}"
+        line += f"{result.num_failed:>8}{result.num_not_applicable:>6}"
         cells = (f"{result.parts[name]:.3f}" if name in result.parts else "-" for name in parts)
         line += "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{line}  <- {result.example!r}" if result in found else line)
+        lines.append(f"{line}  <- {_shortened(result.example, 60)!r}" if result in found else line)
     return "\n".join(lines)
+
+
+def _cell(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def _cases(prompts: Sequence[Prompt], gold: Callable[[Row], str], *, seed: int, max_rows: int) -> list[_Case]:
@@ -193,9 +244,15 @@ def _measured(
     completions = [_as_completion(case.prompt, text, encode) for case, text in zip(cases, texts, strict=True)]
     rewards = grade([case.prompt for case in cases], completions) if cases else []
     earned = [(reward.value, text) for reward, text in zip(rewards, texts, strict=True) if reward.value is not None]
-    num_failed = len(texts) - len(earned)
+    failed = [reward for reward in rewards if reward.is_failure]
+    counts: dict[str, Any] = {
+        "num_failed": len(failed),
+        "num_not_applicable": len(texts) - len(earned) - len(failed),
+        "num_tried": len(texts),
+        "failure": next((reward.detail for reward in failed), ""),
+    }
     if not earned:
-        return ProbeResult(name, math.nan, math.nan, "", num_failed)
+        return ProbeResult(name, math.nan, math.nan, "", **counts)
     best, example = max(earned, key=lambda pair: pair[0])
     graded = [reward for reward in rewards if reward.value is not None]
     return ProbeResult(
@@ -203,7 +260,7 @@ def _measured(
         mean_of([value for value, _ in earned]).value,
         best,
         _shortened(example),
-        num_failed,
+        **counts,
         parts={
             part: mean_of([reward.parts[part] for reward in graded if part in reward.parts]).value
             for part in dict.fromkeys(part for reward in graded for part in reward.parts)
@@ -231,6 +288,6 @@ def _words(text: str) -> list[int]:
     return [known.setdefault(piece, len(known)) for piece in _TOKEN.findall(text)]
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, max_characters: int = MAX_EXAMPLE_CHARACTERS) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= MAX_EXAMPLE_CHARACTERS else f"{flat[: MAX_EXAMPLE_CHARACTERS - 3]}..."
+    return flat if len(flat) <= max_characters else f"{flat[: max_characters - 3]}..."

@@ -40,7 +40,7 @@ class LengthWindow(_PerCompletion):
 
     def value(self, completion: Completion) -> float:
         """1 inside the window."""
-        return float(self.min_tokens <= len(completion.token_ids) <= self.max_tokens)
+        return float(self.min_tokens <= completion.num_tokens <= self.max_tokens)
 
 
 class Overlong(_PerCompletion):
@@ -62,7 +62,7 @@ class Overlong(_PerCompletion):
 
     def value(self, completion: Completion) -> float:
         """0 down to -1."""
-        over = len(completion.token_ids) - (self.max_tokens - self.buffer_tokens)
+        over = completion.num_tokens - (self.max_tokens - self.buffer_tokens)
         return -min(max(over / self.buffer_tokens, 0.0), 1.0)
 
 
@@ -82,7 +82,7 @@ class Repetition(_PerCompletion):
 
     def value(self, completion: Completion) -> float:
         """0 down to almost -1."""
-        tokens, size = completion.token_ids, self.ngram_tokens
+        tokens, size = completion.written_ids, self.ngram_tokens
         num_all = len(tokens) - size + 1
         if num_all < 1:
             return 0.0
@@ -122,7 +122,7 @@ class CosineLength:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         graded = self.correctness(prompts, completions)
-        return [self._shaped(reward, len(c.token_ids)) for reward, c in zip(graded, completions, strict=True)]
+        return [self._shaped(reward, c.num_tokens) for reward, c in zip(graded, completions, strict=True)]
 
     def close(self) -> None:
         """Closes the correctness reward."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.records import Completion, Prompt, Reward, Segment, ToolCall
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.custom import from_function, load_function
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
@@ -64,7 +64,7 @@ class SubprocessReward:
     def _payload(self, item: Sequence[tuple[Prompt, Completion]]) -> dict[str, Any]:
         return {
             "location": self.location,
-            "rows": [[asdict(prompt), asdict(completion)] for prompt, completion in item],
+            "rows": [[asdict(prompt), asdict(replace(completion, environment=None))] for prompt, completion in item],
         }
 
 
@@ -94,4 +94,10 @@ def _prompt_of(fields: dict[str, Any]) -> Prompt:
 
 def _completion_of(fields: dict[str, Any]) -> Completion:
     sequences = {key: tuple(fields[key]) for key in ("prompt_ids", "token_ids", "sampler_logprobs")}
-    return Completion(**{**fields, **sequences})
+    reward = fields["environment_reward"]
+    parts: dict[str, Any] = {
+        "segments": tuple(Segment(**part) for part in fields["segments"]),
+        "calls": tuple(ToolCall(**call) for call in fields["calls"]),
+        "environment_reward": reward and Reward(**reward),
+    }
+    return Completion(**{**fields, **sequences, **parts})

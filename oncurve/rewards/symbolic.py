@@ -13,7 +13,7 @@ from math_verify import verify
 from sympy import And, Equality, I, Or, Unequality, expand_complex
 from sympy.core.relational import Relational
 
-from oncurve.rewards.base import Failure, attempt
+from oncurve.errors import Failure, attempt
 from oncurve.rewards.equality import equal_answers
 
 for _noisy in ("math_verify", "latex2sympy2_extended"):

@@ -22,7 +22,7 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from oncurve.rewards.base import Failure, attempt
+from oncurve.errors import Failure, attempt
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 Level = Literal["valid", "keys", "invalid", "over_limit", "unusable", "timeout", "crashed"]

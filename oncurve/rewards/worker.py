@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from oncurve.rewards.base import Failure, attempt
+from oncurve.errors import Failure, attempt
 
 HEADER = struct.Struct("!I")
 """Length of a frame in bytes, before the frame."""

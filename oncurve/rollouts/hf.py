@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from oncurve.records import FinishReason, Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group, padding_id
 from oncurve.rollouts.engine.cache import left_pad
 from oncurve.rollouts.engine.stops import StopStrings
+from oncurve.rollouts.episodes.generate_turns import GenerateTurns
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,10 @@ class HfSampler:
                     self._shrink(prompts, group_size, params, str(shortage.reason))
         finally:
             model.train(was_training)
+
+    def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> GenerateTurns:
+        """Turns of the current weights, in whole rounds."""
+        return GenerateTurns(self, params, step=step)
 
     def _sample(
         self, policy: PolicyView, prompts: Sequence[Prompt], group_size: int, params: SamplingParams

@@ -88,8 +88,8 @@ def _run_script(
     child = sandbox.child(limits=limits, stdin=case.stdin.encode("utf-8", "surrogatepass"), wants_output=True)
     try:
         child.connection.send({"mode": "script", "sources": list(sources)}, deadline)
-        output = _read_output(child, max_bytes, deadline)
-        failure = _last_words(child, deadline)
+        output = read_output(child, max_bytes, deadline)
+        failure = last_words(child, deadline)
     except ChildMisbehaved as error:
         return TestResult("too_much_output", str(error))
     except ChildSilent:
@@ -109,7 +109,7 @@ def _run_script(
     return TestResult("wrong", f"printed {text[:_MAX_SHOWN]!r}")
 
 
-def _read_output(child: Child, max_bytes: int, deadline: float) -> bytes:
+def read_output(child: Child, max_bytes: int, deadline: float) -> bytes:
     """All that a script prints until it closes its output."""
     assert child.output is not None
     output = bytearray()
@@ -127,7 +127,7 @@ def _read_output(child: Child, max_bytes: int, deadline: float) -> bytes:
             raise ChildMisbehaved(f"more than {max_bytes} bytes of output")
 
 
-def _last_words(child: Child, deadline: float) -> dict[str, Any] | None:
+def last_words(child: Child, deadline: float) -> dict[str, Any] | None:
     """What a script raised, if it says so; returns when the script has ended."""
     words = None
     try:

@@ -5,44 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oncurve.config.load import resolved
 from oncurve.config.schema import Config
 from oncurve.session.parts import recorded
-
-HARMLESS = frozenset(
-    f"run.{key}"
-    for key in (
-        "folder",
-        "name",
-        "save_every_steps",
-        "keep_checkpoints",
-        "on_save_error",
-        "grace_seconds",
-        "max_nonfinite_updates",
-        "on_kl_alarm",
-        "rollouts_every_steps",
-        "logprobs_of_prompts",
-        "max_error_fraction",
-        "track",
-        "track_aliases",
-    )
-)
-HARMLESS |= {f"rollouts.{key}" for key in ("servers", "registry", "vllm_python", "transfer")}
-HARMLESS |= {f"rollouts.weights_{key}" for key in ("folder", "address")}
-HARMLESS |= {f"rollouts.deadlines.{name}_seconds" for name in ("connect", "request", "push", "silent", "gone")}
-"""Keys that change no number of a run."""
+from oncurve.settings import harmless_keys
 
 
 def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
     """What the recipe says otherwise than that of the checkpoint, as lines ``key: old -> new``."""
     try:
-        was = recorded(Config.model_validate(was))  # with the defaults of keys that are newer than the checkpoint
+        was = recorded(
+            resolved(Config.model_validate(was))
+        )  # with the defaults of keys that are newer than the checkpoint
     except ValueError:
         was = dict(was)  # of an older version: shown as it is
-    old, new = dict(_flat(was)), dict(_flat(recorded(config)))
+    old, new, harmless = dict(_flat(was)), dict(_flat(recorded(config))), harmless_keys(Config)
     return [
         f"{key}: {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
         for key in sorted(old.keys() | new.keys())
-        if key not in HARMLESS and old.get(key, "not there") != new.get(key, "not there")
+        if key not in harmless and old.get(key, "not there") != new.get(key, "not there")
     ]
 
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from rich.table import Table
 
 from oncurve import wiring
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.config.schema import Config
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.given import NOTHING, Given
-from oncurve.errors import ConfigError
-from oncurve.observe.arithmetic import batch_arithmetic
+from oncurve.errors import ConfigError, counted
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.policy.distributed import ALONE, Processes
@@ -25,6 +23,7 @@ from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.rollouts.prefetch import Prefetch
 from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
+from oncurve.train.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.train.interruption import Interruption
 from oncurve.train.state import checksum
 
@@ -47,6 +46,16 @@ class Parts:
     """What talks to rollout servers, where this process does."""
     given: Given = NOTHING
     """What a Python program passed."""
+    examining_sampler: Sampler | None = None
+    """What samples for measurements; None where the training's sampler does."""
+    examining_reward: RewardFunction | None = None
+    """What grades in measurements; None where the training's reward does."""
+
+    @property
+    def closing(self) -> list[Sampler | RewardFunction]:
+        """What must be closed at the end."""
+        parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler)
+        return [part for part in parts if part is not None]
 
     @property
     def moves_reference(self) -> bool:
@@ -71,7 +80,10 @@ def make_parts(
             "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
             "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
         )
-    reward_function = wiring.make_reward_function(config.rewards, seed=config.run.seed, given=given.rewards)
+    rows = wiring.split_rows(config, given)  # what a user can mistake is found before the model is loaded
+    reward_function = wiring.make_reward_function(
+        config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+    )
     algorithm = wiring.make_algorithm(config)
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
     if processes.count > 1:
@@ -79,7 +91,7 @@ def make_parts(
     else:
         reward_function = wiring.with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,
@@ -87,22 +99,35 @@ def make_parts(
         retire_above=config.data.retire_above,
         prefer_half_solved=config.data.prefer_half_solved,
     )
-    sampler, servers = make_sampler(config, processes, data, interruption)
-    return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
+    sampler, servers = make_sampler(config, processes, data, interruption, given)
+    if config.sft is None:
+        return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
+    if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
+        reward_function.close()
+        reward_function = SameTextReward()
+    shown = DemonstrationSampler(prompts.demonstrations)
+    return Parts(
+        config, policy, algorithm, shown, DemonstratedReward(), prompts, data, servers, given,
+        examining_sampler=sampler, examining_reward=reward_function,
+    )  # fmt: skip
 
 
 def make_sampler(
-    config: Config, processes: Processes, data: Curriculum, interruption: Interruption | None
+    config: Config,
+    processes: Processes,
+    data: Curriculum,
+    interruption: Interruption | None,
+    given: Given = NOTHING,
 ) -> tuple[Sampler, ServerSampler | None]:
     """What the loop samples with, and what talks to rollout servers inside of it: only one process does."""
     several = processes.count > 1
     if config.rollouts.type != "servers":
-        sampler = wiring.make_sampler(config)
+        sampler = wiring.make_sampler(config, given)
         return ShardedSampler(sampler, processes, interruption) if several else sampler, None
     servers = wiring.make_server_sampler(config) if processes.is_main else None
-    leader: Sampler | None = servers
-    if servers is not None and config.rollouts.staleness:
-        leader = Prefetch(servers, data.at, total_steps=config.run.steps)
+    leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
+    if leader is not None and config.rollouts.staleness and config.sft is None:
+        leader = Prefetch(leader, data.at, total_steps=config.run.steps)
     return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
 
 
@@ -135,6 +160,8 @@ def own_identity(parts: Parts) -> dict[str, Any]:
     digest = hashlib.sha256()
     for prompt in parts.prompts.train:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
+    for shown in parts.prompts.demonstrations:
+        digest.update(repr(shown.token_ids).encode())
     described = describe_run()
     return {
         "config": config,
@@ -155,7 +182,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
 
 def weights_checksum(policy: TrainedPolicy) -> str:
     """The checksum of all weights as they are now. All processes call it."""
-    return checksum(policy.trained_model.named_parameters(), in_full_precision=True, whole=policy.full_tensor)
+    return checksum(policy.trained_model.named_parameters(), in_full_precision=True, whole=policy.backend.full_tensor)
 
 
 def recorded(config: Config) -> dict[str, Any]:
@@ -173,9 +200,17 @@ def count_prompts(prompts: wiring.Rendered) -> dict[str, int]:
     }
 
 
-def arithmetic(config: Config, prompts: wiring.Rendered) -> Table:
-    """How the numbers of the batch follow from each other, with their units."""
-    table = Table(title="batch arithmetic", show_header=False, title_justify="left")
-    for name, value in batch_arithmetic(config.model_dump(mode="json"), count_prompts(prompts)):
-        table.add_row(name, value)
-    return table
+def arithmetic(config: Config, prompts: wiring.Rendered) -> str:
+    """How the numbers of the batch follow from each other, in a few lines; a run's page has all of them."""
+    run, size, count = config.run, config.algorithm.group_size, config.completions_per_step
+    updates = counted(config.updates_per_step, "update")
+    lines = [
+        f"each step: {run.prompts_per_step} prompts x {size} completions = {count} completions, {updates}",
+        f"the run: {counted(run.steps, 'step')}, {len(prompts.train):,} training prompts "
+        f"({run.steps * run.prompts_per_step / len(prompts.train):.2g} passes), {len(prompts.test):,} test",
+    ]
+    if prompts.during:
+        lines[1] += f", {len(prompts.during):,} validation"
+    if prompts.excluded:
+        lines.append(f"left out: {counted(len(prompts.excluded), 'prompt')} too long for the model's context")
+    return "\n".join(lines)

@@ -99,7 +99,7 @@ def report(result: Result, *, console: Console) -> None:
         comparison.write(result.folder)
         if not console.is_jupyter:  # where the result shows itself
             console.print(comparison.table())
-            console.print(comparison.examples_text(limit=2), markup=False, highlight=False)
+            console.print(comparison.examples_text(limit=1), markup=False, highlight=False)
         try:
             run_card(result.folder)
         except (OncurveError, OSError) as error:  # the recipe's file may be gone; the model is saved all the same
@@ -109,3 +109,9 @@ def report(result: Result, *, console: Console) -> None:
     except OSError as error:  # the run is over and safe; its page can be made at any time
         console.print(f"no report ({error}); make one with: oncurve report {result.folder}", markup=False)
     console.print(f"run finished: {result.folder}", highlight=False)
+    if result.trained is not None:
+        before, after = result.base.correct, result.trained.correct
+        console.print(
+            f"correct: {before.fraction:.1%} before, {after.fraction:.1%} after training ({after.total} test problems)",
+            highlight=False,
+        )

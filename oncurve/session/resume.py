@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from oncurve.config.load import parse_config
+from oncurve.config.run_folder import read_run_config, with_own_split
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
@@ -27,6 +27,7 @@ from oncurve.session.session import Session, keep_evaluation
 from oncurve.train.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep
 from oncurve.train.guards import KL_LIMIT, KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption
+from oncurve.wiring.data import with_epochs
 from oncurve.wiring.servers import settle
 
 Load = Callable[..., Parts]
@@ -60,10 +61,10 @@ class ResumeRequest:
         shown = "\n  ".join(differences)
         if not self.allow_change:
             raise ConfigError(
-                f"this is not the run that was saved:\n  {shown}\n"
-                f"Resume it as it was, or give --allow-change to go on as another run from here"
+                f"this run was saved with other settings:\n  {shown}\n"
+                f"Resume it unchanged, or use --allow-change to continue with the new settings"
             )
-        self.warn(f"the run goes on as another one:\n  {shown}")
+        self.warn(f"the run continues with other settings:\n  {shown}")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def resume(wish: ResumeRequest, processes: Processes) -> Steps:
             with session.folder:
                 return (yield from session.steps(base))
     except Interrupted:
-        raise Stopped(f"stopped; go on with `oncurve resume {path}`", exit_code=interruption.exit_code) from None
+        raise Stopped(f"stopped; resume with `oncurve resume {path}`", exit_code=interruption.exit_code) from None
     finally:
         if lock is not None:
             lock.close()
@@ -100,19 +101,20 @@ def _find(wish: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     """The newest good checkpoint, and the recipe to go on with. Done by process 0."""
     path, root = wish.path, wish.path / "checkpoints"
     if lock is not None and lock.taken_over_from:
-        wish.console.print(Text(f"took over from {lock.taken_over_from}, which is dead"), soft_wrap=True)
+        wish.console.print(Text(f"Previous {lock.taken_over_from} is no longer running; taking over."), soft_wrap=True)
     sweep(path)
     sweep(root)
     checkpoint, manifest = newest_good(root, strict=wish.strict, warn=wish.warn)
     config = asked_config(path, manifest, wish.overrides, warn=wish.warn)
     _check_step(path, config, manifest)
-    changed = config_differences(manifest["config"], config)
+    changed = config_differences(with_own_split(manifest["config"]), config)
     wish.judge(changed)
-    if wish.given is not None and (other := config_differences(recorded(config), settle(wish.given)[0])):
+    asked = None if wish.given is None else settle(with_epochs(wish.given, wish.objects))[0]
+    if asked is not None and (other := config_differences(recorded(config), asked)):
         if not wish.owns_process:  # a program says what it resumes, and means it
             wish.judge(other)
         lines = "\n  ".join(other)
-        wish.warn(f"{path} has a recipe of its own, which counts. The one given differs:\n  {lines}")
+        wish.warn(f"{path} is resumed with its own recipe, which differs from the given one:\n  {lines}")
     return ResumePoint(checkpoint, manifest, config, changed)
 
 
@@ -146,7 +148,7 @@ def _prepare(
         session.saver.save()
         session.saver.wait()
     folder.log(f"resumed after step {step} from {found.checkpoint.name}")
-    said = f"going on after step {step} of {config.run.steps}, from {found.checkpoint}"
+    said = f"resuming after step {step} of {config.run.steps}, from {found.checkpoint}"
     wish.console.print(said, highlight=False, soft_wrap=True)
     return session, base
 
@@ -160,7 +162,7 @@ def asked_config(
     except (OSError, UnicodeDecodeError) as error:
         warn(f"{path / 'config.yaml'} cannot be read ({error}); the recipe in the checkpoint is taken")
         text = _dump(manifest["config"])
-    config = parse_config(text, overrides, source=str(path / "config.yaml"))
+    config = read_run_config(text, overrides, source=str(path / "config.yaml"))
     place = {"folder": str(path.parent), "name": path.name}
     return config.model_copy(update={"run": config.run.model_copy(update=place)})
 
@@ -190,11 +192,11 @@ def _check_step(path: Path, config: Config, manifest: Mapping[str, Any]) -> None
     """Refuse to go back further than a failure can explain, and to go on where nothing is left to do."""
     step = int(manifest["step"])
     if step > config.run.steps:
-        raise ConfigError(f"run.steps is {config.run.steps}, but the run has done {step}. Give more steps")
+        raise ConfigError(f"run.steps is {config.run.steps}, but {step} steps are done already. Set more steps")
     is_measured = (path / "evaluations" / "trained.json").is_file() and (path / "model").is_dir()
     if step == config.run.steps and is_measured:
         raise ConfigError(
-            f"{path}: this run is finished. To train further, give more steps: "
+            f"{path}: this run is finished. To train it further, set more steps: "
             f"oncurve resume {path} run.steps={2 * step} --allow-change"
         )
     rows = read_rows(path / METRICS)
@@ -202,8 +204,8 @@ def _check_step(path: Path, config: Config, manifest: Mapping[str, Any]) -> None
     interval = config.run.save_every_steps
     if step == 0 and interval and last >= 2 * interval:
         raise CheckpointError(
-            f"{path}: {last} steps are recorded, but their checkpoints are gone, and a run never starts from scratch "
-            f"by itself. Restore a checkpoint, or start a new run with `oncurve train`"
+            f"{path}: {last} steps are recorded, but their checkpoints are missing, and a run is never restarted from "
+            f"scratch automatically. Restore a checkpoint, or start a new run with `oncurve train`"
         )
 
 
@@ -222,7 +224,7 @@ def _base_measurement(session: Session, step: int) -> Evaluation | None:
     """The measurement before training: read, or made again now that the policy still has the weights of the base."""
     base = session.parts.policy.processes.broadcast_from_main(lambda: _read_base(session.folder.path))
     if base is None and step > 0:
-        base = session.examiner.measure(session.parts.prompts.test, name="base", step=0)
+        base = session.evaluator.measure(session.parts.prompts.test, name="base", step=0)
         keep_evaluation(session.folder, base)
     return base
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from oncurve import wiring
+from oncurve.data.collate import collate
+from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
 from oncurve.errors import RewardError, SamplerError
 from oncurve.evaluate.analysis import analysis_markdown
@@ -28,6 +31,7 @@ from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
 from oncurve.train.checkpointer import Checkpointer
+from oncurve.train.demonstrated import DemonstrationSampler
 from oncurve.train.guards import Guards
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.loop import train
@@ -91,55 +95,28 @@ class Session:
         first_step: int = 0,
     ) -> None:
         self.parts, self.folder, self.interruption = parts, folder, interruption
-        config = parts.config
-        self.progress = Progress(config.run.steps, first_step=first_step, console=console)
+        self.progress = Progress(parts.config.run.steps, first_step=first_step, console=console)
         interruption.notify = self.note
         if parts.servers is not None:
             parts.servers.notify = self.note
-        self.guards = Guards(
-            max_nonfinite=config.run.max_nonfinite_updates,
-            returns_on_kl=config.run.on_kl_alarm == "return",
-            notify=self.note,
-        )
-        self.saver = Checkpointer(
-            parts.policy,
-            parts.algorithm,
-            parts.data,
-            self.guards,
-            folder.checkpoints,
-            facts=facts,
-            every_steps=config.run.save_every_steps,
-            keep=config.run.keep_checkpoints,
-            on_error=config.run.on_save_error,
-            moves_reference=parts.moves_reference,
-            notify=self.note,
-        )
         self.pending: Mapping[str, float] | None = None
         """Metrics of the last step that still miss their measurement."""
-        self.examiner = Evaluator(
+        self.evaluator = Evaluator(
             parts.policy,
-            parts.sampler,
-            parts.reward_function,
-            params=wiring.evaluation_sampling(config),
-            samples=config.evaluation.samples,
+            parts.examining_sampler or parts.sampler,
+            parts.examining_reward or parts.reward_function,
+            params=wiring.evaluation_sampling(parts.config),
+            samples=parts.config.evaluation.samples,
             progress=self.progress,
         )
-        self.during = partial(measure_during, self.examiner, parts.prompts.during)
-        resolved = redact_tree(config.model_dump(mode="json"))
-        if parts.policy.processes.is_main:
-            folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, notify=self.note)
-        known = read_metrics(folder.path) if first_step and parts.policy.processes.is_main else ()
-        self.watch = Watch(resolved, known)
-        self.profiler = make_profiler(
-            parts.policy,
-            parts.sampler,
-            folder.path,
-            is_profiled=config.run.profile,
-            trace_step=config.run.profile_trace_step,
-            notify=self.note,
-        )
-        self.training = make_run(self)
-        self.training.steps_done = first_step
+        self.during = partial(measure_during, self.evaluator, parts.prompts)
+        self.run = make_run(self, facts, first_step)
+
+    @property
+    def saver(self) -> Checkpointer:
+        """What writes and reads this run's checkpoints."""
+        assert self.run.saver is not None
+        return self.run.saver
 
     def note(self, text: str) -> None:
         """Say something that stays, on the screen and in the log."""
@@ -149,16 +126,18 @@ class Session:
     def steps(self, base: Evaluation | None = None) -> Steps:
         """Everything that is left to do; ``base`` is the measurement before training, where it was made before."""
         with ExitStack() as stack:
-            for closing in (self.examiner, self.parts.reward_function, self.parts.sampler, self.saver):
+            for closing in (self.evaluator, *self.parts.closing, self.saver):
                 stack.callback(closing.close)
-            if self.profiler is not None:
-                stack.callback(self.profiler.close)
+            if self.run.profiler is not None:
+                stack.callback(self.run.profiler.close)
             stack.enter_context(self.progress)
             if base is None:
                 base = self.measure_base()
             try:
                 yield from self.train()
-            except (RewardError, SamplerError):
+            except (RewardError, SamplerError) as error:
+                self.folder.log(f"stopped: {error}")
+                self.folder.write_status(self.training.steps_done, "stopped")
                 self.saver.save_marked()
                 raise
             except GeneratorExit:  # whoever asks for the steps asks for no more
@@ -174,29 +153,29 @@ class Session:
 
     def measure_base(self) -> Evaluation:
         """The model before training, and a checkpoint without weights from which a run that dies early goes on."""
-        if self.parts.config.run.save_every_steps and self.training.steps_done == 0:
+        if self.parts.config.run.save_every_steps and self.run.steps_done == 0:
             self.saver.mark(0)
             self.saver.save()
             self.saver.wait()
         self.folder.write_status(0, "measure")
         with self.interruption.interruptible():
-            base = self.examiner.measure(self.parts.prompts.test, name="base", step=0)
+            base = self.evaluator.measure(self.parts.prompts.test, name="base", step=0)
         keep_evaluation(self.folder, base)
         return base
 
     def train(self) -> Iterator[Step]:
         """The steps that are left, and a checkpoint of the last one."""
-        self.saver.mark(self.training.steps_done, pending=self.pending)
-        if self.training.steps_done == 0:
+        self.saver.mark(self.run.steps_done, pending=self.pending)
+        if self.run.steps_done == 0:
             self.write_first_row()
         if self.pending is not None:
-            self.training.finish_pending(self.pending)
+            self.run.finish_pending(self.pending)
         parts = self.parts
-        loop = train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.training)
+        loop = train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.run)
         for _ in loop:
-            if self.training.last is not None:
+            if self.run.last is not None:
                 with self.interruption.away():
-                    yield self.training.last
+                    yield self.run.last
         self.folder.sync()
         if parts.config.run.save_every_steps:
             self.saver.save_marked()
@@ -217,32 +196,41 @@ class Session:
 
     def measure_trained(self) -> Evaluation:
         """The final model, on the disk and measured."""
-        self.folder.write_status(self.training.steps_done, "measure")
+        self.folder.write_status(self.run.steps_done, "measure")
         policy = self.parts.policy
         write_model(policy, self.folder.path / "model")  # by all processes
         with self.interruption.interruptible():
-            trained = self.examiner.measure(self.parts.prompts.test, name="trained", step=self.training.steps_done)
+            trained = self.evaluator.measure(self.parts.prompts.test, name="trained", step=self.run.steps_done)
         keep_evaluation(self.folder, trained)
-        self.folder.write_status(self.training.steps_done, "finished")
+        self.folder.write_status(self.run.steps_done, "finished")
         return trained
 
     def leave(self, base: Evaluation) -> Result:
         """Save the end of the last step that is whole; a step that was begun is done again."""
         self.folder.sync()
-        self.folder.write_status(self.training.steps_done, "stopped")
+        self.folder.write_status(self.run.steps_done, "stopped")
         if self.saver.save_marked():
-            ending = f"saved as it was after step {self.saver.last_saved}"
+            ending = f"checkpoint saved after step {self.saver.last_saved}"
         else:
-            ending = "not saved again: the checkpoint before counts, and gives the same bits"
-        self.note(f"stopped; {ending}. Go on with: oncurve resume {self.folder.path}")
+            ending = "the last checkpoint is used when the run is resumed"
+        self.note(f"stopped; {ending}. Resume with: oncurve resume {self.folder.path}")
         return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
 
 
-def make_run(session: Session) -> Run:
-    """The services around the loop, with what is due and when."""
-    config = session.parts.config
+def make_run(session: Session, facts: Mapping[str, Any], first_step: int) -> Run:
+    """The services around the loop, with what is due and when: each is made here and nowhere else."""
+    parts, folder = session.parts, session.folder
+    config, policy = parts.config, parts.policy
+    resolved, is_main = redact_tree(config.model_dump(mode="json")), policy.processes.is_main
+    if is_main:
+        folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, notify=session.note)
+    guards = Guards(
+        max_nonfinite=config.run.max_nonfinite_updates,
+        returns_on_kl=config.run.on_kl_alarm == "return",
+        notify=session.note,
+    )
     return Run(
-        session.folder,
+        folder,
         session.progress,
         total_steps=config.run.steps,
         completions_per_step=config.completions_per_step,
@@ -253,26 +241,58 @@ def make_run(session: Session) -> Run:
         max_staleness_steps=config.rollouts.staleness,
         max_error_fraction=config.run.max_error_fraction,
         rollouts_every_steps=config.run.rollouts_every_steps,
+        seed=config.run.seed,
+        steps_done=first_step,
+        processes=policy.processes,
+        guards=guards,
+        interruption=session.interruption,
         tokens=TokenRecord(
-            session.parts.policy.tokenizer.backend_tokenizer if session.parts.policy.tokenizer.is_fast else None,
+            policy.tokenizer.backend_tokenizer if policy.tokenizer.is_fast else None,
             num_groups=config.run.logprobs_of_prompts,
         ),
         every=((config.evaluation.every_steps, session.during),),
-        saver=session.saver,
-        guards=session.guards,
-        interruption=session.interruption,
-        seed=config.run.seed,
-        processes=session.parts.policy.processes,
-        watcher=session.watch,
-        profiler=session.profiler,
+        saver=Checkpointer(
+            policy,
+            parts.algorithm,
+            parts.data,
+            guards,
+            folder.checkpoints,
+            facts=facts,
+            every_steps=config.run.save_every_steps,
+            keep=config.run.keep_checkpoints,
+            on_error=config.run.on_save_error,
+            moves_reference=parts.moves_reference,
+            notify=session.note,
+        ),
+        watcher=Watch(resolved, read_metrics(folder.path) if first_step and is_main else ()),
+        profiler=make_profiler(
+            policy,
+            parts.sampler,
+            folder.path,
+            is_profiled=config.run.profile,
+            trace_step=config.run.profile_trace_step,
+            notify=session.note,
+        ),
+        is_supervised=config.sft is not None,
     )
 
 
-def measure_during(examiner: Evaluator, prompts: list[Prompt], step: int) -> dict[str, float]:
+def measure_during(evaluator: Evaluator, prompts: wiring.Rendered, step: int) -> dict[str, float]:
     """The held-out measurement in the middle of a run, as metrics."""
     started = time.perf_counter()
-    metrics = examiner.measure(prompts, name="during", step=step).metrics()
+    metrics = evaluator.measure(prompts.during, name="during", step=step).metrics()
+    if prompts.shown_during:
+        metrics["evaluation/loss"] = demonstrated_loss(evaluator.policy, prompts.shown_during)
     return {**metrics, "time/evaluate_seconds": time.perf_counter() - started}
+
+
+def demonstrated_loss(policy: TrainedPolicy, shown: Sequence[Demonstration]) -> float:
+    """Mean of -log p over all tokens of some demonstrations under the current weights, in nats."""
+    prompts = [one.prompt for one in shown]
+    batch = collate(DemonstrationSampler(shown).sample(prompts, 1), torch.ones(len(prompts), 1))
+    logprobs = policy.annotate(batch, old=True, entropy=False, reference=False).old_logprobs
+    assert logprobs is not None
+    return -float(logprobs[batch.mask.to(logprobs.device)].mean())
 
 
 def keep_evaluation(folder: RunFolder, evaluation: Evaluation) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.config.load import parse_config
-from oncurve.config.run_folder import run_folder_path
+from oncurve.config.run_folder import read_run_config, run_folder_path
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, Stopped
@@ -55,6 +54,7 @@ def recipe_steps(
 
     Without ``owns_process`` a signal never ends the process. ``load`` is what loads the parts.
     """
+    config = wiring.with_epochs(config, given)
     with joined(config) as processes:
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
@@ -148,13 +148,14 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
                 parts = wish.load(config, processes, interruption, given)
                 facts = identity(parts)
             if not quiet and not console.is_jupyter:
-                console.print(arithmetic(config, parts.prompts))
+                console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
             with processes.on_main(lambda: RunFolder(wish.path)) or NullRunFolder(wish.path) as folder:
                 started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)
                 folder.write_start(recipe, config.model_dump(mode="json"), started)
                 return (yield from Session(parts, folder, facts, interruption, console).steps())
     except Interrupted:
-        raise Stopped("stopped before training began", exit_code=interruption.exit_code) from None
+        said = "stopped before the first step; there is nothing to resume"
+        raise Stopped(said, exit_code=interruption.exit_code) from None
 
 
 @contextmanager
@@ -170,7 +171,7 @@ def _joined(path: Path, overrides: Sequence[str]) -> Iterator[Processes]:
             f"{path / 'config.yaml'}: cannot be read ({error}). Several processes need it, on storage that all of "
             f"them see; the manifest of a checkpoint holds it as well"
         ) from None
-    with joined(parse_config(text, overrides, source=str(path / "config.yaml"))) as processes:
+    with joined(read_run_config(text, overrides, source=str(path / "config.yaml"))) as processes:
         yield processes
 
 

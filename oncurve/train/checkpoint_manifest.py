@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.errors import CheckpointError
+from oncurve.observe.checksums import FileSum, flush
 
 MANIFEST = "manifest.json"
 """Written last; a folder without it was never finished."""
@@ -34,19 +35,13 @@ def write_checkpoint_manifest(
             raise OSError(f"{name} has {size} bytes here, and {expected['size']} were written")
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         if (name := path.relative_to(folder).as_posix()) not in files:
-            files[name] = sum_up(path)
+            files[name] = FileSum.of(path, flush=True).entry()
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         file.write(_render({**facts, "format": FORMAT, "files": files}))
         file.flush()
         os.fsync(file.fileno())
     for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
-        sync_folder(path)
-
-
-def sum_up(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file, which is flushed to the disk."""
-    size, digest = _measure(path, flush=True)
-    return {"size": size, "sha256": digest}
+        flush(path)
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -64,11 +59,12 @@ def verify(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f"{folder / MANIFEST}: names {name!r}, which is outside of the folder")
         if path.is_symlink() or not path.is_file():
             raise CheckpointError(f"{path}: is missing")
-        size, digest = _measure(path)
-        if size != expected["size"]:
-            raise CheckpointError(f"{path}: has {size} bytes, {expected['size']} were written")
-        if digest != expected["sha256"]:
-            raise CheckpointError(f"{path}: its content changed since it was written (SHA-256 differs)")
+        try:
+            wrong = FileSum.of(path).objection(expected)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        if wrong is not None:
+            raise CheckpointError(f"{path}: {wrong}")
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if not path.is_dir() and name not in files and name != MANIFEST and not path.name.startswith("."):
@@ -101,30 +97,6 @@ def _render(facts: Mapping[str, Any]) -> str:
     return json.dumps(whole, sort_keys=True, indent=2, allow_nan=False) + "\n"
 
 
-def _measure(path: Path, *, flush: bool = False) -> tuple[int, str]:
-    """Size and SHA-256 of a file, flushed to the disk on the way if asked for. Raises CheckpointError."""
-    digest, size = hashlib.sha256(), 0
-    try:
-        with path.open("rb") as file:
-            if flush:
-                os.fsync(file.fileno())
-            while chunk := file.read(2**20):
-                size += len(chunk)
-                digest.update(chunk)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    return size, digest.hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as the contents of its files."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def publish(partial: Path, folder: Path) -> None:
     """Give a finished folder its name; one of that name that was there is replaced as a whole."""
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
@@ -136,7 +108,7 @@ def publish(partial: Path, folder: Path) -> None:
         if old.exists():
             old.rename(folder)
         raise
-    sync_folder(folder.parent)
+    flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -19,6 +19,8 @@ from oncurve.train.snapshot import Snapshot, capture
 from oncurve.train.state import restore, write
 
 DAY_SECONDS = 86_400.0
+WORTH_A_TIP_SECONDS = 60.0
+"""Work at risk between two checkpoints below which no tip is given."""
 OnSaveError = Literal["stop", "continue"]
 
 
@@ -167,7 +169,7 @@ class Checkpointer:
             return
         error, self._error = self._error, None
         self.last_saved = -1
-        self.notify(f"NOT SAVED: {error}. Training goes on, and the next checkpoint is tried when it is due")
+        self.notify(f"NOT SAVED: {error}. Training continues; the next checkpoint is tried when it is due")
 
     def _has_failed(self, *, stops: bool) -> bool:
         if self._error is None or (self._thread is not None and self._thread.is_alive()):
@@ -175,8 +177,8 @@ class Checkpointer:
         if stops:
             error, self._error, self.last_saved = self._error, None, -1
             raise CheckpointError(
-                f"{error}. Free some space, then go on with `oncurve resume`; "
-                f"run.on_save_error=continue trains on without checkpoints instead"
+                f"{error}. Free some space, then run `oncurve resume`; "
+                f"with run.on_save_error=continue a run trains on without checkpoints instead"
             )
         return True
 
@@ -187,8 +189,10 @@ class Checkpointer:
         self._has_proposed = True
         best = best_interval(step_seconds=step_seconds, save_seconds=max(waited, 1e-3))
         steps = max(best, math.ceil(self._write_seconds / step_seconds))
+        if step_seconds * self.every_steps < WORTH_A_TIP_SECONDS or steps == self.every_steps:
+            return
         self.notify(
-            f"saving holds training up for {waited:.2g} s and writes for {self._write_seconds:.2g} s more beside it, a "
-            f"step takes {step_seconds:.2g} s: with one failure a day, run.save_every_steps={steps} loses least time "
-            f"(now {self.every_steps}, so a failure costs at most {self.every_steps * step_seconds:.3g} s)"
+            f"Tip: a checkpoint delays training by {waited:.2g} s. With about one failure per day, "
+            f"run.save_every_steps={steps} is optimal (now {self.every_steps}: a failure costs at most "
+            f"{self.every_steps * step_seconds:.3g} s)"
         )

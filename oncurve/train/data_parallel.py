@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
 from oncurve.errors import OncurveError
@@ -48,7 +49,7 @@ class ShardedSampler:
 
         def sample_share() -> list[tuple[int, tuple[Completion, ...]]]:
             groups = self.sampler.sample(mine, group_size, step=step, params=params) if mine else []
-            return [(place, group.completions) for place, group in zip(places, groups, strict=True)]
+            return [(place, _sendable(group)) for place, group in zip(places, groups, strict=True)]
 
         sampled = dict(together(sample_share, self.processes, self.interruption))
         return [Group(prompt, sampled[place]) for place, prompt in enumerate(prompts)]
@@ -81,7 +82,7 @@ class MainRankSampler:
             if self.sampler is None:
                 return []
             groups = self.sampler.sample(prompts, group_size, step=step, params=params)
-            return [group.completions for group in groups]
+            return [_sendable(group) for group in groups]
 
         sampled = together(sample_all, self.processes, self.interruption)
         return [Group(prompt, completions) for prompt, completions in zip(prompts, sampled, strict=True)]
@@ -90,6 +91,11 @@ class MainRankSampler:
         """Let go of the servers."""
         if self.sampler is not None:
             self.sampler.close()
+
+
+def _sendable(group: Group) -> tuple[Completion, ...]:
+    """The completions of a group without their environments, which stay in the process that they live in."""
+    return tuple(replace(one, environment=None) if one.environment is not None else one for one in group.completions)
 
 
 class ShardedRewards:

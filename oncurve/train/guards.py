@@ -163,7 +163,7 @@ class OomRetry:
             check_alone(self.policy)
         if not any(self.policy.processes.all_gather(error is not None)):  # all go back together
             return False
-        self.policy.optimizer.zero_grad(set_to_none=True)
+        self.policy.backend.optimizer.zero_grad(set_to_none=True)
         check_smaller(self.policy, self.longest)
         self.has_failed = True
         return True

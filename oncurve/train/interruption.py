@@ -163,8 +163,9 @@ class Interruption:
         self._number = self._number or signal.Signals[_MEANS.get(name, name)]
         self._start_timer()
         if self.notify is not None:
-            limit = f", {self.grace_seconds:g} s at most" if self._owns_process else ""
-            self.notify(f"{name}: leaving this step and saving{limit}; again leaves at once")
+            limit = f" (up to {self.grace_seconds:g} s)" if self._owns_process else ""
+            again = "Press Ctrl-C again to quit now." if name == "SIGINT" else "Another signal quits now."
+            self.notify(f"{name}: stopping and saving a checkpoint{limit}. {again}")
         self._nudged(number, frame)
 
     def _nudged(self, number: int, frame: FrameType | None) -> None:

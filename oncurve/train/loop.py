@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.batch import Batch
@@ -38,11 +39,7 @@ def train(
             graded = score(groups, reward_function, early)  # a reward, or an error, for every completion
         run.measure(groups, graded)  # before any filter
         data.observe(groups, graded)
-        if run.refill_rounds:
-            with run.timed("refill"):
-                groups, graded = refill(
-                    groups, graded, data, sampler, reward_function, step=step, rounds=run.refill_rounds
-                )
+        groups, graded = refill(groups, graded, data, sampler, reward_function, run, step=step)  # if asked for: DAPO
 
         rewards = stack_rewards(groups, graded)  # r_i    [P, G]
         advantages = algorithm.advantages(rewards)  # A_i    [P, G]
@@ -60,10 +57,7 @@ def train(
 
             for update in run.updates(batch):  # one or more optimizer updates on this batch of rollouts
                 trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
-                for attempt in run.attempts(policy, trained):  # again in smaller parts if memory runs out
-                    with attempt:
-                        for microbatch in policy.microbatches(trained):
-                            run.record(add_gradient(policy, algorithm, microbatch))
+                run.accumulate(policy, trained, partial(add_gradient, policy, algorithm))  # over its microbatches
                 run.record(policy.update())  # clip the gradient, AdamW, schedule
 
         run.add_up()  # statistics, over all processes

@@ -6,9 +6,9 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from oncurve.batch import Batch
 from oncurve.errors import CheckpointError, TrainingError
 from oncurve.model.out_of_memory import said_as
-from oncurve.observe.measure import rollout_metrics
+from oncurve.observe.measure import rollout_metrics, supervised_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.observe.tokens import TokenRecord
@@ -25,9 +25,9 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean, Reward, html_table
-from oncurve.rewards.base import check_errors
+from oncurve.rewards.base import check_errors, describe_failures
 from oncurve.train.checkpointer import Checkpointer
-from oncurve.train.guards import Guards, OomRetry, attempts
+from oncurve.train.guards import Guards, attempts
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.profiling import Profiler
 
@@ -79,57 +79,58 @@ class Step:
         return html_table((f"step {self.number}", "best", "", "worst", ""), rows)
 
 
+@dataclass(eq=False)
 class Run:
-    """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays."""
+    """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays.
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        progress: Progress,
-        *,
-        total_steps: int,
-        completions_per_step: int,
-        completions_per_update: int,
-        passes_per_step: int = 1,
-        mask_truncated: bool = False,
-        refill_rounds: int = 0,
-        max_staleness_steps: int = 0,
-        max_error_fraction: float = 0.2,
-        rollouts_every_steps: int = 10,
-        tokens: TokenRecord | None = None,
-        every: Sequence[tuple[int, Due]] = (),
-        saver: Checkpointer | None = None,
-        guards: Guards | None = None,
-        interruption: Interruption | None = None,
-        seed: int = 0,
-        processes: Processes = ALONE,
-        watcher: Watcher | None = None,
-        profiler: Profiler | None = None,
-    ) -> None:
-        """``every`` lists (n, what to do after every n steps; 0: never)."""
-        self.folder, self.progress = folder, progress
-        self.total_steps = total_steps
-        self.completions_per_update, self.passes_per_step = completions_per_update, passes_per_step
-        self.updates_per_step = completions_per_step // completions_per_update * passes_per_step
-        self.mask_truncated = mask_truncated
-        self.refill_rounds, self.max_staleness_steps = refill_rounds, max_staleness_steps
-        self.max_error_fraction = max_error_fraction
-        self.rollouts_every_steps, self.tokens = rollouts_every_steps, tokens
-        self.every, self.saver, self.seed = every, saver, seed
-        self.processes, self.watcher, self.profiler = processes, watcher, profiler
-        self.guards = guards or Guards(notify=progress.note)
-        self.interruption = interruption or Interruption(notify=progress.note)
-        self.steps_done = 0
+    A service is born in two lines: its field here, and its value where a run is made (``session.session.make_run``).
+    """
+
+    folder: RunFolder
+    progress: Progress
+    _: KW_ONLY
+    total_steps: int
+    completions_per_step: int
+    completions_per_update: int
+    passes_per_step: int = 1
+    mask_truncated: bool = False
+    refill_rounds: int = 0
+    max_staleness_steps: int = 0
+    max_error_fraction: float = 0.2
+    rollouts_every_steps: int = 10
+    seed: int = 0
+    processes: Processes = ALONE
+    guards: Guards = field(default_factory=Guards)
+    interruption: Interruption = field(default_factory=Interruption)
+    tokens: TokenRecord | None = None
+    every: Sequence[tuple[int, Due]] = ()
+    """(n, what to do after every n steps; 0: never)."""
+    saver: Checkpointer | None = None
+    watcher: Watcher | None = None
+    profiler: Profiler | None = None
+    is_supervised: bool = False
+    steps_done: int = 0
+
+    def __post_init__(self) -> None:
+        self.guards.notify = self.guards.notify or self.progress.note
+        self.interruption.notify = self.interruption.notify or self.progress.note
         self.last: Step | None = None
         """The newest step that is whole."""
         self._sums: dict[str, Mean] = {}
         self._metrics: dict[str, float] = {}
         self._has_moved = False
+        self._has_failed = False
+        """Somebody was told that grading failed."""
         self._sampled: tuple[Sequence[Group], Sequence[Sequence[Reward]]] = ((), ())
         self._later: dict[str, float] = {}
         self._gpu_memory: dict[str, float] = {}
         """Of this process, until ``add_up`` puts all processes' together."""
         self._started = self._step_started = time.perf_counter()
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates on one batch of rollouts."""
+        return self.completions_per_step // self.completions_per_update * self.passes_per_step
 
     def steps(self) -> Iterator[int]:
         """The steps that are left.
@@ -186,11 +187,16 @@ class Run:
         for _ in range(self.passes_per_step):
             yield from batch.split(self.completions_per_update)
 
-    def attempts(self, policy: TrainedPolicy, update: Batch) -> Iterator[OomRetry]:
-        """Tries at the gradient of an update, with ever smaller microbatches where memory runs out."""
+    def accumulate(
+        self, policy: TrainedPolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
+    ) -> None:
+        """Add up the gradient of an update over microbatches, again over smaller ones where memory runs out."""
         if not self._has_moved:
             self.interruption.check()
-        return attempts(policy, update, self._sums, self.progress.note)
+        for attempt in attempts(policy, update, self._sums, self.progress.note):
+            with attempt:
+                for microbatch in policy.microbatches(update):
+                    self.record(add_gradient(microbatch))
 
     def add_up(self) -> None:
         """Add the statistics of the step over all processes, once its updates are done. All must call it."""
@@ -209,7 +215,20 @@ class Run:
         self._sampled = (groups, graded)
         if self.watcher is not None:
             self.watcher.see(groups, graded)
-        check_errors([reward for row in graded for reward in row], max_error_fraction=self.max_error_fraction)
+        rewards = [reward for row in graded for reward in row]
+        self._tell_first_failure([reward for reward in rewards if reward.is_failure], len(rewards))
+        check_errors(rewards, max_error_fraction=self.max_error_fraction)
+
+    def _tell_first_failure(self, failed: Sequence[Reward], total: int) -> None:
+        """Say once that grading fails, and keep the first traceback in the log."""
+        if not failed or self._has_failed:
+            return
+        self._has_failed = True
+        text = f"step {self.steps_done + 1}: grading failed for {len(failed)} of {total} completions, "
+        text += f"{describe_failures(failed)}. They count as errors, not as wrong answers"
+        trace = next((reward.trace for reward in failed if reward.trace), "")
+        self.progress.note(f"WARNING {text}" + (f"; traceback in {self.folder.path / 'log.txt'}" if trace else ""))
+        self.folder.log(f"{text}\n{trace}")
 
     def check_age(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """How old completions are that are about to be trained on.
@@ -240,6 +259,8 @@ class Run:
         """Write and show the step's metrics and do what is due after it."""
         metrics = self._metrics | {key: mean.value for key, mean in self._sums.items()}
         metrics["tokens/trained"] = self._sums["policy/entropy"].count if "policy/entropy" in self._sums else 0.0
+        if self.is_supervised:
+            metrics = supervised_metrics(metrics)
         metrics |= self._speeds(metrics)
         if self.profiler is not None:
             self.profiler.end(step + 1, metrics)
@@ -282,11 +303,13 @@ class Run:
 
     def _speeds(self, metrics: Mapping[str, float]) -> dict[str, float]:
         seconds = time.perf_counter() - self._step_started
-        sampled, trained = metrics["tokens/sampled"], metrics.get("tokens/trained", 0.0)
+        trained = metrics.get("tokens/trained", 0.0)
+        sampled = metrics.get("tokens/sampled", trained)
         speeds = {"time/step_seconds": seconds, "memory/process_gib": memory_gib()}
         speeds["speed/tokens_per_second"] = sampled / seconds
         for phase, name, tokens in (("sample", "sampled", sampled), ("train", "trained", trained)):
-            if spent := metrics.get(f"time/{phase}_seconds"):
+            spent = metrics.get(f"time/{phase}_seconds")
+            if spent and f"tokens/{name}" in metrics:
                 speeds[f"speed/{name}_tokens_per_second"] = tokens / spent
         if (peak := peak_gib()) is not None:
             speeds["memory/gpu_gib"] = peak

@@ -11,6 +11,7 @@ from oncurve.records import Group, Reward
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.pipelined import PipelinedGrading, PipelinedRewards
 from oncurve.rollouts.base import Sampler, TellsGroups
+from oncurve.train.run import Run
 
 Graded = list[list[Reward]]
 
@@ -52,6 +53,23 @@ def has_signal(rewards: Sequence[Reward]) -> bool:
 
 
 def refill(
+    groups: list[Group],
+    graded: Graded,
+    data: Curriculum,
+    sampler: Sampler,
+    reward_function: RewardFunction,
+    run: Run,
+    *,
+    step: int,
+) -> tuple[list[Group], Graded]:
+    """The groups with others in the place of those without a signal, where the recipe asks for that."""
+    if not run.refill_rounds:
+        return groups, graded
+    with run.timed("refill"):
+        return replace_silent(groups, graded, data, sampler, reward_function, step=step, rounds=run.refill_rounds)
+
+
+def replace_silent(
     groups: list[Group],
     graded: Graded,
     data: Curriculum,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from oncurve.policy.deepspeed import MOMENTS
+from oncurve.policy.backend import Piece, piece_of, trained_parameters
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.policy.sharding import is_cut
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,6 @@ class Snapshot:
     """Which process has which weight of a whole model; None where process 0 has all of them."""
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that training moves, by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
 def is_trained_whole(model: nn.Module) -> bool:
     """Every weight of the model is trained."""
     return all(parameter.requires_grad for parameter in model.parameters())
@@ -71,7 +64,7 @@ def capture(
     is_whole = is_trained_whole(model)
     if step == 0:
         return Snapshot(step, state, facts, None, is_whole)
-    kinds = [_weights(policy, is_whole), _optimizer(policy), _reference(policy) if moves_reference else {}]
+    kinds = [_weights(policy, is_whole), policy.backend.moments(_room), _reference(policy) if moves_reference else {}]
     owners = _divide(policy, kinds)
     weights, optimizer, reference = (_own_copies(kind, owners, policy.processes.rank) for kind in kinds)
     names = {name: owners[piece.identity] for name, piece in kinds[0].items()}
@@ -88,60 +81,17 @@ def capture(
     )
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One tensor of a run, not put together yet."""
-
-    num_bytes: int
-    gather: Callable[[], Tensor]
-    """All of it, for which all processes must ask."""
-    identity: object
-    """The same for the same tensor under another name."""
-    is_copied: bool = False
-    """On a CPU it is put together in memory of its own."""
-
-
-def _piece(policy: TrainedPolicy, tensor: Tensor) -> Piece:
-    size = policy.full_shape(tensor).numel() * tensor.element_size()
-    return Piece(size, partial(policy.full_tensor, tensor, _room), id(tensor), is_cut(tensor))
-
-
 def _weights(policy: TrainedPolicy, is_whole: bool) -> dict[str, Piece]:
     model = policy.trained_model
     tensors = model.state_dict(keep_vars=True) if is_whole else trained_parameters(model)
-    return {name: _piece(policy, tensor) for name, tensor in tensors.items()}
+    return {name: piece_of(policy.backend, tensor, _room) for name, tensor in tensors.items()}
 
 
 def _reference(policy: TrainedPolicy) -> dict[str, Piece]:
     if policy.reference is None:
         return {}
     weights = dict(policy.reference.named_parameters())
-    return {name: _piece(policy, weights[name]) for name in trained_parameters(policy.trained_model)}
-
-
-def _optimizer(policy: TrainedPolicy) -> dict[str, Piece]:
-    if policy.zero is None:
-        return {name: _piece(policy, tensor) for name, tensor in optimizer_tensors(policy).items()}
-    zero, pieces = policy.zero, dict[str, Piece]()
-    if (count := zero.count()) == 0:
-        return pieces
-    for name, parameter in trained_parameters(policy.trained_model).items():
-        for moment in MOMENTS:
-            key, size = f"{name}:{moment}", zero.full_shape(parameter).numel() * 4
-            pieces[key] = Piece(size, partial(zero.moment, parameter, moment), key)
-        pieces[f"{name}:step"] = Piece(4, partial(torch.tensor, float(count)), f"{name}:step")
-    return pieces
-
-
-def optimizer_tensors(policy: TrainedPolicy) -> dict[str, Tensor]:
-    """The moments and counters of torch's optimizer as ``<parameter>:<moment>``."""
-    names = {id(parameter): name for name, parameter in policy.trained_model.named_parameters()}
-    return {
-        f"{names[id(parameter)]}:{key}": value
-        for parameter, moments in policy.optimizer.state.items()
-        for key, value in moments.items()
-        if isinstance(value, Tensor)
-    }
+    return {name: piece_of(policy.backend, weights[name], _room) for name in trained_parameters(policy.trained_model)}
 
 
 def _divide(policy: TrainedPolicy, kinds: Sequence[Mapping[str, Piece]]) -> dict[object, int]:

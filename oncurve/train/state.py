@@ -24,13 +24,14 @@ from torch import Tensor
 
 from oncurve.algorithm.precision import HALF
 from oncurve.errors import CheckpointError
+from oncurve.observe.checksums import FileSum
+from oncurve.policy.backend import trained_parameters
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.model_folder import is_converted, load_model, write_around
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.policy.sharding import fill, is_cut
 from oncurve.policy.tensor_files import TensorFiles
-from oncurve.train.checkpoint_manifest import publish, sum_up, write_checkpoint_manifest
-from oncurve.train.snapshot import Snapshot, is_trained_whole, trained_parameters
+from oncurve.train.checkpoint_manifest import publish, write_checkpoint_manifest
+from oncurve.train.snapshot import Snapshot, is_trained_whole
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ def _write_share(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> dic
         if tensors or (tensors is not None and not snapshot.is_shared):
             path = folder / _file_name(snapshot, policy.processes, stem, policy.processes.rank)
             save_file(_once(tensors), path, metadata={"format": "pt"})
-            written[path.name] = sum_up(path)
+            written[path.name] = FileSum.of(path, flush=True).entry()
     return written
 
 
@@ -169,7 +170,7 @@ def restore(policy: TrainedPolicy, folder: Path, manifest: Mapping[str, Any]) ->
             _fill_whole(policy, folder)
         else:
             _fill(policy, trained_parameters(model), _files(folder, TRAINED))
-        _load_optimizer(policy, _files(folder, OPTIMIZER))
+        policy.backend.load_moments(_files(folder, OPTIMIZER))
         if policy.reference is not None and (found := _files(folder, REFERENCE)):
             weights = dict(policy.reference.named_parameters())
             _fill(policy, {name: weights[name] for name in found}, found)
@@ -210,39 +211,9 @@ def _fill(policy: TrainedPolicy, targets: Mapping[str, Tensor], tensors: Mapping
         name = next(name for name in same if name in tensors)
         target, is_file = targets[name], isinstance(tensors, TensorFiles)
         there = tensors.shape(name) if is_file else tensors[name].shape
-        if policy.full_shape(target) != there:
-            raise ValueError(f"{name} has shape {tuple(policy.full_shape(target))} here and {tuple(there)} there")
-        policy.load_shard(target, tensors.reader(name) if is_file else tensors[name].__getitem__)
-
-
-def _load_optimizer(policy: TrainedPolicy, tensors: TensorFiles) -> None:
-    if policy.zero is not None:
-        policy.zero.load_moments(trained_parameters(policy.trained_model), tensors)
-        return
-    moments: dict[str, dict[str, str]] = {}
-    for key in tensors:
-        name, _, moment = key.rpartition(":")
-        moments.setdefault(name, {})[moment] = key
-    names = {id(parameter): name for name, parameter in policy.trained_model.named_parameters()}
-    described = policy.optimizer.state_dict()
-    state = {
-        place: {moment: _own_part(parameter, tensors, key) for moment, key in moments.pop(name).items()}
-        for group, numbered in zip(policy.optimizer.param_groups, described["param_groups"], strict=True)
-        for parameter, place in zip(group["params"], numbered["params"], strict=True)
-        if (name := names[id(parameter)]) in moments
-    }
-    if moments:
-        raise ValueError(f"the optimizer has no weight {sorted(moments)[0]}")
-    policy.optimizer.load_state_dict({"state": state, "param_groups": described["param_groups"]})
-
-
-def _own_part(parameter: Tensor, tensors: TensorFiles, key: str) -> Tensor:
-    """A moment, or this process's part of it where it has a part of the weight."""
-    if not is_cut(parameter) or tensors.shape(key) != parameter.shape:
-        return tensors[key]
-    part = torch.empty_like(parameter, dtype=tensors.rows(key, slice(0, 0)).dtype, requires_grad=False)
-    fill(part, tensors.reader(key))
-    return part
+        if (here := policy.backend.full_shape(target)) != there:
+            raise ValueError(f"{name} has shape {tuple(here)} here and {tuple(there)} there")
+        policy.backend.load_shard(target, tensors.reader(name) if is_file else tensors[name].__getitem__)
 
 
 def checksum(

@@ -9,10 +9,14 @@ from oncurve.wiring.data import (
     make_prompts,
     make_rows,
     prompt_limit,
+    shared_columns,
     split_rows,
+    with_epochs,
 )
-from oncurve.wiring.policy import make_device, make_optimizer, make_policy, make_processes
+from oncurve.wiring.episodes import NO_QUESTION, make_setup, make_tools_of, with_episodes
+from oncurve.wiring.policy import make_device, make_policy, make_processes
 from oncurve.wiring.rewards import (
+    deciding_reward,
     have_right_answer,
     make_form_reward,
     make_loose_reward,
@@ -27,12 +31,14 @@ from oncurve.wiring.sampling_params import evaluation_sampling, make_sampling
 from oncurve.wiring.servers import make_server_sampler, settle
 
 __all__ = [
+    "NO_QUESTION",
     "Rendered",
     "Rows",
     "algorithm_choices",
     "algorithm_name",
     "check_algorithm",
     "context_of",
+    "deciding_reward",
     "evaluation_sampling",
     "evaluation_section",
     "have_right_answer",
@@ -40,7 +46,6 @@ __all__ = [
     "make_device",
     "make_form_reward",
     "make_loose_reward",
-    "make_optimizer",
     "make_policy",
     "make_processes",
     "make_prompts",
@@ -50,10 +55,15 @@ __all__ = [
     "make_sampler",
     "make_sampling",
     "make_server_sampler",
+    "make_setup",
     "make_structured_reward",
+    "make_tools_of",
     "prompt_limit",
     "reward_options",
     "settle",
+    "shared_columns",
     "split_rows",
     "with_early_grading",
+    "with_episodes",
+    "with_epochs",
 ]

@@ -32,6 +32,8 @@ def check_algorithm(config: Config) -> list[PairingFinding]:
 
     Raises ConfigError for those that a run must not have.
     """
+    if config.sft is not None:
+        return []  # nothing of it is the user's choice
     from oncurve.algorithm.pairings import Choices, check_pairing  # lazy
     from oncurve.algorithm.table import resolve  # lazy
 

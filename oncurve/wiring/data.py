@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from oncurve.config.schema import Config, DataSection, GivenData, WordProblemsData
+from oncurve.config.schema import Config, DataSection, GivenData, SftSection, WordProblemsData
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, DataError
 from oncurve.wiring.rewards import have_right_answer
@@ -14,6 +15,7 @@ from oncurve.wiring.rewards import have_right_answer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from oncurve.data.demonstrations import Demonstration
     from oncurve.data.prompts import Excluded
     from oncurve.records import Prompt
 
@@ -29,25 +31,44 @@ class Rendered:
     during: list[Prompt]
     test: list[Prompt]
     excluded: list[Excluded]
-    """Rows left out because their prompt is too long."""
+    """Rows left out because their prompt, or prompt and demonstration, is too long."""
+    demonstrations: list[Demonstration] = field(default_factory=list)
+    """What a supervised stage learns, for each prompt in ``train``."""
+    shown_during: list[Demonstration] = field(default_factory=list)
+    """Held-out demonstrations, whose loss is measured during a supervised stage."""
+
+    @property
+    def are_answered(self) -> bool:
+        """Some row that is measured on has a reference answer."""
+        return any(prompt.row.get("answer") for prompt in self.test)
 
 
-def make_rows(data: DataSection, *, seed: int, given: Rows | None = None, needs_answer: bool = True) -> Rows:
-    """The rows of a data section; ``given`` are those that a Python program passed.
+def make_rows(
+    data: DataSection,
+    *,
+    seed: int,
+    given: Rows | None = None,
+    needs_answer: bool = True,
+    demonstrated: bool = False,
+) -> Rows:
+    """The rows of a data section; ``given`` are those that a Python program passed. ``demonstrated`` rows may hold
+    completions, messages or text instead of answers.
 
     Without ``needs_answer`` rows of files may have none.
 
     Raises ConfigError where such rows are needed and missing.
     """
     from oncurve.data.datasets import adapt_given_rows, load_rows  # lazy
+    from oncurve.data.demonstrations import demonstrated_row  # lazy
 
+    adapt = demonstrated_row if demonstrated else None
     if isinstance(data, GivenData):
         if given is None:
             raise ConfigError(
                 "data.type is given: the rows were passed from Python, and a recipe cannot hold them. Train or resume "
                 "from the program, with oncurve.Trainer and the same rows; or write them to a file for data.type=jsonl"
             )
-        return adapt_given_rows(given, columns=data.columns)[: data.limit]
+        return adapt_given_rows(given, columns=data.columns, adapt=adapt)[: data.limit]
 
     extra: dict[str, Any] = {"levels": data.levels} if isinstance(data, WordProblemsData) else {}
     return load_rows(
@@ -58,6 +79,7 @@ def make_rows(data: DataSection, *, seed: int, given: Rows | None = None, needs_
         limit=data.limit,
         seed=seed,
         needs_answer=needs_answer,
+        adapt=adapt,
         **extra,
     )
 
@@ -66,15 +88,18 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
     from oncurve.data.datasets import hold_out  # lazy
 
-    seed = config.run.seed
-    needs_answer = have_right_answer(config.rewards, given.rewards)
-    rows = make_rows(config.data, seed=0, given=given.rows, needs_answer=needs_answer)
+    seed = config.evaluation.split_seed
+    kind = {
+        "needs_answer": have_right_answer(config.rewards, given.rewards),
+        "demonstrated": config.sft is not None,
+    }
+    rows = make_rows(config.data, seed=0, given=given.rows, **kind)
     few_shot: Rows = []
     during: Rows = []
     if config.data.few_shot:
         rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
     if config.evaluation.data is not None:
-        test = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows, needs_answer=needs_answer)[
+        test = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows, **kind)[
             : config.evaluation.num_prompts
         ]
     else:
@@ -86,6 +111,14 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
             rows, count=_held_out(rows, config.evaluation.num_prompts_during, "num_prompts_during", config), seed=seed
         )
     return rows, few_shot, during, test
+
+
+def shared_columns(rows: tuple[Rows, Rows, Rows, Rows]) -> list[str]:
+    """Columns that a reward function may ask for: those of the training and of the evaluation rows."""
+    from oncurve.rewards.parameters import columns_of  # lazy
+
+    train, _, during, test = rows
+    return columns_of(train, during, test)
 
 
 def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
@@ -106,39 +139,99 @@ def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
 
 
 def make_prompts(
-    config: Config, tokenizer: PreTrainedTokenizerBase, *, context_tokens: int | None, given: Given = NOTHING
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context_tokens: int | None,
+    given: Given = NOTHING,
+    rows: tuple[Rows, Rows, Rows, Rows] | None = None,
 ) -> Rendered:
-    """Every prompt of the run as tokens.
+    """Every prompt of the run as tokens; ``rows`` are those of ``split_rows``, where somebody has them already.
 
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
-    from oncurve.data.prompts import render_prompts  # lazy
-
-    rows, few_shot, during, test = split_rows(config, given)
+    train_rows, few_shot, during, test = rows or split_rows(config, given)
     limit = prompt_limit(config, context_tokens=context_tokens)
-    excluded: list[Excluded] = []
-
-    def render(part: Rows, data: DataSection) -> list[Prompt]:
-        if not part:
-            return []
-        prompts, too_long = render_prompts(
-            part,
-            cast("Any", tokenizer),
-            template=data.template,
-            chat=data.chat,
-            few_shot=few_shot,
-            max_prompt_tokens=limit,
-        )
-        excluded.extend(too_long)
-        return prompts
-
-    train = render(rows, config.data)
+    writer = _Writer(config, tokenizer, few_shot, limit, context_tokens, given)
+    demonstrations: list[Demonstration] = []
+    shown_during: list[Demonstration] = []
+    if config.sft is None:
+        train, middle = writer.prompts(train_rows, config.data), writer.prompts(during, config.data)
+        asked = writer.prompts(test, evaluation_section(config))
+    else:
+        demonstrations = writer.shown(train_rows, config.data, config.sft)
+        shown_during = writer.shown(during, config.data, config.sft)
+        train = [one.prompt for one in demonstrations]
+        last = config.sft.model_copy(update={"train_on": "last"})
+        held_out = writer.shown(test, evaluation_section(config), last), writer.shown(during, config.data, last)
+        asked, middle = ([one.prompt for one in part if one.leaves_room(limit)] for part in held_out)
+    excluded = writer.excluded
     if len(train) < config.run.prompts_per_step:
         raise DataError(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
             f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
         )
-    return Rendered(train, render(during, config.data), render(test, evaluation_section(config)), excluded)
+    return Rendered(train, middle, asked, excluded, demonstrations, shown_during)
+
+
+@dataclass
+class _Writer:
+    """Rows as prompts or demonstrations, in the words of a recipe."""
+
+    config: Config
+    tokenizer: PreTrainedTokenizerBase
+    few_shot: Rows
+    limit: int | None
+    """Most tokens of a prompt that is sampled from."""
+    context_tokens: int | None
+    given: Given
+    excluded: list[Excluded] = field(default_factory=list)
+    """Rows that were too long."""
+
+    def prompts(self, part: Rows, data: DataSection) -> list[Prompt]:
+        from oncurve.data.prompts import render_prompts  # lazy
+        from oncurve.wiring.episodes import make_tools_of  # lazy
+
+        if not part:
+            return []
+        prompts, too_long = render_prompts(
+            part,
+            cast("Any", self.tokenizer),
+            template=data.template,
+            chat=data.chat,
+            few_shot=self.few_shot,
+            max_prompt_tokens=self.limit,
+            tools_of=make_tools_of(self.config, self.given),
+        )
+        self.excluded += too_long
+        return prompts
+
+    def shown(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
+        from oncurve.data.demonstrations import render_demonstrations  # lazy
+
+        if not part:
+            return []
+        most = [one for one in (sft.max_tokens, self.context_tokens) if one is not None]
+        shown, too_long = render_demonstrations(
+            part,
+            cast("Any", self.tokenizer),
+            template=data.template,
+            chat=data.chat,
+            few_shot=self.few_shot,
+            train_on=sft.train_on,
+            max_tokens=min(most) if most else None,
+        )
+        self.excluded += too_long
+        return shown
+
+
+def with_epochs(config: Config, given: Given = NOTHING) -> Config:
+    """The recipe with as many steps as ``sft.epochs`` asks for."""
+    if config.sft is None or config.sft.epochs is None:
+        return config
+    rows = len(split_rows(config, given)[0])
+    steps = max(1, math.ceil(config.sft.epochs * rows / config.run.prompts_per_step))
+    return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
 
 
 def evaluation_section(config: Config) -> DataSection:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from oncurve.policy.deepspeed import ZeroSettings
+    from oncurve.policy.deepspeed_settings import ZeroSettings
     from oncurve.policy.distributed import Processes
     from oncurve.policy.lora import Adapter
-    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy, WholeCopy
+    from oncurve.policy.policy import TrainedPolicy, WholeCopy
     from oncurve.policy.sharding import Sharding
     from oncurve.policy.unread_model import Unread
 
@@ -34,10 +34,18 @@ def make_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split(". ")[0].splitlines()[0][:200]
-        raise ConfigError(f"policy.device is {name!r}, which this machine does not have: {reason}") from None
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"policy.device is {name!r}, which this machine or its torch does not have. Set policy.device=auto"
+        ) from None
     return device
+
+
+def own_compute_type(config: Config, device: torch.device) -> str:
+    """Type of the arithmetic: the recipe's, or bfloat16 on a GPU and float32 on a CPU."""
+    if config.policy.compute_type != "auto":
+        return config.policy.compute_type
+    return "bfloat16" if device.type == "cuda" else "float32"
 
 
 def make_policy(
@@ -62,15 +70,12 @@ def make_policy(
     device = own_device(config)
     if device.type == "cpu":
         keep_freed_memory(always=not config.policy.gradient_checkpointing)
-    compute = config.policy.compute_type
-    if compute == "auto":
-        compute = "bfloat16" if device.type == "cuda" else "float32"
+    compute = own_compute_type(config, device)
     sharding = None if processes is None else make_sharding(config, processes)
     few_bits = config.policy.quantization is not None  # which are packed on the device itself
     loaded = _load_unread(config, device) if isinstance(sharding, Sharding) and given.model is None else None
-    if loaded is None:
-        loaded = None, _load(config, device if few_bits else torch.device("cpu"), given)
-    unread, (model, tokenizer, adapter) = loaded
+    unread, loaded = loaded or (None, _load(config, device if few_bits else torch.device("cpu"), given))
+    model, tokenizer, adapter = loaded
     if config.policy.train_only:
         train_only(model, config.policy.train_only)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
@@ -86,7 +91,8 @@ def make_policy(
     return TrainedPolicy(
         model,
         tokenizer,
-        optimizer=make_optimizer(config),
+        optimizer=config.optimizer,
+        total_updates=config.run.steps * config.updates_per_step,
         temperature=config.rollouts.temperature,
         compute_type=compute,
         tokens_per_microbatch=config.policy.tokens_per_microbatch,
@@ -154,7 +160,7 @@ def make_sharding(config: Config, processes: Processes) -> Sharding | ZeroSettin
 
     Raises ConfigError for what cannot be cut into parts.
     """
-    from oncurve.policy.deepspeed import read_settings  # lazy
+    from oncurve.policy.deepspeed_settings import read_settings  # lazy
     from oncurve.policy.sharding import Sharding  # lazy
 
     chosen = config.policy
@@ -218,7 +224,8 @@ def _load_unread(
     config: Config, device: torch.device
 ) -> tuple[Unread, tuple[PreTrainedModel, PreTrainedTokenizerBase, Adapter | None]] | None:
     """The same with weights that stay in their files until they are cut; None where they must be loaded whole."""
-    from oncurve.policy.model_folder import load_tokenizer, locate  # lazy
+    from oncurve.observe.run_model import locate  # lazy
+    from oncurve.policy.model_folder import load_tokenizer  # lazy
     from oncurve.policy.unread_model import NotByParts, unread_model  # lazy
 
     place, base, revision = _places(config)
@@ -236,8 +243,8 @@ def _load_unread(
 
 def _places(config: Config) -> tuple[str | None, str, str | None]:
     """The folder of the adapter that the recipe names as its model, if it does; the base and its revision."""
+    from oncurve.observe.run_model import locate  # lazy
     from oncurve.policy.lora import base_of, is_adapter  # lazy
-    from oncurve.policy.model_folder import locate  # lazy
 
     place = locate(config.model)
     if not is_adapter(place):
@@ -248,8 +255,8 @@ def _places(config: Config) -> tuple[str | None, str, str | None]:
 
 def _put_adapter(config: Config, model: PreTrainedModel) -> Adapter | None:
     """The adapter of the recipe, put into the model: that of the folder which it names, or a fresh one."""
-    from oncurve.policy.lora import LoraSettings, add_adapter, open_adapter  # lazy
-    from oncurve.policy.model_folder import locate  # lazy
+    from oncurve.observe.run_model import locate  # lazy
+    from oncurve.policy.lora import add_adapter, open_adapter  # lazy
 
     if config.policy.lora is None:
         return None
@@ -258,8 +265,7 @@ def _put_adapter(config: Config, model: PreTrainedModel) -> Adapter | None:
         return open_adapter(model, place)
     folder = locate(base)
     name = base if base == "embedded" or not Path(folder).is_dir() else str(Path(folder).resolve())
-    settings = LoraSettings(**config.policy.lora.model_dump())
-    return add_adapter(model, settings, base=name, revision=revision, seed=config.run.seed)
+    return add_adapter(model, config.policy.lora, base=name, revision=revision, seed=config.run.seed)
 
 
 def _check_continued(config: Config, place: str) -> None:
@@ -281,8 +287,8 @@ def _needs_copy(config: Config, given: Given = NOTHING) -> bool:
     Raises ConfigError where the base is asked for and training changes it.
     """
     from oncurve.algorithm.table import resolve  # lazy
+    from oncurve.observe.run_model import locate  # lazy
     from oncurve.policy.lora import is_adapter, is_trained  # lazy
-    from oncurve.policy.model_folder import locate  # lazy
     from oncurve.wiring.algorithm import algorithm_choices, algorithm_name  # lazy
 
     if config.policy.lora is None:
@@ -296,15 +302,3 @@ def _needs_copy(config: Config, given: Given = NOTHING) -> bool:
         )
     fresh = not is_adapter(locate(config.model)) and not is_trained(given.model)
     return not (reference == "base" or (reference == "frozen" and fresh and keeps_base))
-
-
-def make_optimizer(config: Config) -> OptimizerSettings:
-    """AdamW's settings, with the number of updates that the schedule spans."""
-    from oncurve.policy.policy import OptimizerSettings  # lazy
-
-    chosen = config.optimizer.model_dump(exclude={"beta1", "beta2"})
-    return OptimizerSettings(
-        betas=(config.optimizer.beta1, config.optimizer.beta2),
-        total_updates=config.run.steps * config.updates_per_step,
-        **chosen,
-    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oncurve.config.rewards import (
     BoxedFormatReward,
     CosineLengthReward,
     CustomReward,
+    EnvironmentSection,
     FormatReward,
     GivenReward,
     HashFormatReward,
@@ -41,27 +43,45 @@ _FORM_REWARDS = (
     RepetitionReward,
 )
 """Rewards that look at a completion alone."""
+SAYS_CORRECT = (
+    R1ZeroReward, MathematicsReward, ProgramsReward, JsonSchemaReward, ToolCallsReward, CosineLengthReward,
+)  # fmt: skip
+"""Rewards with a part "correct" of their own."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What rewards are made in."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Functions of a Python program by the names of their sections."""
+    columns: Sequence[str] | None = None
+    """Columns of the data, which functions of the user's may ask for; None checks nothing."""
 
 
 def make_reward_function(
-    rewards: Sequence[Reward], *, seed: int = 0, given: Mapping[str, Any] | None = None
+    rewards: Sequence[Reward],
+    *,
+    seed: int = 0,
+    given: Mapping[str, Any] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> RewardFunction:
     """The weighted sum of a recipe's rewards; those that rotate are one term of it, those held out are only logged.
 
-    ``given`` holds the functions of a Python program by the names of their sections.
-
-    Raises ConfigError if nothing is left to train on or the rotating ones do not fit together.
+    Raises ConfigError if nothing is left to train on, the rotating ones do not fit together, or a function of the
+    user's asks for something that is not among ``columns``.
     """
     from oncurve.rewards.base import WeightedSum  # lazy
     from oncurve.rewards.rotation import HeldOut  # lazy
 
     if all(reward.held_out for reward in rewards):
         raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
-    total: RewardFunction = WeightedSum(_terms(rewards, seed, given or {}))
+    around = Surroundings(given or {}, columns)
+    total: RewardFunction = WeightedSum(_terms(rewards, seed, around))
     watched: set[str] = set()
     for reward in rewards:
         if reward.held_out:
-            function = make_reward(reward, given or {})
+            function = make_reward(reward, around)
             name = reward.name or function.name
             if name in watched:
                 raise ConfigError(f"rewards: two that are held out are named {name!r}. Give one of them another name")
@@ -82,19 +102,35 @@ def with_early_grading(function: RewardFunction, rewards: Sequence[Reward]) -> R
     return PipelinedRewards(function) if own else function
 
 
-def _terms(rewards: Sequence[Reward], seed: int, given: Mapping[str, Any]) -> list[Term]:
+def _terms(rewards: Sequence[Reward], seed: int, around: Surroundings) -> list[Term]:
     """The rewards that pay, in their order; all that rotate stand where the first of them does."""
     from oncurve.rewards.base import Term  # lazy
 
     terms: list[Term] = []
-    rotating = rotating_rewards(rewards)
+    rotating, deciding = rotating_rewards(rewards), deciding_reward(rewards)
     for reward in rewards:
         if reward.held_out or (reward in rotating and reward is not rotating[0]):
             continue
-        function = _make_rotating(rotating, seed, given) if reward in rotating else make_reward(reward, given)
+        function = _make_rotating(rotating, seed, around) if reward in rotating else make_reward(reward, around)
         name = None if reward in rotating else reward.name
-        terms.append(Term(function, weight=reward.weight, name=name, only_if_correct=reward.only_if_correct))
+        terms.append(
+            Term(
+                function,
+                weight=reward.weight,
+                name=name,
+                only_if_correct=reward.only_if_correct,
+                decides=reward is deciding,
+            )
+        )
     return terms
+
+
+def deciding_reward(rewards: Sequence[Reward]) -> Reward | None:
+    """The user's function whose value of 1 means a correct answer; None where a reward of the package says so."""
+    paid = [reward for reward in rewards if not reward.held_out]
+    if any(isinstance(reward, SAYS_CORRECT) for reward in paid):
+        return None
+    return next((reward for reward in paid if isinstance(reward, (CustomReward, GivenReward))), None)
 
 
 def rotating_rewards(rewards: Sequence[Reward]) -> list[Reward]:
@@ -112,11 +148,11 @@ def rotating_rewards(rewards: Sequence[Reward]) -> list[Reward]:
     return rotating
 
 
-def _make_rotating(rotating: Sequence[Reward], seed: int, given: Mapping[str, Any]) -> RewardFunction:
+def _make_rotating(rotating: Sequence[Reward], seed: int, around: Surroundings) -> RewardFunction:
     """One term in which the rewards take turns; all of them are graded and logged at every step."""
     from oncurve.rewards.rotation import Rotating  # lazy
 
-    functions = [make_reward(reward, given) for reward in rotating]
+    functions = [make_reward(reward, around) for reward in rotating]
     for function, reward in zip(functions, rotating, strict=True):
         function.name = reward.name or function.name
     return Rotating(functions, every_steps=rotating[0].rotate_every_steps, seed=seed, grade_all=True)
@@ -165,11 +201,15 @@ def describe_rewards(rewards: Sequence[Reward]) -> list[str]:
     return lines
 
 
-def make_reward(reward: Reward, given: Mapping[str, Any] | None = None) -> RewardFunction:
+def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> RewardFunction:
     """One term of the reward."""
     match reward:
         case GivenReward():
-            return _given_reward(reward, given or {})
+            return _given_reward(reward, around)
+        case EnvironmentSection():
+            from oncurve.rewards.environment_reward import EnvironmentReward  # lazy
+
+            return EnvironmentReward()
         case R1ZeroReward():
             from oncurve.rewards.r1_zero import R1Zero  # lazy
 
@@ -186,6 +226,7 @@ def make_reward(reward: Reward, given: Mapping[str, Any] | None = None) -> Rewar
             from oncurve.rewards.custom import from_function, load_function  # lazy
 
             function = load_function(reward.function)
+            _check_parameters(function, reward.function, around)
             if reward.isolate:
                 from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
 
@@ -197,16 +238,25 @@ def make_reward(reward: Reward, given: Mapping[str, Any] | None = None) -> Rewar
             return make_form_reward(reward)
 
 
-def _given_reward(reward: GivenReward, given: Mapping[str, Any]) -> RewardFunction:
+def _check_parameters(function: Any, location: str, around: Surroundings) -> None:
+    from oncurve.rewards.parameters import check_parameters  # lazy
+
+    if around.columns is not None:
+        check_parameters(function, around.columns, location=location)
+
+
+def _given_reward(reward: GivenReward, around: Surroundings) -> RewardFunction:
     from oncurve.rewards.custom import from_function  # lazy
 
-    if reward.name not in given:
+    if reward.name not in around.given:
         raise ConfigError(
             f"rewards: {reward.name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "
             f"program, with oncurve.Trainer and the same functions; or name the function in the recipe with "
             f"type: custom and function: file.py:name"
         )
-    return from_function(given[reward.name], name=reward.name, timeout_seconds=reward.timeout_seconds)
+    function = around.given[reward.name]
+    _check_parameters(function, str(reward.name), around)
+    return from_function(function, name=reward.name, timeout_seconds=reward.timeout_seconds)
 
 
 def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeReward) -> RewardFunction:

@@ -6,6 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from oncurve.config.schema import Config
+from oncurve.data.given import NOTHING, Given
+from oncurve.wiring.episodes import with_episodes
 from oncurve.wiring.sampling_params import make_sampling
 
 if TYPE_CHECKING:
@@ -15,8 +17,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def make_sampler(config: Config) -> Sampler:
-    """What samples completions."""
+def make_sampler(config: Config, given: Given = NOTHING) -> Sampler:
+    """What samples completions; ``given`` holds the tools and environments that a Python program passed."""
+    return with_episodes(_make_plain_sampler(config), config, given)
+
+
+def _make_plain_sampler(config: Config) -> Sampler:
+    """What samples turns."""
     params = make_sampling(config)
     match config.rollouts.type:
         case "engine" | "auto":  # what is only measured samples in this process

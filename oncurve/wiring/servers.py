@@ -152,7 +152,6 @@ def make_server_sampler(config: Config) -> ServerSampler:
     import torch
 
     from oncurve.model.decode_memory import USUAL_ROWS  # lazy
-    from oncurve.rollouts.servers.deadlines import Deadlines  # lazy
     from oncurve.rollouts.servers.server_sampler import ServerSampler  # lazy
     from oncurve.rollouts.servers.store import memory_folder  # lazy
     from oncurve.wiring.sampling_params import make_sampling  # lazy
@@ -174,7 +173,7 @@ def make_server_sampler(config: Config) -> ServerSampler:
         weights_address=chosen.weights_address,
         token=os.environ.get(TOKEN_VARIABLE),
         max_rows=USUAL_ROWS if chosen.max_rows == "auto" else chosen.max_rows,
-        deadlines=Deadlines(**chosen.deadlines.model_dump()),
+        deadlines=chosen.deadlines,
         local=local,
         transfer=transfer,
         sleep=chosen.sleep,
@@ -234,8 +233,8 @@ def shares_gpu(config: Config) -> bool:
 
 def base_model(config: Config) -> str:
     """Folder or name of the model that servers are started with: the base, where an adapter is trained further."""
+    from oncurve.observe.run_model import locate  # lazy
     from oncurve.policy.lora import base_of, is_adapter  # lazy
-    from oncurve.policy.model_folder import locate  # lazy
 
     found = locate(config.model)
     return locate(base_of(found)[0]) if is_adapter(found) else found

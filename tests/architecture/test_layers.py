@@ -1,6 +1,6 @@
 """May a module import what it imports?
 
-    0  records   batch   errors   stats
+    0  records   batch   errors   stats   settings
     1  algorithm   sandbox   observe   recipes   tasks
     2  model   config   rewards
     3  rollouts   data   plan   convert
@@ -8,8 +8,9 @@
     5  train   wiring   report   coldstart
     6  session
     7  commands   interface
-    8  cli
-    9  __main__
+    8  trl
+    9  cli
+   10  __main__
 
 A module imports its own folder and lower layers. That no two modules import each other stands in test_rooms.py.
 """
@@ -24,7 +25,7 @@ from offenders import assert_none
 from source import imports, imports_with_lines, known, modules, place
 
 LAYERS = (
-    ("records", "batch", "errors", "stats"),
+    ("records", "batch", "errors", "stats", "settings"),
     ("algorithm", "sandbox", "observe", "recipes", "tasks"),
     ("model", "config", "rewards"),
     ("rollouts", "data", "plan", "convert"),
@@ -32,6 +33,7 @@ LAYERS = (
     ("train", "wiring", "report", "coldstart"),
     ("session",),
     ("commands", "interface"),
+    ("trl",),
     ("cli",),
     ("__main__",),
 )
@@ -48,9 +50,9 @@ NEVER = {
 PLAIN = set()
 """Plain data that a neighbour may read: a recipe is checked against the table of algorithms."""
 TORCH_FREE = (
-    "records", "errors", "stats", "config", "rewards", "sandbox", "tasks", "observe", "recipes", "data", "doctor",
-    "plan", "cli", "launch", "convert",
-)  # fmt: skip  # fmt: skip
+    "records", "errors", "stats", "settings", "config", "rewards", "sandbox", "tasks", "observe", "recipes", "data",
+    "doctor", "plan", "cli", "launch", "convert",
+)  # fmt: skip
 EXCEPT = ("data.collate",)
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from source import PACKAGE, files, imports, known, module_name, modules
 
-TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats"}
+TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats", "settings"}
 """The only files at the top level of the package; everything else stands in a folder."""
 TWICE = {
     "algorithm": {"algorithm.algorithm", "config.algorithm", "wiring.algorithm"},
@@ -22,7 +22,7 @@ TWICE = {
     "rollouts": {"config.rollouts", "wiring.rollouts"},
 }
 """Module names that stand in several folders: sections of a recipe, their wiring, and interfaces of a folder."""
-MAX_FLOORS = 9
+MAX_FLOORS = 10
 LAZY = "# lazy"
 
 

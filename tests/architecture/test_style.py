@@ -81,7 +81,7 @@ def test_every_exception_is_caught_at_one_boundary_only() -> None:
     assert_none(
         f"{place(module, handler.lineno)} catches everything"
         for module, handler in handlers
-        if module != "rewards.base" and is_broad(handler)
+        if module != "errors" and is_broad(handler)
     )
 
 

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from oncurve.coldstart.supervised import SHIPPED, UPDATES, ColdStart, coldstart, fine_tune
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.errors import CheckpointError, DataError, TrainingError
-from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.model_folder import load_model
 from oncurve.tasks.word_problems import demonstrations, word_problems
 
 SMALL = ColdStart(num_texts=96, batch_size=8, hidden_size=32, num_layers=1)

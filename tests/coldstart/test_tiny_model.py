@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from oncurve.coldstart.tiny_model import TAGS, tiny_model, tiny_tokenizer
-from oncurve.policy.model_folder import EMBEDDED, load_model
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.model_folder import load_model
 from oncurve.tasks.word_problems import demonstrations, word_problems
 
 

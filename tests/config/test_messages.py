@@ -62,7 +62,7 @@ def test_a_wrong_value_is_explained_without_the_words_of_a_library(override: str
     ("text", "said"),
     [
         ("model: x\ndata:\n\ttype: gsm8k\n", "line 3 is indented with a tab. Indent with spaces"),
-        ("model: x\ndata: {path: rows.jsonl}\n", "A file of JSON lines is data.type=jsonl"),
+        ("model: x\ndata: {path: rows}\n", "the key data.type is needed and missing"),
         ("model: x\n", "such as `data: {type: gsm8k}`"),
         ("data: {type: gsm8k}\n", "such as `model: Qwen/Qwen2.5-0.5B`"),
         ("model: [", "not valid YAML: line 1"),
@@ -102,7 +102,7 @@ def test_a_model_that_is_not_there_is_said_without_asking_a_hub(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"no such folder|the folder holds no model"):
+    with pytest.raises(CheckpointError, match=r"no such folder|the folder has no config.json"):
         CliRunner().invoke(app, ["sample", name, "?"], catch_exceptions=False)
 
 
@@ -113,4 +113,4 @@ def test_a_small_file_trains_with_the_usual_settings(tmp_path: Path) -> None:
     recipe.write_text("model: embedded\ndata: {type: jsonl, path: rows.jsonl}\n")
     said = CliRunner().invoke(app, ["check", str(recipe)], catch_exceptions=False)
     assert said.exit_code == 0
-    assert "24 training and 6 other rows" in said.output
+    assert "OK: 24 training rows, 0 validation, 6 test." in said.output

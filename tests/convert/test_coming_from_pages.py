@@ -1,13 +1,10 @@
-"""Do the pages for people who come from elsewhere name keys that exist, and show what the converter writes?"""
+"""Does the page for people who come from verl name keys that exist?"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-
-from oncurve.commands.convert import convert_file
 from oncurve.config.load import parse_config
 from oncurve.config.messages import known_keys
 from oncurve.config.schema import Config
@@ -24,17 +21,6 @@ def between(page: str, name: str) -> str:
 def block(text: str, language: str) -> str:
     [found] = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     return found
-
-
-def test_the_recipe_beside_the_script_is_what_the_converter_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shown = between("coming_from_trl.md", "example")
-    Path("train_grpo.py").write_text(block(shown, "python"))
-    text, is_whole = convert_file(Path("train_grpo.py"), None)
-    assert text == block(shown, "yaml")
-    assert is_whole
 
 
 def test_every_key_named_for_people_from_verl_exists() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables.trl_options import options_markdown
+from tables.trl_options import filled
 
 from oncurve.config.messages import known_keys
 from oncurve.convert.draft import Draft, recipe_text
@@ -120,10 +120,10 @@ def test_an_idle_option_is_said_to_be_idle_and_changes_nothing(name: str) -> Non
 
 @pytest.mark.parametrize("name", list(older()))
 def test_an_older_name_is_not_unknown(name: str) -> None:
-    value = 0.1 if name == "warmup_ratio" else 100 if name == "max_prompt_length" else "no"
+    value = 0.1 if name == "warmup_ratio" else "no" if name.endswith("strategy") else 16
     draft = converted({name: value})
     assert not [note for note in draft.notes if note.kind == "unknown"]
-    assert keys(draft) != keys(converted({})) or draft.notes or older()[name].now == "eval_strategy"
+    assert keys(draft) != keys(converted({})) or draft.notes or older()[name].now in table()
 
 
 def test_an_unknown_option_is_reported_with_the_nearest_name() -> None:
@@ -140,10 +140,9 @@ def test_defaults_that_differ_are_written_out() -> None:
         assert line in said
 
 
-def test_the_page_shows_the_table_of_the_converter() -> None:
+def test_the_page_shows_the_table_of_the_converter_and_the_results() -> None:
     page = (ROOT / "docs" / "coming_from_trl.md").read_text(encoding="utf-8")
-    between = page.split("<!-- options:begin -->\n")[1].split("<!-- options:end -->")[0]
-    assert between == options_markdown() + "\n", "python docs/tables/trl_options.py docs/coming_from_trl.md writes it"
+    assert page == filled(page), "python docs/tables/trl_options.py docs/coming_from_trl.md writes it"
 
 
 def test_a_constant_schedule_has_no_warm_up_unless_its_name_says_so() -> None:

@@ -43,7 +43,7 @@ def test_sound_data_give_no_finding() -> None:
 def test_rows_whose_gold_answer_is_refused_are_listed_with_the_reason() -> None:
     findings = check(gold=lambda row: f"<answer> {row['answer'].replace('3', 'three')} </answer>")
     assert [(each.severity, each.rows) for each in findings] == [("error", (2,))]
-    assert findings[0].what == "the reward calls the row's own gold answer wrong"
+    assert findings[0].what == "the reward calls the row's own reference answer wrong"
     assert "row 2: answer '3'" in findings[0].example
     assert findings[0].example.endswith("compared")
     lenient = check(
@@ -54,7 +54,7 @@ def test_rows_whose_gold_answer_is_refused_are_listed_with_the_reason() -> None:
 
 def test_a_template_that_asks_for_another_form_than_the_reward_is_found() -> None:
     findings = check(template="boxed")
-    assert findings[0].what == "the reward refuses the form of the gold completion"
+    assert findings[0].what == "the reward does not accept the format of the reference completion"
     assert findings[0].rows == tuple(range(10))
     assert "data.template" in findings[0].remedy
 
@@ -66,7 +66,7 @@ def test_a_grader_that_fails_is_not_a_wrong_answer() -> None:
 
     findings = check(grade=failing)
     assert [(each.what, each.rows) for each in findings] == [
-        ("grading the row's own gold answer failed (timeout)", (0,))
+        ("grading the row's own reference answer failed (timeout)", (0,))
     ]
 
 

@@ -66,7 +66,7 @@ def test_a_reward_that_looks_at_an_answer_must_pay_for_it(tmp_path: Path) -> Non
     assert check(tmp_path, "{type: custom, function: 'rewards.py:right'}", answers=True)[0] == 0
     code, output = check(tmp_path, "{type: custom, function: 'rewards.py:wrong'}", answers=True)
     assert code == 1
-    assert "the reward calls the row's own gold answer wrong" in output
+    assert "the reward calls the row's own reference answer wrong" in output
 
 
 def test_a_grader_that_fails_never_passes(tmp_path: Path) -> None:

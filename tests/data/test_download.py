@@ -104,8 +104,8 @@ def test_a_model_that_needs_a_token_says_so(hub: list[dict[str, Any]], tmp_path:
     [
         (["mth"], "Did you mean 'math'"),
         (["./here/it"], "a model of the hub"),
-        (["math", "--include", "*.json"], "belong to a model"),
-        (["a/b", "--split", "test"], "belongs to a data set"),
+        (["math", "--include", "*.json"], "are for models"),
+        (["a/b", "--split", "test"], "is for datasets"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: list[str], said: str, tmp_path: Path) -> None:

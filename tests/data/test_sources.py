@@ -173,7 +173,7 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch: pytest.M
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(
-        DataError, match=r"nobody/nothing: the split 'train' cannot be loaded: Couldn't reach .* network"
+        DataError, match=r"nobody/nothing: the split 'train' cannot be loaded: it is not on this machine.* network"
     ):
         load_rows("huggingface", path="nobody/nothing")
 
@@ -188,3 +188,33 @@ def test_an_empty_hub_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reading_json_lines_does_not_import_the_datasets_library() -> None:
     assert "datasets" not in vars(sources)
+
+
+def test_csv_is_read_with_its_first_line_as_columns(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(
+        '﻿question,answer,level\r\n"How much is 2, 3 and 4 added?",9,1\r\n\r\n"Two\nlines?","x ""y""",2\r\n'.encode()
+    )
+    rows = load_rows("csv", path=path)
+    assert [row["question"] for row in rows] == ["How much is 2, 3 and 4 added?", "Two\nlines?"]
+    assert [row["answer"] for row in rows] == ["9", 'x "y"']
+    assert rows[1]["level"] == "2"
+    tabs = tmp_path / "rows.tsv"
+    tabs.write_text("problem\tlabel\n1+1?\t2\n")
+    assert load_rows("jsonl", path=tabs, columns={"question": "problem", "answer": "label"})[0]["answer"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("question,answer\n1, 2 and 3?,6\n", r"line 2: 3 values for 2 columns.*quotation marks"),
+        ("question,answer\n", "there are no rows"),
+        ("", "there are no rows"),
+        ("problem,label\n1+1?,2\n", r"there is no column 'answer'"),
+    ],
+)
+def test_what_is_wrong_in_a_csv_file_is_said_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=said):
+        load_rows("csv", path=path)

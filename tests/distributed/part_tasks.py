@@ -18,7 +18,7 @@ from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.train.checkpoint_manifest import verify
-from oncurve.train.snapshot import capture, optimizer_tensors
+from oncurve.train.snapshot import capture
 from oncurve.train.state import restore, write
 from oncurve.wiring.policy import make_policy
 
@@ -127,10 +127,14 @@ def memory(processes: Processes, *, model: Path, root: Path) -> dict[str, int]:
 
 def state_of(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
     """All weights, moments and the weights of the reference, whole."""
-    found = {name: policy.full_tensor(p).clone() for name, p in policy.trained_model.named_parameters()}
-    found |= {name: policy.full_tensor(value).clone() for name, value in optimizer_tensors(policy).items()}
+    found = {name: policy.backend.full_tensor(p).clone() for name, p in policy.trained_model.named_parameters()}
+    found |= {
+        name: policy.backend.full_tensor(value).clone() for name, value in policy.backend.optimizer_tensors().items()
+    }
     if policy.reference is not None:
-        found |= {f"ref:{name}": policy.full_tensor(p).clone() for name, p in policy.reference.named_parameters()}
+        found |= {
+            f"ref:{name}": policy.backend.full_tensor(p).clone() for name, p in policy.reference.named_parameters()
+        }
     return found
 
 

@@ -14,12 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
-from oncurve.policy.deepspeed import ZeroSettings
+from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import Processes
-from oncurve.policy.lora import LoraSettings, add_adapter
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.lora import add_adapter
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.sharding import Sharding
 from oncurve.records import Completion, Group, Mean, Prompt
+from oncurve.settings import LoraSettings, OptimizerSettings
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5
 
@@ -144,9 +145,9 @@ def train(
         add(statistics, policy.update())
     if after is not None:
         after(policy)
-    weights = {name: policy.full_tensor(p).clone() for name, p in policy.trained_model.named_parameters()}
+    weights = {name: policy.backend.full_tensor(p).clone() for name, p in policy.trained_model.named_parameters()}
     policy.publish()
-    has_all = not policy.is_divided or policy.model is not policy.trained_model
+    has_all = not policy.backend.is_divided or policy.model is not policy.trained_model
     shown = {name: p.detach().clone() for name, p in policy.model.named_parameters()} if has_all else None
     return {
         "weights": weights,

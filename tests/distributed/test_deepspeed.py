@@ -19,10 +19,10 @@ import torch
 
 from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
-from oncurve.policy.deepspeed import ZeroSettings, read_settings, resolve
+from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings, resolve
 from oncurve.policy.distributed import ALONE
-from oncurve.policy.optimizer import OptimizerSettings
 from oncurve.recipes.find import find_recipe
+from oncurve.settings import OptimizerSettings
 
 PYTHON = os.environ.get("ONCURVE_DEEPSPEED_PYTHON") or (
     sys.executable if importlib.util.find_spec("deepspeed") else None

@@ -18,7 +18,7 @@ import workers
 from safetensors.torch import save_file
 
 from oncurve.errors import ConfigError
-from oncurve.policy.deepspeed import ZeroSettings, read_settings
+from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
 from oncurve.policy.distributed import Processes
 from oncurve.policy.tensor_files import TensorFiles
 from oncurve.train.snapshot import capture
@@ -98,8 +98,8 @@ def load(policy: Any, place: Path, kind: str) -> None:
         return
     saved, moments = (TensorFiles(place.glob(f"{stem}*.safetensors")) for stem in ("trained", "optimizer"))
     for name, tensor in policy.trained_model.state_dict(keep_vars=True).items():
-        policy.load_shard(tensor, saved.reader(name))
-    policy.zero.load_moments(dict(policy.trained_model.named_parameters()), moments)
+        policy.backend.load_shard(tensor, saved.reader(name))
+    policy.backend.load_moments(moments)
     policy.publish()
     policy.num_updates = json.loads((place / "state.json").read_text())["num_updates"]
 

@@ -34,6 +34,7 @@ FLAT = {"evaluation/correct_fraction": 0.25, "evaluation/any_format_fraction": 0
 COIN = [example(k, is_right=k % 2 == 0, reward=float(k % 4 < 2)) for k in range(80)]
 
 SICK: dict[str, list[Case]] = {
+    "environments_fail": [case({"episode/failed_fraction": 0.2})],
     "grader_errors": [case({"reward/error_fraction": 0.02}), case({"evaluation/error_fraction": 0.06})],
     "reward_constant": [
         case({"reward/min": 1.0, "reward/max": 1.0, "reward/std": 0.0, "reward/correct": None, "reward/format": None})
@@ -67,6 +68,10 @@ SICK: dict[str, list[Case]] = {
         )
     ],
     "truncation": [case({"completion/truncated_fraction": 0.15}), case({"completion/truncated_fraction": 0.9})],
+    "tools_unused": [case({"episode/calls": 0.001}, {"rollouts.tools": ["calculator"]})],
+    "calls_malformed": [case({"episode/malformed_calls": 0.5, "episode/tool_errors": 0.6, "episode/calls": 1.0})],
+    "tools_broken": [case({"episode/malformed_calls": 0.01, "episode/tool_errors": 0.7, "episode/calls": 1.0})],
+    "turns_at_limit": [case({"episode/ended/turns": 0.4})],
     "sampling_narrow": [
         case({"group/zero_signal_fraction": 0.7}, {"rollouts.temperature": 0.1}),
         case({"group/zero_signal_fraction": 0.7}, {"rollouts.top_p": 0.2}),
@@ -127,6 +132,7 @@ SICK: dict[str, list[Case]] = {
 """For each check, runs on which it must speak."""
 
 NEARLY: dict[str, list[Case]] = {
+    "environments_fail": [case({"episode/failed_fraction": 0.005})],
     "grader_errors": [case({"reward/error_fraction": 0.009})],
     "reward_constant": [case({"reward/min": 0.0, "reward/max": lambda x: 0.0 if x < 0.8 else 1.0})],
     "grader_inverted": [case(examples=paid(right=0.8, wrong=1.0)), case(examples=paid(right=0.0, wrong=1.0, count=8))],
@@ -161,6 +167,10 @@ NEARLY: dict[str, list[Case]] = {
         case({"completion/truncated_fraction": 0.09}),
         case({"completion/truncated_fraction": late(0.0, 0.5)}),
     ],
+    "tools_unused": [case({"episode/calls": 0.001}), case({"episode/calls": 0.1}, {"rollouts.tools": ["calculator"]})],
+    "calls_malformed": [case({"episode/malformed_calls": lambda x: 0.6 - 0.6 * x, "episode/tool_errors": 0.6})],
+    "tools_broken": [case({"episode/malformed_calls": 0.6, "episode/tool_errors": 0.7})],
+    "turns_at_limit": [case({"episode/ended/turns": lambda x: 0.5 - 0.4 * x})],
     "sampling_narrow": [
         case({}, {"rollouts.temperature": 0.1}),
         case({"group/zero_signal_fraction": 0.7}, {"rollouts.temperature": 0.6}),

@@ -14,7 +14,7 @@ from tables.doctor import doctor_markdown
 
 from oncurve.config.load import load_config
 from oncurve.config.messages import known_keys
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput
+from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, check_names
 from oncurve.observe.metrics import GLOSSARY
 from oncurve.recipes.find import find_recipe
@@ -26,7 +26,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "doctor_runs.json"
 def constants() -> set[str]:
     """Every string in the checks, parts of joined strings included."""
     found: set[str] = set()
-    for module in (grading, groups, lengths, policy_health, throughput):
+    for module in (grading, groups, lengths, policy_health, throughput, tool_use):
         tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
         found |= {
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -114,5 +114,5 @@ def test_the_results_are_shown_with_their_counts() -> None:
 
 
 def test_all_checks_are_found_in_a_section_of_the_page() -> None:
-    modules = {module.__name__ for module in (grading, groups, lengths, policy_health, throughput)}
+    modules = {module.__name__ for module in (grading, groups, lengths, policy_health, throughput, tool_use)}
     assert {check.function.__module__ for check in CHECKS} == modules

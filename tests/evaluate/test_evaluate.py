@@ -77,7 +77,7 @@ def test_prompts_go_to_the_sampler_in_parts_with_the_given_decoding() -> None:
         on_progress=lambda done, total: told.append((done, total)),
     )
     assert sampler.calls == [(2, 1, 7, GREEDY), (2, 1, 7, GREEDY), (1, 1, 7, GREEDY)]
-    assert told == [(2, 5), (4, 5), (5, 5)]
+    assert told == [(0, 5), (2, 5), (4, 5), (5, 5)]
 
 
 def test_several_completions_of_a_prompt_are_counted_and_drawn_together() -> None:

@@ -11,9 +11,9 @@ from evaluation_fakes import Boxed, Reciter, prompts_of
 
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate import resumable as module
-from oncurve.evaluate.benchmarks import Grader
-from oncurve.evaluate.evaluate import Evaluation
-from oncurve.evaluate.resumable import PartialResults, measure, pooled_outcomes
+from oncurve.evaluate.evaluate import Evaluation, evaluate
+from oncurve.evaluate.numbers import pooled_outcomes
+from oncurve.evaluate.resumable import PartialResults
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 
@@ -41,13 +41,18 @@ class Interrupted(Reciter):
         return super().sample(prompts, group_size, step=step, params=params)
 
 
-def grader() -> Grader:
-    return Grader(Boxed(), None, lambda text: text.strip("[]"), "boxed")
-
-
 def run(folder: Path, sampler: Reciter, *, settings: dict[str, object] | None = None) -> Evaluation:
     with PartialResults(folder, settings or {"seed": 0}, samples=2, num_prompts=len(TEXTS)) as kept:
-        return measure(prompts_of(len(TEXTS)), sampler, grader(), params=WARM, kept=kept)
+        return evaluate(
+            prompts_of(len(TEXTS)),
+            sampler,
+            Boxed(),
+            params=WARM,
+            extract=lambda text: text.strip("[]"),
+            samples_per_prompt=2,
+            prompts_per_call=module.prompts_per_call(2),
+            kept=kept,
+        )
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
@@ -112,14 +117,6 @@ def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         PartialResults(tmp_path / "file" / "folder", {}, samples=1, num_prompts=1)
-
-
-def test_greedy_completions_are_not_asked_for_twice(tmp_path: Path) -> None:
-    with PartialResults(tmp_path, {}, samples=2, num_prompts=1) as kept:
-        with pytest.raises(ConfigError, match="same completion 2 times"):
-            measure(prompts_of(1), Reciter(["[1]"]), grader(), params=SamplingParams(temperature=0.0), kept=kept)
-        with pytest.raises(DataError, match="no problem"):
-            measure([], Reciter(["[1]"]), grader(), params=WARM, kept=kept)
 
 
 def test_runs_are_pooled_over_the_problems_that_all_of_them_have_graded(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oncurve
 from oncurve.errors import ConfigError
 from oncurve.interface.trainer import Trainer
-from oncurve.policy.model_folder import locate
+from oncurve.observe.run_model import locate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing:FutureWarning"

@@ -131,9 +131,9 @@ def test_a_resumed_run_refuses_another_reward(tmp_path: Path) -> None:
     next(steps)
     steps.close()  # type: ignore[attr-defined]
     for other in (scaled(2.0), Counting(0.0), holds):
-        with pytest.raises(ConfigError, match="is not the run that was saved"):
+        with pytest.raises(ConfigError, match="was saved with other settings"):
             begun(other).resume()
-    with pytest.raises(ConfigError, match="is not the run that was saved"):
+    with pytest.raises(ConfigError, match="was saved with other settings"):
         Trainer("embedded", ROWS[1:], scaled(1.0), run=run_of(tmp_path, steps=3), **SMALL).resume()
     assert not begun(scaled(1.0)).resume().is_interrupted
 

@@ -16,9 +16,10 @@ from oncurve.algorithm.logprobs import from_hidden
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
-from oncurve.policy.lora import Adapter, LoraSettings, add_adapter
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.lora import Adapter, add_adapter
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group
+from oncurve.settings import LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,7 +71,7 @@ def by_rows(batch: Batch, rows: int) -> Iterator[Batch]:
 def gradient(policy: TrainedPolicy, microbatches: Iterator[Batch]) -> Tensor:
     """The gradient of the adapter, with a KL to the base under it, as one long vector."""
     algorithm = build("grpo", group_size=GROUP_SIZE, max_completion_tokens=LONGEST, kl_coef=0.1)
-    policy.optimizer.zero_grad(set_to_none=True)
+    policy.backend.optimizer.zero_grad(set_to_none=True)
     for microbatch in microbatches:
         logprobs, entropy = policy.logprobs(microbatch)
         policy.backward(algorithm.loss(logprobs, entropy, microbatch)[0])

@@ -15,8 +15,9 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.batch import Batch, Rewards
 from oncurve.data.collate import collate
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean
+from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,7 +92,7 @@ def accumulate(policy: TrainedPolicy, algorithm: Algorithm, microbatches: Iterat
 
 def gradient(policy: TrainedPolicy, algorithm: Algorithm, microbatches: Iterator[Batch]) -> Tensor:
     """The gradient that microbatches leave behind, as one long vector."""
-    policy.optimizer.zero_grad(set_to_none=True)
+    policy.backend.optimizer.zero_grad(set_to_none=True)
     accumulate(policy, algorithm, microbatches)
     pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.model.parameters()]
     return torch.cat([piece.flatten() for piece in pieces]).clone()

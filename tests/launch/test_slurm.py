@@ -142,7 +142,7 @@ def test_a_job_that_is_told_to_go_saves_and_goes_on_when_it_comes_again(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     again = start("second.txt")
     assert again.wait(timeout=200) == 0, (tmp_path / "second.txt").read_text()
-    assert "going on after step" in (tmp_path / "second.txt").read_text()
+    assert "resuming after step" in (tmp_path / "second.txt").read_text()
     assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == list(range(7))
     assert len((cluster / "requeued").read_text().split()) == 1
 

@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.observe.record import read_metrics
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
+from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from oncurve.train.run import Run
@@ -56,7 +57,7 @@ def beginner(tokenizer: PreTrainedTokenizerFast, *, with_reference: bool, seed: 
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config).eval()
     reference = copy.deepcopy(model).requires_grad_(False) if with_reference else None
-    settings = OptimizerSettings(learning_rate=0.004, betas=(0.9, 0.95))
+    settings = OptimizerSettings(learning_rate=0.004, beta2=0.95)
     return TrainedPolicy(model, tokenizer, optimizer=settings, reference=reference)
 
 

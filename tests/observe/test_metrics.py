@@ -21,7 +21,7 @@ def test_no_key_is_listed_twice() -> None:
 
 def flaws(metric: Metric) -> Iterator[str]:
     """What an entry lacks, and what is wrong with its key."""
-    if not re.fullmatch(r"[a-z]+/(held_out/)?([a-z_]+|<[a-z]+>)(_gpu<number>_[a-z]+)?(_gib)?", metric.key):
+    if not re.fullmatch(r"[a-z]+/(held_out/|ended/)?([a-z_]+|<[a-z]+>)(_gpu<number>_[a-z]+)?(_gib)?", metric.key):
         yield "its key is not well formed"
     if not metric.unit:
         yield "no unit"

@@ -82,7 +82,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
 def test_a_broken_line_elsewhere_is_an_error_with_its_number(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{broken}\n{{"step": 3}}\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl: line 2 is no JSON object"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl: line 2 is not a JSON object"):
         read_metrics(path)
 
 
@@ -117,7 +117,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         RunFolder(tmp_path / "run")
-    with pytest.raises(ConfigError, match="cannot be used as a run folder"):
+    with pytest.raises(ConfigError, match="is a file, not a folder"):
         RunFolder(tmp_path / "run" / "below")
 
 

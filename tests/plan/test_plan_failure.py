@@ -38,5 +38,5 @@ def test_a_lost_sampler_costs_its_share_of_one_step() -> None:
 
 def test_the_text_says_it() -> None:
     result = CliRunner().invoke(app, ["plan", "gsm8k", "--placement", "disaggregated"], catch_exceptions=False)
-    assert "a trainer that is taken away costs at most 50 steps" in result.output
-    assert "a sampler that is taken away costs at most" in result.output
+    assert "if the trainer is preempted, you lose at most 50 steps" in result.output
+    assert "if a rollout server is preempted, you lose at most" in result.output

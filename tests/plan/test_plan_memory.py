@@ -192,7 +192,8 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
     packed: bool, checkpointing: bool, compute: Literal["float32", "bfloat16"]
 ) -> None:
     """Within 6 %, on a model small enough for a test; a change of the forward pass must change the constants."""
-    from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.settings import OptimizerSettings
 
     config = Qwen2Config(
         vocab_size=SMALL.vocabulary,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from oncurve.commands.plan import plan_recipe
 from oncurve.errors import ConfigError
 from oncurve.plan.find_shape import find_shape
-from oncurve.plan.fleet import FleetQuestion, planned_servers, planned_speeds, read_counts
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.setup import Setup, Work
-from oncurve.plan.simulate import FleetLayout, Losses, Network, Simulated, Speeds, cut_lognormal, simulate
 from oncurve.plan.step_time import sample_seconds, step_time
-from oncurve.recipes.find import find_recipe
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from fleet import FleetQuestion, fleet, planned_servers, planned_speeds, read_counts
+from fleet_simulation import FleetLayout, Losses, Network, Simulated, Speeds, cut_lognormal, simulate
 
 SPEEDS = Speeds(turn_seconds=0.01, row_seconds=1e-4, prompt_seconds=0.02, train_seconds=2.0, load_seconds=0.1)
 LAYOUT = FleetLayout(servers=4, prompts=16, group_size=4, max_rows=16, lengths=cut_lognormal(100, 0.8, 400), steps=6)
@@ -130,15 +132,15 @@ def test_equal_lengths_on_one_server_take_what_the_plan_says() -> None:
     assert row.in_step.seconds == pytest.approx(planned.total)
 
 
-def test_the_plan_shows_servers_in_rows_and_as_json() -> None:
-    recipe, fleet = find_recipe("gsm8k"), FleetQuestion(counts=(1, 2, 64), steps=4)
-    text = plan_recipe(recipe, [], fleet=fleet)
+def test_the_command_shows_servers_in_rows_and_as_json() -> None:
+    question = FleetQuestion(counts=(1, 2, 64), steps=4)
+    text = fleet("gsm8k", [], question)
     assert "rollout servers of 1 device each" in text
     assert "all weights, 3.09 GB" in text
     assert "staleness 1:" in text
-    data = json.loads(plan_recipe(recipe, ["policy.lora.rank=8"], fleet=fleet, as_json=True))
-    assert [row["servers"] for row in data["servers"]] == [1, 2, 64]
-    assert all(0 <= row["staleness_1"]["trainer_idle_fraction"] < 1 for row in data["servers"])
+    data = json.loads(fleet("gsm8k", ["policy.lora.rank=8"], question, as_json=True))
+    assert [row["servers"] for row in data] == [1, 2, 64]
+    assert all(0 <= row["staleness_1"]["trainer_idle_fraction"] < 1 for row in data)
 
 
 def test_numbers_of_servers_are_read_or_refused() -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from triton.runtime import interpreter
 
-from oncurve.policy import forward, liger
-from oncurve.policy.lora import LoraSettings, add_adapter
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy import forward, liger, self_check
+from oncurve.policy.lora import add_adapter
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.settings import LoraSettings, OptimizerSettings
 
 SIZES = {
     "hidden_size": 32,
@@ -101,7 +102,7 @@ def passed(model: PreTrainedModel, way: dict[str, Any]) -> list[Tensor]:
     policy = TrainedPolicy(copy.deepcopy(model), tokenizer, optimizer=OptimizerSettings(), **way)
     if way.get("packing", True) and not policy.is_packed:
         raise RuntimeError("the packed way was not taken")
-    logprobs, entropies = policy.logprobs(forward.example_batch(64))
+    logprobs, entropies = policy.logprobs(self_check.example_batch(64))
     policy.backward((logprobs + 0.1 * entropies).sum())
     gradients = [p.grad for p in policy.trained_model.parameters() if p.requires_grad]
     return [logprobs.detach(), entropies.detach(), *(g for g in gradients if g is not None)]

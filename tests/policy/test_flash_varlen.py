@@ -20,8 +20,9 @@ from oncurve.model.packing import Block, make_layout
 from oncurve.policy import policy
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.flash_varlen import attend
-from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.settings import LoraSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -231,11 +231,12 @@ def test_in_half_width_rounding_is_allowed_and_errors_are_not(tiny_model: MakeMo
 def test_packed_rows_an_adapter_and_checkpointing_go_on_with_it(
     make_policy: Callable[..., TrainedPolicy], tiny_model: MakeModel, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oncurve.policy import forward
-    from oncurve.policy.lora import LoraSettings, add_adapter
+    from oncurve.policy import forward, self_check
+    from oncurve.policy.lora import add_adapter
+    from oncurve.settings import LoraSettings
 
     monkeypatch.setattr(forward, "backbone_of", lambda model: None)
-    batch, found = forward.example_batch(64), []
+    batch, found = self_check.example_batch(64), []
     for wanted in (False, True):
         model = tiny_model()
         adapter = add_adapter(model, LoraSettings(rank=2), base="tiny")

@@ -14,15 +14,17 @@ from torch import Tensor
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.policy.backend import make_adamw
 from oncurve.policy.final_model import write_model
 from oncurve.policy.half_precision import halve_frozen_matrices
-from oncurve.policy.lora import Adapter, LoraSettings, Quantization, add_adapter, open_adapter
+from oncurve.policy.lora import Adapter, Quantization, add_adapter, open_adapter
 from oncurve.policy.model_folder import load_model, merge_adapter, save_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy, make_adamw, train_only
+from oncurve.policy.policy import TrainedPolicy, train_only
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.hf import HfSampler
+from oncurve.settings import LoraSettings, OptimizerSettings
 from oncurve.train.state import checksum
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def test_a_fresh_adapter_changes_nothing_and_is_all_that_is_trained(
     assert all(".lora_" in name for name in trained(model))
     policy = make_policy(model, adapter=adapter)
     assert policy.is_packed
-    held = [parameter for group in policy.optimizer.param_groups for parameter in group["params"]]
+    held = [parameter for group in policy.backend.optimizer.param_groups for parameter in group["params"]]
     assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trained(model).values()}
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     update(policy, batch)

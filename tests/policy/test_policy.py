@@ -17,8 +17,9 @@ from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.errors import TrainingError
 from oncurve.model.forward_backward import LayerPass
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group
+from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -228,7 +229,7 @@ def test_an_update_of_a_millionth_is_not_lost(compute_type: str, make_policy: Ma
     before = weights(policy.model)
     step(policy, batch)
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
-    assert {state["exp_avg"].dtype for state in policy.optimizer.state.values()} == {torch.float32}
+    assert {state["exp_avg"].dtype for state in policy.backend.optimizer.state.values()} == {torch.float32}
     moved = torch.cat(
         [(parameter - before[name]).abs().flatten() for name, parameter in policy.model.named_parameters()]
     )
@@ -254,7 +255,7 @@ def test_an_update_whose_gradient_is_not_finite_is_skipped_counted_and_moves_not
 ) -> None:
     policy = make_policy()
     step(policy, batch)
-    before, state = weights(policy.model), copy.deepcopy(policy.optimizer.state_dict())
+    before, state = weights(policy.model), copy.deepcopy(policy.backend.optimizer.state_dict())
     logprobs, _ = policy.logprobs(batch)
     policy.backward(logprobs.sum() * bad)
     statistics = policy.update()
@@ -262,7 +263,7 @@ def test_an_update_whose_gradient_is_not_finite_is_skipped_counted_and_moves_not
     assert statistics["policy/skipped_updates"].value == 1
     assert all(parameter.grad is None for parameter in policy.model.parameters())
     assert all(torch.equal(parameter, before[name]) for name, parameter in policy.model.named_parameters())
-    for key, values in policy.optimizer.state_dict()["state"].items():
+    for key, values in policy.backend.optimizer.state_dict()["state"].items():
         assert all(torch.equal(value, state["state"][key][name]) for name, value in values.items())
     assert policy.num_updates == 1
 
@@ -278,7 +279,7 @@ def test_the_gradient_is_clipped_to_the_limit_and_its_norm_reported_before(
             gradients = [p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]
             seen.append(torch.cat(gradients).norm().item())
 
-        policy.optimizer.register_step_pre_hook(look)
+        policy.backend.optimizer.register_step_pre_hook(look)
         norms[limit] = step(policy, batch)["policy/gradient_norm"], seen[0]
     assert norms[0.5][0] == norms[0.0][0] == pytest.approx(norms[0.0][1])
     assert norms[0.5][0] > 1
@@ -315,8 +316,8 @@ def test_weights_that_are_frozen_stay_and_have_no_optimizer_state(
 
 
 def rates(**settings: object) -> list[float]:
-    chosen = OptimizerSettings(learning_rate=1.0, total_updates=10, **settings)  # type: ignore[arg-type]
-    return [chosen.rate(update) for update in range(12)]
+    chosen = OptimizerSettings(learning_rate=1.0, **settings)  # type: ignore[arg-type]
+    return [chosen.rate(update, 10) for update in range(12)]
 
 
 def test_a_constant_rate_warms_up_without_a_first_update_of_nothing() -> None:
@@ -335,12 +336,12 @@ def test_a_cosine_schedule_passes_half_in_the_middle() -> None:
 
 
 def test_a_warm_up_longer_than_the_run_is_no_division_by_zero() -> None:
-    assert OptimizerSettings(learning_rate=1.0, warmup_updates=20, total_updates=10, schedule="linear").rate(25) >= 0.0
+    assert OptimizerSettings(learning_rate=1.0, warmup_updates=20, schedule="linear").rate(25, 10) >= 0.0
 
 
 def test_every_update_uses_the_rate_of_its_number(make_policy: MakePolicy, batch: Batch) -> None:
-    settings = OptimizerSettings(learning_rate=0.1, warmup_updates=1, schedule="linear", total_updates=3)
-    policy = make_policy(optimizer=settings)
+    settings = OptimizerSettings(learning_rate=0.1, warmup_updates=1, schedule="linear")
+    policy = make_policy(optimizer=settings, total_updates=3)
     used = [step(policy, batch)["policy/learning_rate"] for _ in range(3)]
     assert used == pytest.approx([0.05, 0.1, 0.05])
-    assert policy.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert policy.backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)

@@ -111,14 +111,14 @@ def test_no_update_is_made_twice_where_memory_runs_out_in_the_optimizer(
     policy = make_policy()
     if not first:
         small_run(policy, folder="before")
-    step, calls = policy.optimizer.step, []
+    step, calls = policy.backend.optimizer.step, []
 
     def choking(*given: Any) -> None:
         calls.append(1)
         step()
         raise torch.OutOfMemoryError(SAID)
 
-    policy.optimizer.step = choking  # type: ignore[method-assign]
+    policy.backend.optimizer.step = choking  # type: ignore[method-assign]
     done = policy.num_updates
     with pytest.raises(TrainingError, match=rf"move the weights in update {done + 1}: .*adamw_8bit.*Tried to allocate"):
         small_run(policy)

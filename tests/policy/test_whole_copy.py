@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oncurve.config.load import parse_config
-from oncurve.policy.deepspeed import ZeroSettings
+from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.sharding import Sharding

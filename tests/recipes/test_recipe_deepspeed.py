@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
-from oncurve.policy.deepspeed import ZeroSettings
+from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.recipes.find import find_recipe
 from oncurve.wiring.policy import make_sharding

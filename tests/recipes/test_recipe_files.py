@@ -143,7 +143,8 @@ def test_a_copy_is_found_before_the_package_and_may_be_edited(tmp_path: Path, mo
         "train.jsonl",
     ]
     (made / "reward.py").write_text(
-        "def right(completion, answer):\n    return 1.0\n\ndef brief(completion, answer):\n    return 0.0\n"
+        "def right(completion, answer):\n    return float(answer in completion)\n\n"
+        "def brief(completion, answer):\n    return 0.0\n"
     )
     config = load_config(find_recipe("custom_reward"))
     assert [reward.function for reward in config.rewards] == [  # type: ignore[union-attr]

@@ -17,8 +17,8 @@ import pytest
 from made_runs import CONFIG, MANIFEST, make_run, row, write_step
 
 from oncurve.errors import DataError
-from oncurve.observe.arithmetic import batch_arithmetic
 from oncurve.observe.record import RunFolder
+from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices
 from oncurve.report.blocks import MAX_CHARACTERS, make_blocks, pack, read_step, shorten, spread
 from oncurve.report.curves import PANELS, columns, glossary

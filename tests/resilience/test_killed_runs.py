@@ -27,6 +27,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "run": {"completions_per_update": 6},
     },
     "the sampler of transformers": {"rollouts": {"type": "transformers"}},
+    "episodes in an environment": {
+        "rollouts": {
+            "environments": {"echo": f"{Path(__file__).with_name('echoing.py')}:Echoing"},
+            "stop": ["a", "e", " "],
+        },
+    },
 }
 KILLS: dict[str, tuple[tuple[int, str], ...]] = {
     "plain": (
@@ -47,6 +53,7 @@ KILLS: dict[str, tuple[tuple[int, str], ...]] = {
     ),
     "an adapter with dropout and a reference": ((1, "train"), (4, "save")),
     "the sampler of transformers": ((3, "sample"),),
+    "episodes in an environment": ((0, "measure"), (1, "sample"), (3, "sample"), (5, "sample"), (6, "train")),
 }
 """Steps done and phase of each kill; the run is resumed after each."""
 

@@ -23,7 +23,7 @@ from oncurve.errors import CheckpointError
 from oncurve.train.checkpoint_manifest import verify
 from oncurve.train.checkpointer import Checkpointer, best_interval
 from oncurve.train.guards import Guards
-from oncurve.train.snapshot import capture, optimizer_tensors
+from oncurve.train.snapshot import capture
 from oncurve.train.state import checksum, from_plain, restore, to_plain, write
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def step(policy: TrainedPolicy, *, seed: int) -> None:
 
 
 def state_of(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
-    return {**{k: v.clone() for k, v in policy.model.state_dict().items()}, **optimizer_tensors(policy)}
+    return {**{k: v.clone() for k, v in policy.model.state_dict().items()}, **policy.backend.optimizer_tensors()}
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

@@ -189,7 +189,7 @@ def test_a_run_that_is_going_on_is_not_resumed_and_its_owner_is_named(
     child.kill()
     child.wait()
     status, said = nursery.run("resume", run, "run.steps=1", "--allow-change")
-    assert f"took over from process {child.pid}" in said
+    assert f"Previous process {child.pid}" in said
 
 
 def test_no_key_of_recipe_environment_or_command_line_is_written_down(

@@ -158,16 +158,17 @@ def test_the_table_has_a_column_for_each_part_of_the_reward() -> None:
     pays = partial(grade, from_function(two))
     table = describe_probes(
         run_probes(pays, prompts(), gold=gold, seed=SEED), probe_gold(pays, prompts(), gold=gold, seed=SEED)
-    ).splitlines()
+    ).splitlines()[3:]
     assert table[0].split()[-2:] == ["correct", "shape"]
-    assert table[1].split()[:6] == ["gold", "1.500", "1.500", "0", "1.000", "0.500"]
-    assert table[2].split()[:6] == ["empty", "0.500", "0.500", "0", "-", "0.500"]
+    assert table[1].split()[:7] == ["gold", "1.500", "1.500", "0", "0", "1.000", "0.500"]
+    assert table[2].split()[:7] == ["empty", "0.500", "0.500", "0", "0", "-", "0.500"]
 
 
 def test_the_table_marks_what_is_suspicious() -> None:
     table = describe_probes(
         [ProbeResult("empty", 0.9, 1.0, "text"), ProbeResult("hedge", 0.0, 0.0, "")], ProbeResult("gold", 1.0, 1.0, "")
     )
-    lines = table.splitlines()
+    legend, lines = table.splitlines()[:3], table.splitlines()[3:]
+    assert "marks" in legend[-1]
     assert len(lines) == 4
     assert [line.endswith("<- 'text'") for line in lines] == [False, False, True, False]

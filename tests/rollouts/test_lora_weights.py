@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from served import FAST, LocalServer
 
-from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
@@ -21,6 +21,7 @@ from oncurve.rollouts.servers.lora_weights import FILE
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.weight_manifest import NAME
 from oncurve.rollouts.serving.weight_update import WeightUpdate
+from oncurve.settings import LoraSettings
 
 PARAMS = SamplingParams(max_completion_tokens=12, seed=3)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +325,7 @@ def test_when_all_are_gone_the_end_is_clear_and_in_time(
     puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
     one, other = puppets(), puppets()
-    sampler = sampler_of(one, other, deadlines=replace(FAST, gone_seconds=1.0))
+    sampler = sampler_of(one, other, deadlines=FAST.model_copy(update={"gone_seconds": 1.0}))
     sampler.load_weights(policy, version=0)
     for puppet in (one, other):
         puppet.listener.go_away()

@@ -19,7 +19,8 @@ from served import FAST, LocalServer, ThroughServers
 
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.model.decoding import Decoder
-from oncurve.policy.lora import LoraSettings, add_adapter
+from oncurve.observe.checksums import FileSum
+from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
@@ -31,9 +32,10 @@ from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.shards import write_weights
 from oncurve.rollouts.servers.store import Contents, WeightStore
 from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
-from oncurve.rollouts.servers.weight_manifest import checksum, describe_files
+from oncurve.rollouts.servers.weight_manifest import describe_files
 from oncurve.rollouts.serving.http_app import check_host
 from oncurve.rollouts.serving.sampling import Paused, Sampling
+from oncurve.settings import LoraSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -243,7 +245,7 @@ def test_weights_that_are_not_whole_change_nothing(
         else:
             weights["model.norm.weight"] = torch.ones(7)
         save_file(weights, path)
-        message["files"] = [{"name": path.name, "size": path.stat().st_size, "sha256": checksum(path)}]
+        message["files"] = [{"name": path.name, **FileSum.of(path).entry()}]
     post(local.url, protocol.PAUSE)
     post(local.url, protocol.START)
     status, answer = post(local.url, protocol.UPDATE, {"update_info": message})
@@ -366,7 +368,7 @@ def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
     handed = [tight.submit(request) for request in requests]
     found = [one.future.result(20) for one in handed]
     tight.close()
-    assert tight.budget.limit == 8 // 2 ** len(calls)
+    assert tight.scheduler.budget.limit == 8 // 2 ** len(calls)
     for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)

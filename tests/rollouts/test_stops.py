@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from oncurve.policy.model_folder import locate
+from oncurve.observe.run_model import locate
 from oncurve.rollouts.engine.stops import BYTE_OF, REPLACEMENT, StopStrings, token_table
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
 
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
-LIMITS = replace(FAST, push_seconds=3.0, gone_seconds=30.0)
+LIMITS = FAST.model_copy(update={"push_seconds": 3.0, "gone_seconds": 30.0})
 PAUSE = f"{protocol.PAUSE}?mode=abort&clear_cache=true"
 BUFFER_BYTES = 2**15
 MakeSampler = Callable[..., ServerSampler]

@@ -14,18 +14,19 @@ import pytest
 import torch
 
 from oncurve.data.prompts import render_prompts
-from oncurve.policy.model_folder import EMBEDDED, load_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.model_folder import load_model
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.children import free_ports
-from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush
 from oncurve.rollouts.servers.transfer.endpoints import IpcEnd, NcclEnd
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 from oncurve.rollouts.servers.transfer.transfer import Transfer
+from oncurve.settings import Deadlines, OptimizerSettings
 
 GPUS = torch.cuda.device_count()
 pytestmark = [

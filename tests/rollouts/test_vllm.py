@@ -20,14 +20,15 @@ import pytest
 import torch
 
 from oncurve.data.prompts import render_prompts
-from oncurve.policy.lora import LoraSettings, add_adapter
-from oncurve.policy.model_folder import EMBEDDED, load_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.lora import add_adapter
+from oncurve.policy.model_folder import load_model
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.settings import Deadlines, LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import load_file
 
 from oncurve.data.prompts import render_prompts
-from oncurve.policy.model_folder import EMBEDDED, load_model
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.model_folder import load_model
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.children import free_ports
-from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush
@@ -32,6 +32,7 @@ from oncurve.rollouts.servers.transfer.endpoints import fill, packing
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
+from oncurve.settings import Deadlines, OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -153,7 +154,8 @@ def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_f
         for transfer in transfers():
             sleeps = transfer is None or isinstance(transfer.push, DirectPush)
             limits = Deadlines(gone_seconds=300.0)
-            options: dict[str, Any] = {"transfer": transfer, "sleep": sleeps, "say": said.append, "deadlines": limits}
+            options: dict[str, Any] = {"transfer": transfer, "sleep": sleeps, "deadlines": limits}
+            options["notify"] = said.append
             sampler = ServerSampler(GREEDY, urls=servers.urls, weights_folder=tmp_path, **options)
             for version in range(3):
                 sampler.load_weights(policy, version=version)

@@ -23,10 +23,9 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers import protocol, shards, store
 from oncurve.rollouts.servers.fetch import fetched
-from oncurve.rollouts.servers.machine_memory import free_bytes, is_memory
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.shards import write_weights
-from oncurve.rollouts.servers.store import WeightStore
+from oncurve.rollouts.servers.store import WeightStore, free_bytes, is_memory
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
 from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
 
@@ -133,7 +132,7 @@ def test_one_damaged_file_of_many_is_found(
     data = bytearray(paths[2].read_bytes())
     data[-1] ^= 1
     paths[2].write_bytes(data)
-    with pytest.raises(ValueError, match=f"{paths[2].name} has the checksum"), fetched(message):
+    with pytest.raises(ValueError, match=f"{paths[2].name}: its content changed"), fetched(message):
         pass
 
 
@@ -161,7 +160,7 @@ def test_versions_go_to_memory_if_two_of_them_fit_and_are_flushed_on_a_disk_alon
 ) -> None:
     flushed: list[Path] = []
     said: list[str] = []
-    monkeypatch.setattr(store, "_flush", flushed.append)
+    monkeypatch.setattr(store, "flush", flushed.append)
     monkeypatch.setattr(store, "is_memory", lambda folder: folder.is_relative_to(tmp_path / "memory"))
     (tmp_path / "memory").mkdir()
 

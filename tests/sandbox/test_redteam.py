@@ -16,7 +16,7 @@ from sandbox_tiers import TIERS
 
 from oncurve.sandbox.interpreter import as_user, interpreter_for_sandbox
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "redteam" / "run_programs.py"
 ORDINARY_USER = 64990
 

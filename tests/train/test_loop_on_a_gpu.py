@@ -64,8 +64,9 @@ class OneStep:
     def updates(self, batch: Batch) -> Iterator[Batch]:
         return batch.split(len(batch) // self.updates_per_step)
 
-    def attempts(self, policy: Any, update: Batch) -> Iterator[Any]:
-        return iter([nullcontext()])
+    def accumulate(self, policy: Any, update: Batch, add_gradient: Callable[[Batch], Any]) -> None:
+        for microbatch in policy.microbatches(update):
+            add_gradient(microbatch)
 
     def mean(self, key: str) -> float:
         return 1.0

@@ -19,8 +19,7 @@ from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.train.profiling import Profiler, make_profiler
-from oncurve.train.roofline import gemm_flops, read_bandwidth
+from oncurve.train.profiling import Profiler, gemm_flops, make_profiler, read_bandwidth
 from oncurve.train.run import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from oncurve.data.curriculum import Curriculum
 from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.train.scoring import has_signal, refill
+from oncurve.train.scoring import has_signal, replace_silent
 
 PROMPTS = [Prompt(text=f"q{i}", prompt_ids=(i,), index=i) for i in range(20)]
 
@@ -52,7 +52,7 @@ def run(useful: set[int], rounds: int) -> tuple[list[Group], list[list[Reward]],
     groups = sampler.sample(data.at(0), 2, step=0)
     rewards = iter(reward([g.prompt for g in groups for _ in range(2)], [c for g in groups for c in g.completions]))
     graded = [[next(rewards) for _ in range(2)] for _ in groups]
-    kept, rewards_kept = refill(groups, graded, data, sampler, reward, step=0, rounds=rounds)
+    kept, rewards_kept = replace_silent(groups, graded, data, sampler, reward, step=0, rounds=rounds)
     return kept, rewards_kept, sampler
 
 

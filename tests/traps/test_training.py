@@ -14,12 +14,12 @@ from oncurve.algorithm.presets import build
 from oncurve.config.load import parse_config
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics, read_rollouts
-from oncurve.policy.lora import LoraSettings, add_adapter
-from oncurve.policy.optimizer import OptimizerSettings
+from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.hf import HfSampler
+from oncurve.settings import LoraSettings, OptimizerSettings
 from oncurve.wiring import make_policy as policy_of_recipe
 
 if TYPE_CHECKING:
@@ -226,10 +226,10 @@ def test_the_optimizer_keeps_its_moments_when_the_reference_follows(
     make_policy: MakePolicy, tiny_model: Callable[..., PreTrainedModel], trained: Callable[..., Run]
 ) -> None:
     policy = make_policy(reference=tiny_model("qwen2").requires_grad_(False))
-    optimizer = policy.optimizer
+    optimizer = policy.backend.optimizer
     choices = {"kl_coef": 0.04, "reference": "refreshed", "reference_every_steps": 1}
     run = trained(policy=policy, algorithm=choices, steps=3)
-    assert policy.optimizer is optimizer
+    assert policy.backend.optimizer is optimizer
     assert {int(state["step"]) for state in optimizer.state.values()} == {policy.num_updates}
     assert policy.num_updates == 3
     rows = read_metrics(run.folder.path)
@@ -256,12 +256,12 @@ def test_every_number_of_the_optimizer_is_that_of_the_recipe() -> None:
         "optimizer.epsilon=1e-6", "optimizer.warmup_updates=100", "optimizer.schedule=cosine", "run.steps=300",
     ]  # fmt: skip
     policy = policy_of_recipe(parse_config("{model: embedded, data: {type: word_problems}}", words))
-    [group] = policy.optimizer.param_groups
-    assert isinstance(policy.optimizer, torch.optim.AdamW)
+    [group] = policy.backend.optimizer.param_groups
+    assert isinstance(policy.backend.optimizer, torch.optim.AdamW)
     assert (group["lr"], group["betas"], group["weight_decay"], group["eps"]) == (5e-5, (0.8, 0.95), 0.1, 1e-6)
-    expected = OptimizerSettings(learning_rate=5e-5, warmup_updates=100, schedule="cosine", total_updates=300)
-    assert [policy.settings.rate(n) for n in (0, 99, 100, 200, 299)] == [
-        expected.rate(n) for n in (0, 99, 100, 200, 299)
+    expected = OptimizerSettings(learning_rate=5e-5, warmup_updates=100, schedule="cosine")
+    assert [policy.settings.rate(n, policy.total_updates) for n in (0, 99, 100, 200, 299)] == [
+        expected.rate(n, 300) for n in (0, 99, 100, 200, 299)
     ]
 
 

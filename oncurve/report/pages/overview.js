@@ -42,7 +42,7 @@ function tiles(told, table) {
     tile("Training reward", number(table.last("reward/mean")), `from ${number(table.first("reward/mean"))}`),
     tile("Time", duration(spent.elapsed_seconds), spent.seconds_per_step ? `${duration(spent.seconds_per_step)} per step` : null),
     tile("Tokens sampled", compact(spent.sampled_tokens), `${compact(spent.trained_tokens)} trained`),
-    tile("Cost so far", money(spent.usd), spent.usd === null ? "no price known" : isNumber(spent.usd_per_point) ? `${money(spent.usd_per_point)} per point won` : spent.basis));
+    spent.usd === null ? null : tile("Cost so far", money(spent.usd), isNumber(spent.usd_per_point) ? `${money(spent.usd_per_point)} per point won` : spent.basis));
 }
 
 function findings(told) {

@@ -7,12 +7,17 @@ const OVERLAID = [
   ["Entropy", "policy/entropy"], ["Groups without signal", "group/zero_signal_fraction"], ["Tokens per second, whole step", "speed/tokens_per_second"],
 ];
 
+const age = (seconds) => (seconds < 90 ? "now" : seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : seconds < 129600 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`);
+
 function runCard(run) {
   const done = run.steps_done, total = run.steps_planned;
   const bar = el("div", { class: "progress" }, el("div"));
   bar.firstChild.style.width = `${total ? Math.min(100, (100 * done) / total) : 0}%`;
   return el("a", { class: "card run-card", href: run.href },
-    el("div", {}, el("div", { class: "name" }, run.name), el("div", { class: "small soft" }, run.problem || `step ${number(done)}${total ? ` of ${number(total)}` : ""}`), run.problem ? null : bar),
+    el("div", {}, el("div", { class: "name" }, run.name), el("div", { class: "small soft" }, run.problem || `step ${number(done)}${total ? ` of ${number(total)}` : ""}`), run.problem ? null : bar,
+      run.model ? el("div", { class: "small soft" }, [run.model, run.state && isNumber(run.state.age_seconds) ? age(run.state.age_seconds) : null].filter(Boolean).join(" · ")) : null,
+      run.findings && run.findings[0] + run.findings[1] ? el("div", { class: "small" }, ["severe", "warning"].map((kind, place) => (run.findings[place] ? `${run.findings[place]} ${kind}` : null)).filter(Boolean).join(", ")) : null,
+      run.state && ["stopped", "died"].includes(run.state.name) && run.stopped_for ? el("div", { class: "small soft" }, run.stopped_for) : null),
     el("div", {}, el("div", { class: "small soft" }, "held-out"), percent(run.held_out)),
     el("div", {}, el("div", { class: "small soft" }, "reward"), number(run.reward)),
     el("div", {}, run.state ? statePill(run.state) : null, sparkline(run.rewards || [], 0)));

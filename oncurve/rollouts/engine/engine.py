@@ -25,6 +25,7 @@ from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.engine.streams import stream_keys
+from oncurve.rollouts.episodes.turns import EngineTurns, Turns
 
 Finish = Callable[[int, list[Sampled]], None]
 """Takes the place of a prompt, and its completions."""
@@ -118,6 +119,12 @@ class InProcessEngine:
             model.train(was_training)
             give_back()
         return [groups[place] for place in range(len(prompts))]
+
+    def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> Turns:
+        """Turns of the current weights; they happen in the thread that advances them."""
+        if self._policy is None:
+            raise SamplerError("the engine has no weights yet; call load_weights before sample")
+        return EngineTurns(self._policy, params, self.budget, self._proof)
 
     def _sample(self, asked: Asked, finish: Finish) -> None:
         """All completions, by the way that the model allows; each group to ``finish`` when it is whole.

@@ -21,6 +21,17 @@ def stream_keys(seed: int, step: int, prompts: np.ndarray, indices: np.ndarray) 
     return key
 
 
+def turn_key(key: int, turn: int) -> int:
+    """The key of a later turn of an episode; its first turn has the completion's own.
+
+    It is a number of the completion's stream beyond every position in a turn.
+    """
+    if turn == 0:
+        return key
+    steps = np.array([(1 << 40) + turn], dtype=np.uint64)
+    return int(_mix(np.array([key], dtype=np.uint64) + GOLDEN * steps)[0])
+
+
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """A number in (0, 1) for each key at its position in the completion, with 52 random bits.
 

@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from oncurve.errors import ConfigError
-from oncurve.rollouts.servers.machine_memory import MEMORY
-from oncurve.rollouts.servers.store import own_prefix
+from oncurve.rollouts.servers.store import MEMORY, own_prefix
 
 ENDING_SECONDS = 10.0
 RESTART_SECONDS = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -161,3 +162,22 @@ class ServerClient:
 
 def _words(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+class Backoff:
+    """Ever longer pauses between attempts, each a random share of its limit, so that clients do not come together."""
+
+    def __init__(self, *, first: float = 0.2, longest: float = 5.0) -> None:
+        self.first, self.longest = first, longest
+        self._limit = first
+        self._random = random.Random()
+
+    def next(self) -> float:
+        """Seconds until the next attempt."""
+        pause = self._limit * (0.5 + self._random.random() / 2)
+        self._limit = min(2 * self._limit, self.longest)
+        return pause
+
+    def reset(self) -> None:
+        """An attempt succeeded."""
+        self._limit = self.first

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oncurve.rollouts.servers.weight_manifest import SIDE_BY_SIDE, check, verify
+from oncurve.observe.checksums import CHUNK, FileSum
+from oncurve.rollouts.servers.weight_manifest import SIDE_BY_SIDE, check
 
 FETCH_SECONDS = 60.0
 """A trainer that sends nothing for so long while a file is fetched is lost."""
-_CHUNK = 1 << 20
 
 
 @contextmanager
@@ -50,17 +50,16 @@ def _have(message: Mapping[str, Any], folder: Path, file: Mapping[str, Any]) -> 
     """One file in the folder, whole."""
     path = folder / Path(file["name"]).name
     if message.get("folder"):
-        verify(path, file)
+        check(path, file)
     else:
-        size, found = _fetch(f"{message['address']}/{path.name}", message.get("token"), path)
-        check(path, file, size=size, summed=lambda: found)
+        check(path, file, _fetch(f"{message['address']}/{path.name}", message.get("token"), path))
     return path
 
 
-def _fetch(address: str, token: str | None, place: Path) -> tuple[int, str]:
+def _fetch(address: str, token: str | None, place: Path) -> FileSum:
     """Bring a file here; its size and its checksum, which are of what came."""
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
-    digest, size, buffer = hashlib.sha256(), 0, bytearray(_CHUNK)
+    digest, size, buffer = hashlib.sha256(), 0, bytearray(CHUNK)
     try:
         with urllib.request.urlopen(request, timeout=FETCH_SECONDS) as answer, place.open("wb") as file:
             while count := answer.readinto(buffer):
@@ -70,4 +69,4 @@ def _fetch(address: str, token: str | None, place: Path) -> tuple[int, str]:
                 size += count
     except (urllib.error.URLError, OSError) as error:
         raise ValueError(f"{address} cannot be fetched: {error}") from None
-    return size, digest.hexdigest()
+    return FileSum(size, digest.hexdigest())

@@ -21,11 +21,11 @@ import aiohttp
 from oncurve.errors import SamplerError
 from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.client import ServerClient, ServerFailed, ServerLost, ServerSlow
-from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.pending_group import PendingGroup
 from oncurve.rollouts.servers.rollout_server import RolloutServer, State
 from oncurve.rollouts.servers.transfer.side_thread import aside
 from oncurve.rollouts.servers.weight_manifest import Manifest
+from oncurve.settings import Deadlines
 
 if TYPE_CHECKING:
     from oncurve.rollouts.servers.transfer.weight_stream import Shipment

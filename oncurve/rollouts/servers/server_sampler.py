@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, mak
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys
 from oncurve.rollouts.servers.children import ChildServers
-from oncurve.rollouts.servers.deadlines import Deadlines
 from oncurve.rollouts.servers.event_loop import EventLoopThread
 from oncurve.rollouts.servers.host import WeightHost
 from oncurve.rollouts.servers.local_vllm import VllmServers
 from oncurve.rollouts.servers.pending_group import PendingGroup
 from oncurve.rollouts.servers.registry import registered
 from oncurve.rollouts.servers.server_pool import ServerPool
+from oncurve.rollouts.servers.server_turns import ServerTurns
 from oncurve.rollouts.servers.shards import write_weights
 from oncurve.rollouts.servers.store import Contents, WeightStore
 from oncurve.rollouts.servers.transfer.endpoints import give_back_cache
@@ -30,6 +31,7 @@ from oncurve.rollouts.servers.transfer.fallback import Copies
 from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
 from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
+from oncurve.settings import Deadlines
 
 
 class ServerSampler:
@@ -208,6 +210,16 @@ class ServerSampler:
         if self._sleep and not is_measuring:  # measurements sample again, and nothing trains between them
             self._loop.call(self.pool.rest())
         return [groups[place] for place in range(len(prompts))]
+
+    def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> ServerTurns:
+        """Turns of the weights that were loaded last."""
+        if self._policy is None or self._manifest is None or self._loop is None:
+            raise SamplerError("the servers have no weights yet; call load_weights before sample")
+        held = ExitStack()
+        held.enter_context(self._copies.still())
+        end_ids = end_token_ids(self._policy.model, self._policy.tokenizer)
+        label = self._manifest.label
+        return ServerTurns(self._loop, self.pool, params, label=label, end_ids=end_ids, post=post, held=held)
 
     def close(self) -> None:
         """Let go of the servers, and remove the published weights."""

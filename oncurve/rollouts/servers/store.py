@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.errors import SamplerError
-from oncurve.rollouts.servers.machine_memory import MEMORY, free_bytes, is_memory
+from oncurve.observe.checksums import flush
 from oncurve.rollouts.servers.weight_manifest import Manifest, WeightFile, label_of, write_manifest
 
 GB = 1e9
@@ -102,10 +102,10 @@ class WeightStore:
         """Under its name, and on the disk where there is one."""
         is_disk = not is_memory(self.root)
         for path in (*partial.iterdir(), partial) if is_disk else ():
-            _flush(path)
+            flush(path)
         partial.rename(folder)
         if is_disk:
-            _flush(self.root)
+            flush(self.root)
 
     def _place(self, size: int) -> None:
         """Decide once where the versions are put: in memory if they fit there."""
@@ -137,14 +137,6 @@ def memory_folder() -> Path | None:
     return MEMORY if is_memory(MEMORY) and os.access(MEMORY, os.W_OK) else None
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _sweep(root: Path) -> None:
     """Remove what trainers left behind that were killed on this machine."""
     host = re.escape(socket.gethostname())
@@ -157,3 +149,36 @@ def _sweep(root: Path) -> None:
                 os.kill(int(match[1]), 0)
             except ProcessLookupError:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+MEMORY = Path("/dev/shm")
+_MOUNTS = Path("/proc/mounts")
+_FACTS = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
+
+
+def is_memory(folder: Path, *, mounts: Path = _MOUNTS) -> bool:
+    """A folder is on a file system in memory. False where the system does not tell."""
+    place, found = folder.resolve(), ("", "")
+    try:
+        lines = mounts.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        _, point, kind, *_ = line.split()
+        point = point.replace("\\040", " ")
+        if place.is_relative_to(point) and len(point) >= len(found[0]):
+            found = (point, kind)
+    return found[1] in ("tmpfs", "ramfs")
+
+
+def free_bytes(folder: Path, *, facts: Path = _FACTS, container: Path = _CONTAINER) -> int:
+    """What can still be put into a folder in memory: what its file system has left, the machine, and the container."""
+    left = os.statvfs(folder)
+    rooms = [left.f_bavail * left.f_frsize]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        line = next(line for line in facts.read_text().splitlines() if line.startswith("MemAvailable:"))
+        rooms.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):  # "max", and another version of cgroups: no limit is known
+        rooms.append(int((container / "memory.max").read_text()) - int((container / "memory.current").read_text()))
+    return max(0, min(rooms))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from oncurve.observe.checksums import FileSum
+
 NAME = "manifest.json"
 SIDE_BY_SIDE = 8
 """Files that one process writes, fetches or checks at a time."""
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +74,10 @@ def describe_files(folder: Path) -> tuple[tuple[WeightFile, ...], tuple[str, ...
     """The safetensors files of a folder with their checksums, and the names of all weights in them."""
     files, names = [], []
     for path in sorted(folder.glob("*.safetensors")):
-        files.append(WeightFile(path.name, path.stat().st_size, checksum(path)))
+        found = FileSum.of(path)
+        files.append(WeightFile(path.name, found.size, found.sha256))
         names += names_in(path)
     return tuple(files), tuple(sorted(names))
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file. Other threads work meanwhile: large pieces are read and summed without Python's lock."""
-    digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()
 
 
 def names_in(path: Path) -> list[str]:
@@ -94,18 +87,11 @@ def names_in(path: Path) -> list[str]:
     return [name for name in header if name != "__metadata__"]
 
 
-def verify(path: Path, file: Mapping[str, Any]) -> None:
-    """Raises ValueError if a file on this disk is not the one that the manifest names."""
-    if not path.is_file():
-        raise ValueError(f"{path} is not there")
-    check(path, file, size=path.stat().st_size, summed=lambda: checksum(path))
-
-
-def check(path: Path, file: Mapping[str, Any], *, size: int, summed: Callable[[], str]) -> None:
-    """Raises ValueError if a size or a checksum is not what the manifest says of a file."""
+def check(path: Path, file: Mapping[str, Any], found: FileSum | None = None) -> None:
+    """Raises ValueError if a file is not the one that a manifest names; ``found`` is what was summed up already."""
     if "sha256" not in file or "size" not in file:
         raise ValueError(f"{path.name} was announced without size and sha256: the trainer is of another oncurve")
-    if size != file["size"]:
-        raise ValueError(f"{path} has {size} bytes, and should have {file['size']}")
-    if (found := summed()) != file["sha256"]:
-        raise ValueError(f"{path} has the checksum {found[:12]}, and should have {str(file['sha256'])[:12]}")
+    if found is None and not path.is_file():
+        raise ValueError(f"{path} is not there")
+    if wrong := (found or FileSum.of(path)).objection(file):
+        raise ValueError(f"{path}: {wrong}")

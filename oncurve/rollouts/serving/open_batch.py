@@ -34,6 +34,10 @@ class Request:
     sampled: list[GeneratedCompletion | None] = field(default_factory=list)
     started: int = 0
     """Rows that run or have ended."""
+    on_row: Callable[[int, GeneratedCompletion], None] | None = None
+    """Hears of each completion when it has ended, once."""
+    told: set[int] = field(default_factory=set)
+    """Places that it has heard of."""
 
     def __post_init__(self) -> None:
         self.sampled = [None] * self.asked.count
@@ -47,6 +51,9 @@ class Request:
     def give(self, place: int, sampled: GeneratedCompletion) -> bool:
         """Put a completion in its place; True if it was the last one."""
         self.sampled[place] = sampled
+        if self.on_row is not None and place not in self.told:
+            self.told.add(place)
+            self.on_row(place, sampled)
         is_done = all(one is not None for one in self.sampled)
         if is_done and not self.future.done():
             self.future.set_result([one for one in self.sampled if one is not None])
@@ -103,6 +110,10 @@ class OpenBatch(FusedSampling):
                 prompt_tokens=sizes.prompt_tokens,
                 completion_tokens=sizes.completion_tokens,
             )
+
+    def close(self) -> None:
+        """Give back what decoding has taken of a GPU's memory."""
+        self._decoder.close()
 
     @property
     def is_idle(self) -> bool:

@@ -1,0 +1,236 @@
+"""Public scripts for TRL through `oncurve trl`, unchanged, with models and data replaced from outside.
+
+    python benchmarks/trl_scripts.py FOLDER --output benchmarks/results/trl_scripts.json
+
+FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of
+{"source": "where it is from", "file": "name.py", "arguments": [...], "characters": as counted at the source}. Each runs
+in a process and an empty folder of its own: every model is the embedded one, every data set is rows made up, and a run
+is cut to two short steps after what the script asks for was translated whole. For each the result says what
+happened, and for every option that the script sets what became of it: taken (with the key and the value of the recipe),
+idle, said in a message, or silent, of which there must be none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+MARK = "ASKED "
+CHAT = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--one", nargs=argparse.REMAINDER, help="run one script in this process")
+    asked = parser.parse_args()
+    if asked.one is not None:
+        run_here(asked.folder, asked.one)
+        return
+    index = json.loads((asked.folder / "index.json").read_text())
+    results = []
+    for entry in index:
+        result = run_apart(asked.folder.resolve(), entry)
+        results.append(result)
+        sys.stdout.write(f"{entry['source']}: {result['outcome']}: {result['detail'][:150]}\n")
+        sys.stdout.flush()
+    counts = {kind: sum(r["outcome"] == kind for r in results) for kind in sorted({r["outcome"] for r in results})}
+    silent = [f"{r['source']}: {name}" for r in results for name, fate in r["options"].items() if fate == "silent"]
+    sys.stdout.write(f"{counts}; silent: {silent or 'none'}\n")
+    if asked.output:
+        text = json.dumps({"counts": counts, "silent": silent, "scripts": results}, indent=1, ensure_ascii=False)
+        asked.output.write_text(text + "\n")
+
+
+def run_apart(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """What happens to one script."""
+    script = folder / entry["file"]
+    text = script.read_text(encoding="utf-8")
+    if entry.get("characters") not in (None, len(text), len(text.rstrip("\n"))):
+        raise SystemExit(f"{script}: {len(text)} characters, {entry['characters']} at the source")
+    with tempfile.TemporaryDirectory() as place:
+        for path in folder.iterdir():  # modules beside the script
+            if path.is_file() and path.suffix != ".json":
+                shutil.copy(path, place)
+            elif path.is_dir():
+                shutil.copytree(path, Path(place) / path.name)
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), ".", "--one", entry["file"]]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+        done = subprocess.run(
+            [*command, *entry.get("arguments", [])],
+            cwd=place, env=environment, capture_output=True, text=True, timeout=900,
+        )  # fmt: skip
+    options: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith(MARK):
+            options = json.loads(line.removeprefix(MARK))
+    outcome, detail = judge(done, options)
+    return {"source": entry["source"], "outcome": outcome, "detail": detail, "options": options}
+
+
+def judge(done: subprocess.CompletedProcess[str], options: dict[str, str]) -> tuple[str, str]:
+    """The kind of end, and its words."""
+    steps = sum(line.startswith("step ") for line in done.stdout.splitlines())
+    messages = [line for line in done.stderr.splitlines() if line.startswith("oncurve: ")]
+    if "Traceback" in done.stderr:
+        block = done.stderr[done.stderr.rindex("Traceback") :]
+        last = next((line for line in reversed(block.splitlines()) if line and line[0] != " "), "")
+        if "/oncurve/" in block and "the script raised" not in done.stderr:
+            return "traceback of ours", block[-1500:]
+        error = next((line for line in block.splitlines()[1:] if line and line[0] != " "), last)
+        return "the script's own error", error
+    if messages:
+        return "stopped with a message", done.stderr[done.stderr.index("oncurve: ") :].strip()
+    if done.returncode == 0 and steps >= 2:
+        return "ran two steps", f"{steps} steps"
+    return ("ended without training", f"exit {done.returncode}: {(done.stdout + done.stderr)[-200:]}")
+
+
+def run_here(folder: Path, words: list[str]) -> None:
+    """One script with everything replaced; what it asks for is printed."""
+    import datasets
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    from oncurve.cli.app import main as command_line
+    from oncurve.observe.run_model import EMBEDDED
+    from oncurve.trl.grpo_trainer import GRPOTrainer
+
+    def tokenizer(*_: Any, **__: Any) -> Any:
+        made = own_tokenizer(EMBEDDED)
+        made.chat_template = CHAT
+        return made
+
+    own_tokenizer, own_model, own_config = (
+        AutoTokenizer.from_pretrained, AutoModelForCausalLM.from_pretrained, AutoConfig.from_pretrained,
+    )  # fmt: skip
+    AutoTokenizer.from_pretrained = tokenizer
+
+    def model_of(place: Any, *more: Any, **options: Any) -> Any:
+        ours = str(place) == str(EMBEDDED)
+        return own_model(place, *more, **options) if ours else own_model(EMBEDDED)
+
+    def scorer(*_: Any, **__: Any) -> Any:
+        config = own_config(EMBEDDED)
+        config.num_labels = 1
+        made = AutoModelForSequenceClassification.from_config(config)
+        made.config._name_or_path = "scorer"
+        return made
+
+    AutoModelForCausalLM.from_pretrained = model_of
+    AutoModelForSequenceClassification.from_pretrained = scorer
+    AutoConfig.from_pretrained = lambda _, **options: own_config(EMBEDDED, **options)
+    for name in ("load_dataset", "load_from_disk"):
+        setattr(datasets, name, lambda *_, split=None, **__: rows(split))
+    own_init = GRPOTrainer.__init__
+
+    def init(self: Any, model: Any, reward_funcs: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
+        from oncurve.trl import GRPOConfig
+
+        args = args if args is not None else GRPOConfig("out")
+        named.setdefault("processing_class", tokenizer()) if len(more) < 3 else None
+        model = "embedded" if isinstance(model, str) else model
+        sys.stdout.write("\n" + MARK + json.dumps(fates(model, reward_funcs, args, more, named)) + "\n")
+        short = copy.copy(args)
+        short.max_steps, short.max_completion_length, short.use_cpu, short.bf16 = 2, 8, True, False
+        short.gradient_accumulation_steps, short.steps_per_generation, short.generation_batch_size = 1, None, None
+        short.num_generations = min(args.num_generations, 4)
+        short.per_device_train_batch_size, short.output_dir, short.report_to = 8, "out", "none"
+        short.deepspeed = short.save_steps = None
+        short.save_strategy, short.save_steps, short.warmup_steps = "no", 500, 0
+        own_init(self, model, reward_funcs, short, *more, **named)
+
+    GRPOTrainer.__init__ = init
+    sys.argv = ["oncurve", "trl", *words]
+    command_line()
+
+
+def rows(split: str | None) -> Any:
+    """Rows with the columns that data sets of this field have; all splits of them where none is named."""
+    from datasets import Dataset, DatasetDict
+
+    made = [
+        {
+            "prompt": f"How much is {n} + 1?", "question": f"How much is {n} + 1?", "problem": f"How much is {n} + 1?",
+            "answer": f"{n} + 1 is {n + 1}.\n#### {n + 1}", "solution": f"\\boxed{{{n + 1}}}",
+            "ground_truth": str(n + 1),
+            "completion": str(n + 1), "labels": n % 2, "target": n, "nums": [n, 1], "text": "Some text.",
+            "instruction": f"How much is {n} + 1?", "input": "", "output": str(n + 1),
+        }
+        for n in range(40)
+    ]  # fmt: skip
+    whole = Dataset.from_list(made)
+    return whole if split else DatasetDict(dict.fromkeys(("train", "test", "validation"), whole))
+
+
+def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named: dict[str, Any]) -> dict[str, str]:
+    """Every option that the script sets, and what became of it in the recipe that it asks for."""
+    from oncurve.convert.options import older, table
+    from oncurve.errors import OncurveError
+    from oncurve.trl.translation import TrainerArguments, translate
+
+    names = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes", "callbacks")
+    given = dict(zip(names, more, strict=False)) | named
+
+    def recipe(configuration: Any) -> tuple[dict[str, Any], list[Any]]:
+        asked = TrainerArguments(
+            model=model,
+            reward_funcs=reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs],
+            args=configuration,
+            train_dataset=given.get("train_dataset"),
+            eval_dataset=given.get("eval_dataset"),
+            processing_class=given.get("processing_class"),
+            peft_config=given.get("peft_config"),
+        )
+        draft = translate(asked).draft
+        return dict(draft.values), list(draft.notes)
+
+    try:
+        values, notes = recipe(args)
+    except OncurveError as error:
+        return dict.fromkeys(args.options(), f"refused: {str(error)[:200]}")
+    found: dict[str, str] = {}
+    for name, value in args.options().items():
+        said = [note for note in notes if note.option == name or name in (note.option, note.what)]
+        option = table().get(name)
+        if said:
+            found[name] = f"{'idle' if said[0].kind == 'nothing' else 'said'}: {said[0].why[:120]}"
+            continue
+        key = option.to if option is not None else older()[name].to
+        if option is not None and option.fate == "direct":
+            same = values.get(str(key), value) == value
+            found[name] = f"taken: {key} = {values.get(str(key), 'its default')}" if same else "silent"
+            continue
+        without = copy.copy(args)
+        if option is None:
+            delattr(without, name)
+        else:
+            setattr(without, name, option.default)
+        try:
+            before, _ = recipe(without)
+        except OncurveError:
+            before = {}
+        changed = [key for key in values if values[key] != before.get(key)] + [
+            key for key in before if key not in values
+        ]
+        if name in ("chat_template_kwargs",):
+            changed = ["the prompts themselves"]
+        found[name] = f"taken: {', '.join(f'{key} = {values.get(key)}' for key in changed)}" if changed else "silent"
+        if not changed and option is not None and (key in values or value in (None, [], False)):
+            found[name] = f"taken: {key} = {values.get(str(key))}"
+    return found
+
+
+if __name__ == "__main__":
+    main()

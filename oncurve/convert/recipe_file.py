@@ -1,0 +1,64 @@
+"""The file that a draft of a recipe is written to, and the report of what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from oncurve.config.load import parse_config
+from oncurve.convert.draft import Draft, recipe_text
+from oncurve.errors import ConfigError
+
+TITLES = (
+    ("unknown", "No such option"),
+    ("unread", "Not known here; write it into the recipe"),
+    ("unsupported", "Lost: there is nothing like it"),
+    ("differs", "Close, not equal"),
+    ("nothing", "Means nothing here"),
+)
+
+
+def write_recipe(
+    draft: Draft, head: str, output: Path | None, *, overwrite: bool = False, beside: Mapping[Path, str] | None = None
+) -> tuple[str, bool]:
+    """Write a recipe and the files ``beside`` it; the report for people, and whether everything was taken over.
+
+    Without an output the report is the recipe itself. Raises ConfigError for a file that exists.
+    """
+    text = recipe_text(draft, head)
+    is_whole = not any(note.is_loss for note in draft.notes)
+    if output is None:
+        return text, is_whole
+    written = {output: text, **(beside or {})}
+    for place in written:
+        if place.exists() and not overwrite:
+            raise ConfigError(f"{place}: exists already. Choose another --output, or say --overwrite")
+    for place, content in written.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content, encoding="utf-8")
+    return report(draft, [str(place) for place in written], text), is_whole
+
+
+def report(draft: Draft, written: list[str], text: str) -> str:
+    """What was written and what was not taken over, for people."""
+    lines = [f"written: {place}" for place in written]
+    for kind, title in TITLES:
+        notes = [note for note in draft.notes if note.kind == kind]
+        if notes:
+            lines += ["", f"{title}:", *(f"  {note.describe(draft.found.source)}" for note in notes)]
+    problems = refused(text)
+    if problems:
+        lines += ["", "The recipe does not load yet:", *(f"  {line}" for line in problems)]
+    else:
+        first = "When what is not known stands in it, `" if any(note.kind == "unread" for note in draft.notes) else "`"
+        lines += ["", f"{first}oncurve check {written[0]}` tries its data and rewards, `oncurve plan` its memory."]
+    return "\n".join(lines)
+
+
+def refused(text: str) -> list[str]:
+    """Why the recipe does not load; nothing if it does."""
+    try:
+        parse_config(text)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []

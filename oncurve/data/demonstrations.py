@@ -1,0 +1,242 @@
+"""Demonstrations: completions that stand in the data, as tokens of a supervised stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from oncurve.data.prompts import (
+    Excluded,
+    Message,
+    Template,
+    Tokenizer,
+    chat_texts,
+    encode,
+    find_template,
+    render_prompts,
+    write_gold,
+)
+from oncurve.errors import ConfigError, DataError, listed
+from oncurve.records import Prompt, Segment
+
+TrainOn = Literal["assistant", "last"]
+"""Which of the assistant's messages in a conversation are learned."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A completion that stands in the data, as the policy would have written it."""
+
+    prompt: Prompt
+    token_ids: tuple[int, ...]
+    """The completion's tokens, the end token included."""
+    text: str
+    segments: tuple[Segment, ...] = ()
+    """In a conversation of several turns: which tokens are the assistant's; empty if all are."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and completion together."""
+        return len(self.prompt.prompt_ids) + len(self.token_ids)
+
+    def leaves_room(self, limit: int | None) -> bool:
+        """The prompt is short enough to be sampled from."""
+        return limit is None or len(self.prompt.prompt_ids) <= limit
+
+
+def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A row with a completion of its own, checked, with a "question" and an "answer"; None for a row without one.
+
+    Known forms: {"messages": [...]}, {"prompt": ..., "completion": ...} where both are text or both are lists of
+    messages, and {"text": ...}. Without a column "answer" the answer is empty.
+
+    Raises DataError, with ``place``, for a completion that is empty or no text, and for messages without an assistant.
+    """
+    answer = str(row.get("answer") or "").strip()
+    completion, prompt = row.get("completion"), row.get("prompt", row.get("question"))
+    if isinstance(completion, list) or "messages" in row:
+        spoken = [*(prompt if isinstance(prompt, list) else []), *completion] if completion else row.get("messages")
+        messages = _checked_messages(place, spoken)
+        question = next((one["content"] for one in messages if one["role"] == "user"), messages[0]["content"])
+        return {**row, "messages": messages, "question": question, "answer": answer}
+    if "completion" in row:
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise DataError(
+                f"{place}: a completion without a prompt. Columns: {listed(row)}. Write {{prompt, completion}}, or set "
+                f"data.columns: {{question: <its name>}}"
+            )
+        return {**row, "question": prompt, "completion": _written(place, completion, "completion"), "answer": answer}
+    if "text" in row and not ("question" in row or "prompt" in row):
+        text = _written(place, row["text"], "text")
+        return {**row, "text": text, "question": text, "answer": answer}
+    return None
+
+
+def shown_text(row: Mapping[str, Any]) -> str:
+    """What a row of ``demonstrated_row`` shows: its completion, or what the assistant says last."""
+    if "messages" in row:
+        return next(one["content"] for one in reversed(row["messages"]) if one["role"] == "assistant")
+    return str(row.get("completion", row.get("text", "")))
+
+
+def _checked_messages(place: str, messages: Any) -> list[Message]:
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"{place}: messages must be a list of {{role, content}}, found {messages!r:.60}")
+    for number, message in enumerate(messages):
+        role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, Mapping) else (0, 0)
+        if role not in ROLES or not isinstance(content, str):
+            raise DataError(
+                f"{place}: message {number} is {message!r:.60}. Write {{role, content}} with text as content and as "
+                f"role one of {listed(ROLES)}"
+            )
+    spoken = [message for message in messages if message["role"] == "assistant"]
+    if not spoken:
+        raise DataError(f"{place}: none of the messages is the assistant's, so there is nothing to learn. Drop the row")
+    if any(not message["content"].strip() for message in spoken):
+        raise DataError(f"{place}: a message of the assistant is empty. Fill it in, or drop the row")
+    if messages[0]["role"] == "assistant":
+        raise DataError(f"{place}: the assistant speaks first, so there is no prompt. Put a user's message before it")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _written(place: str, value: Any, column: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{place}: {column!r} is empty or no text ({value!r:.40}). Fill it in, or drop the row")
+    return value
+
+
+def render_demonstrations(
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    template: str = "plain",
+    chat: bool = False,
+    few_shot: Sequence[Mapping[str, Any]] = (),
+    train_on: TrainOn = "assistant",
+    max_tokens: int | None = None,
+) -> tuple[list[Demonstration], list[Excluded]]:
+    """The demonstrations of some rows, and those left out because prompt and completion exceed ``max_tokens``.
+
+    A row's "prompt" is read as it is, its "question" through the template, its messages through the tokenizer's chat
+    template; with ``chat`` all of them go there. The completion is the row's own, or what the template makes of
+    "solution" and "answer". Prompt and completion are tokenized apart, as in sampling, and the end token follows. In a
+    conversation everything after the assistant first speaks is the completion, in which only the assistant's tokens are
+    trained on; with ``train_on`` "last", only its last message is, and what stands before it is the prompt. Of a row of
+    {"text"} everything but the first token is trained on.
+
+    Raises ConfigError for a tokenizer without an end token, or a chat template that writes the beginning of a
+    conversation otherwise than alone; DataError if no row is left.
+    """
+    if not isinstance(tokenizer.eos_token_id, int):
+        raise ConfigError(
+            f"{tokenizer.name_or_path}: its tokenizer has no end token, so a model could not learn where to stop"
+        )
+    chosen = find_template(template)
+    verbatim = {place for place, row in enumerate(rows) if "completion" in row and "prompt" in row and not chat}
+    plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row) or place in verbatim)]
+    prompts: dict[int, Prompt] = {}
+    if plain:
+        asked = [rows[one] for one in plain]
+        rendered, _ = render_prompts(asked, tokenizer, template=chosen, chat=chat, few_shot=few_shot)
+        prompts = {place: replace(prompt, index=place) for place, prompt in zip(plain, rendered, strict=True)}
+    for place in verbatim:
+        text = str(rows[place]["prompt"])
+        ids = encode(tokenizer, text, add_special_tokens=True)
+        prompts[place] = Prompt(text, tuple(ids), place, rows[place])
+    found: list[Demonstration] = []
+    excluded: list[Excluded] = []
+    for place, row in enumerate(rows):
+        if "messages" in row:
+            made = _conversation(place, row, tokenizer, train_on)
+        elif _is_text(row):
+            made = _text(place, row, tokenizer)
+        else:
+            made = _completed(prompts[place], row, tokenizer, chosen)
+        if max_tokens is not None and made.num_tokens > max_tokens:
+            excluded.append(Excluded(place, made.num_tokens, max_tokens))
+        else:
+            found.append(made)
+    if not found:
+        shortest = min(one.num_tokens for one in excluded)
+        raise DataError(
+            f"all {len(rows)} rows are longer than {max_tokens} tokens, prompt and completion together; the shortest "
+            f"has {shortest}. Raise sft.max_tokens, or take a model with a longer context"
+        )
+    return found, excluded
+
+
+def _is_text(row: Mapping[str, Any]) -> bool:
+    return "text" in row and row["text"] == row.get("question")
+
+
+def _completed(prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer, template: Template) -> Demonstration:
+    """A prompt and the completion of its row, or the worked solution in the template's form."""
+    text = str(row["completion"]) if "completion" in row else write_gold(row, template)
+    if prompt.messages is None:
+        return Demonstration(prompt, _ended(encode(tokenizer, text), tokenizer), text)
+    opening = template.opening.strip()
+    opened = opening if opening and prompt.text.endswith(opening) else ""
+    spoken: Message = {"role": "assistant", "content": f"{opened}{text}".strip()}
+    whole = chat_texts([[dict(one) for one in prompt.messages] + [spoken]], tokenizer, opens_answer=False)[0]
+    ids = encode(tokenizer, _behind(prompt.text, whole, tokenizer, prompt.index))
+    return Demonstration(prompt, _ended(ids, tokenizer), text)
+
+
+def _conversation(place: int, row: Mapping[str, Any], tokenizer: Tokenizer, train_on: TrainOn) -> Demonstration:
+    """A conversation, cut behind what the assistant says last."""
+    messages: list[Message] = list(row["messages"])
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    turns = turns[-1:] if train_on == "last" else turns
+    before = chat_texts([messages[:number] for number in turns], tokenizer)
+    after = chat_texts([messages[: number + 1] for number in turns], tokenizer, opens_answer=False)
+    prompt_ids = tuple(encode(tokenizer, before[0]))
+    ids: list[int] = []
+    segments: list[Segment] = []
+
+    def add(part: Sequence[int], text: str, *, is_policy: bool) -> None:
+        if part:
+            segments.append(Segment(is_policy, len(ids), len(ids) + len(part), text))
+            ids.extend(part)
+
+    left = ""
+    for number, (start, end) in enumerate(zip(before, after, strict=True)):
+        if number:
+            between = left + _behind(after[number - 1], start, tokenizer, place)
+            add(encode(tokenizer, between), between, is_policy=False)
+        spoken, left = _cut(_behind(start, end, tokenizer, place), str(tokenizer.eos_token))
+        add(_ended(encode(tokenizer, spoken), tokenizer), messages[turns[number]]["content"], is_policy=True)
+    prompt = Prompt(before[0], prompt_ids, place, row, tuple(messages[: turns[0]]))
+    shown = "\n".join(messages[number]["content"] for number in turns)
+    return Demonstration(prompt, tuple(ids), shown, tuple(segments) if len(segments) > 1 else ())
+
+
+def _text(place: int, row: Mapping[str, Any], tokenizer: Tokenizer) -> Demonstration:
+    first, *others = encode(tokenizer, str(row["text"]), add_special_tokens=True)
+    opening = tokenizer.decode([first]) if others else ""
+    return Demonstration(Prompt(opening, (first,), place, row), _ended(others, tokenizer), str(row["text"]))
+
+
+def _behind(start: str, whole: str, tokenizer: Tokenizer, place: int) -> str:
+    """What a text says behind its beginning."""
+    if not whole.startswith(start):
+        raise ConfigError(
+            f"row {place}: the chat template of {tokenizer.name_or_path} writes the beginning of a conversation "
+            f"differently once the assistant has answered, so its part cannot be marked. Set sft.train_on=last, or "
+            f"give rows of {{prompt, completion}} with data.chat=false"
+        )
+    return whole[len(start) :]
+
+
+def _cut(text: str, end: str) -> tuple[str, str]:
+    """What stands before the first end token, and what comes behind it."""
+    spoken, mark, behind = text.partition(end)
+    return (spoken, behind) if mark else (text, "")
+
+
+def _ended(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens up to the first end token, which is added where there is none."""
+    end: int = tokenizer.eos_token_id
+    kept = list(ids)
+    return tuple([*kept[: kept.index(end)], end] if end in kept else [*kept, end])

@@ -1,0 +1,91 @@
+"""Metrics of completions in which tools or environments answered."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from oncurve.observe.metric import Metric
+from oncurve.records import Completion, Group
+
+NOT_READ = ("malformed",)
+"""Errors of calls that never reached a tool."""
+
+EPISODE = (
+    Metric("episode/turns", "turns", "mean over completions of how often the policy wrote", "-"),
+    Metric("episode/max_turns", "turns", "most turns of a completion", "below rollouts.episodes.max_turns"),
+    Metric("episode/calls", "calls", "mean over completions of the calls that the policy made", "above 0"),
+    Metric(
+        "episode/tool_errors",
+        "fraction",
+        "calls that were answered with an error: wrong names or arguments, exceptions, timeouts, unreadable calls",
+        "falls; staying high means that the tool is called wrongly, or is broken",
+    ),
+    Metric(
+        "episode/malformed_calls",
+        "fraction",
+        "calls that could not be read; part of tool_errors",
+        "falls; staying high means that the model does not know the form",
+    ),
+    Metric(
+        "episode/tool_timeouts", "fraction", "calls over rollouts.episodes.tool_seconds; part of tool_errors", "near 0"
+    ),
+    Metric("episode/answer_tokens", "tokens", "mean over completions of tokens that the policy did not write", "-"),
+    Metric("time/tools_seconds", "seconds", "mean time that a completion waited for tools and its environment", "-"),
+    Metric(
+        "episode/failed_fraction",
+        "fraction",
+        "completions whose environment crashed, hung or died: they have no reward",
+        "0; part of reward/error_fraction",
+    ),
+    Metric(
+        "episode/ended/<reason>",
+        "fraction",
+        "completions that ended for this reason: stop, length, done, turns, context, seconds, malformed, failed",
+        "mostly stop or done",
+    ),
+)
+"""Glossary of what a run with tools or environments writes besides."""
+
+
+def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """The ``episode/`` metrics of a step; nothing where no completion is an episode."""
+    episodes = [one for group in groups for one in group.completions if one.segments or one.failure is not None]
+    if not episodes:
+        return {}
+    turns = [one.num_turns for one in episodes]
+    calls = [call for one in episodes for call in one.calls]
+    reasons = [one.finish_reason for one in episodes]
+    measured = {
+        "episode/turns": statistics.fmean(turns),
+        "episode/max_turns": float(max(turns)),
+        "episode/calls": len(calls) / len(episodes),
+        "episode/answer_tokens": statistics.fmean(len(one.token_ids) - one.num_tokens for one in episodes),
+        "time/tools_seconds": statistics.fmean(one.waiting_seconds for one in episodes),
+        "episode/failed_fraction": sum(one.failure is not None for one in episodes) / len(episodes),
+    }
+    if calls:
+        errors = [call.error for call in calls]
+        measured["episode/tool_errors"] = sum(error is not None for error in errors) / len(calls)
+        measured["episode/malformed_calls"] = sum(error in NOT_READ for error in errors) / len(calls)
+        measured["episode/tool_timeouts"] = errors.count("timeout") / len(calls)
+    return measured | {
+        f"episode/ended/{reason}": reasons.count(reason) / len(reasons) for reason in sorted(set(reasons))
+    }
+
+
+def episode_row(completion: Completion) -> dict[str, object]:
+    """What the record of an episode says besides its text; nothing for a plain completion."""
+    if not completion.segments and completion.failure is None:
+        return {}
+    shown = {
+        "turns": completion.num_turns,
+        "calls": [
+            {"name": call.name, "arguments": call.arguments, "answer": call.answer[:2000], "error": call.error}
+            for call in completion.calls
+        ],
+        "segments": [[part.is_policy, part.text] for part in completion.segments],
+        "own_prompt": completion.own_prompt,
+        "failure": completion.failure,
+    }
+    return {key: value for key, value in shown.items() if value is not None}

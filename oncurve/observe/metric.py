@@ -1,0 +1,39 @@
+"""One number of a run, with its unit and meaning."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One entry of the glossary.
+
+    Example: ``Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily")``
+    """
+
+    key: str
+    """``group/name_unit`` in lower case; ``<name>`` stands for any one name, as in ``reward/<part>``."""
+    unit: str
+    """What it is counted in; "fraction" is a share in [0, 1]."""
+    meaning: str
+    """What is measured, over what."""
+    healthy: str
+    """What a run that learns looks like, or what to suspect otherwise; "-" where no value is better."""
+
+    @property
+    def is_pattern(self) -> bool:
+        """The entry stands for a family of keys."""
+        return "<" in self.key
+
+    def matches(self, key: str) -> bool:
+        """Whether this entry explains the key."""
+        return _pattern(self.key).fullmatch(key) is not None
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    pieces = re.split(r"<[^>]+>", key)
+    return re.compile("[^/\\s]+".join(re.escape(piece) for piece in pieces))

@@ -1,0 +1,233 @@
+"""What a policy's backend does, and the backend in which every process has all weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from oncurve.errors import ConfigError
+from oncurve.policy.distributed import Processes
+from oncurve.policy.sharding import Reader, Room, fill, is_cut, whole
+from oncurve.policy.tensor_files import TensorFiles
+from oncurve.settings import OptimizerSettings
+
+Scorers = Mapping[int, nn.Module]
+"""The pass over a batch as a module, by the id of the model that it passes through."""
+
+
+class Backend(Protocol):
+    """Where the weights in training are, and how they are read, written and moved.
+
+    There are three: ``OneDevice`` here, ``Fsdp`` in fsdp.py, ``Zero`` (DeepSpeed) in deepspeed.py.
+    """
+
+    optimizer: Any
+    replica: PreTrainedModel | None
+    """A copy of all weights to sample from, where those in training are in parts and this process is to have them."""
+    is_divided: bool
+    """A process has a part of each weight only."""
+    is_lockstep: bool
+    """All processes take every pass together, so that all must make as many, and none can begin one anew."""
+
+    def scorer(self, model: PreTrainedModel) -> nn.Module:
+        """What a batch goes through to be scored by a model: the one in training, or its reference."""
+        ...
+
+    def after_scoring(self, model: PreTrainedModel) -> None:
+        """Give back what passes without gradients put together."""
+        ...
+
+    def full_tensor(self, tensor: Tensor, room: Room | None = None) -> Tensor:
+        """All of a weight of which this process has a part, which all must call; other tensors as they are."""
+        ...
+
+    def full_shape(self, tensor: Tensor) -> torch.Size:
+        """The shape of all of a weight."""
+        ...
+
+    def load_shard(self, tensor: Tensor, read: Reader) -> None:
+        """Put values into a weight, or into this process's part of it."""
+        ...
+
+    def publish(self) -> None:
+        """Bring the replica up to date. All processes must call it."""
+        ...
+
+    def follow(self) -> PreTrainedModel:
+        """The model in training with weights in the form that those of its reference have."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a microbatch."""
+        ...
+
+    def move(self, rate: float, *, is_allowed: bool) -> float:
+        """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
+        ...
+
+    def moments(self, room: Room) -> dict[str, Piece]:
+        """What the optimizer remembers, as ``<parameter>:<moment>``."""
+        ...
+
+    def load_moments(self, tensors: TensorFiles) -> None:
+        """The same from the files of a checkpoint, whatever number of processes made it. Raises ValueError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of a run, not put together yet."""
+
+    num_bytes: int
+    gather: Callable[[], Tensor]
+    """All of it, for which all processes must ask."""
+    identity: object
+    """The same for the same tensor under another name."""
+    is_copied: bool = False
+    """On a CPU it is put together in memory of its own."""
+
+
+def piece_of(backend: Backend, tensor: Tensor, room: Room) -> Piece:
+    """A weight, or a moment of torch's optimizer."""
+    size = backend.full_shape(tensor).numel() * tensor.element_size()
+    return Piece(size, partial(backend.full_tensor, tensor, room), id(tensor), is_cut(tensor))
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that training moves, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+class OneDevice:
+    """Every process has all weights, and gradients are added up before an update (data parallel)."""
+
+    replica: PreTrainedModel | None = None
+    is_divided = False
+    is_lockstep = False
+
+    def __init__(
+        self, model: PreTrainedModel, scorers: Scorers, settings: OptimizerSettings, processes: Processes
+    ) -> None:
+        self.model, self.processes, self.settings = model, processes, settings
+        self._scorers = scorers
+        self.optimizer: Any = make_adamw(self._groups(), settings)
+
+    def scorer(self, model: PreTrainedModel) -> nn.Module:
+        """The pass itself."""
+        return self._scorers[id(model)]
+
+    def after_scoring(self, model: PreTrainedModel) -> None:
+        """Nothing was put together."""
+
+    def full_tensor(self, tensor: Tensor, room: Room | None = None) -> Tensor:
+        """The tensor."""
+        return whole(tensor.detach(), room)
+
+    def full_shape(self, tensor: Tensor) -> torch.Size:
+        """Its shape."""
+        return tensor.shape
+
+    def load_shard(self, tensor: Tensor, read: Reader) -> None:
+        """Put values into a weight."""
+        fill(tensor, read)
+
+    def publish(self) -> None:
+        """Whoever samples has the weights."""
+
+    def follow(self) -> PreTrainedModel:
+        """The model in training: its reference has the form of its weights."""
+        return self.model
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a microbatch."""
+        loss.backward()
+
+    def move(self, rate: float, *, is_allowed: bool) -> float:
+        """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
+        norm = self._clip(self.settings.max_gradient_norm or math.inf)
+        if is_allowed and math.isfinite(norm) and norm > 0:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _groups(self) -> Sequence[list[nn.Parameter]]:
+        """The trained weights, those apart with which torch does not compute in one call; no list is empty."""
+        trained = list(trained_parameters(self.model).values())
+        return [trained] if trained else []
+
+    def _clip(self, limit: float) -> float:
+        """Add up the gradients of all processes and scale them down to a norm; the norm before."""
+        trained = list(trained_parameters(self.model).values())
+        self.processes.add_gradients(trained)
+        norm = nn.utils.get_total_norm([weight.grad for weight in trained if weight.grad is not None])
+        nn.utils.clip_grads_with_norm_(trained, limit, norm)
+        return float(norm)
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """The moments and counters of torch's optimizer, or this process's parts, as ``<parameter>:<moment>``."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return {
+            f"{names[id(parameter)]}:{key}": value
+            for parameter, moments in self.optimizer.state.items()
+            for key, value in moments.items()
+            if isinstance(value, Tensor)
+        }
+
+    def moments(self, room: Room) -> dict[str, Piece]:
+        """What the optimizer remembers."""
+        return {name: piece_of(self, tensor, room) for name, tensor in self.optimizer_tensors().items()}
+
+    def load_moments(self, tensors: TensorFiles) -> None:
+        """The same from files. Raises ValueError for moments of a weight that is not trained."""
+        moments: dict[str, dict[str, str]] = {}
+        for key in tensors:
+            name, _, moment = key.rpartition(":")
+            moments.setdefault(name, {})[moment] = key
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        described = self.optimizer.state_dict()
+        state = {
+            place: {moment: _own_part(parameter, tensors, key) for moment, key in moments.pop(name).items()}
+            for group, numbered in zip(self.optimizer.param_groups, described["param_groups"], strict=True)
+            for parameter, place in zip(group["params"], numbered["params"], strict=True)
+            if (name := names[id(parameter)]) in moments
+        }
+        if moments:
+            raise ValueError(f"the optimizer has no weight {sorted(moments)[0]}")
+        self.optimizer.load_state_dict({"state": state, "param_groups": described["param_groups"]})
+
+
+def _own_part(parameter: Tensor, tensors: TensorFiles, key: str) -> Tensor:
+    """A moment, or this process's part of it where it has a part of the weight."""
+    if not is_cut(parameter) or tensors.shape(key) != parameter.shape:
+        return tensors[key]
+    part = torch.empty_like(parameter, dtype=tensors.rows(key, slice(0, 0)).dtype, requires_grad=False)
+    fill(part, tensors.reader(key))
+    return part
+
+
+def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """AdamW over the trained weights, its moments in the weights' type or in 8 bits; groups are computed with apart.
+
+    Raises ConfigError where 8 bits are asked for and bitsandbytes is not installed.
+    """
+    groups = [{"params": list(group)} for group in trained]
+    common = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+    if settings.type == "adamw":
+        return torch.optim.AdamW(groups, **common, weight_decay=settings.weight_decay, fused=True)
+    try:
+        from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError(
+            "optimizer.type is adamw_8bit, which needs bitsandbytes, and it is not installed. "
+            "Run `pip install bitsandbytes`, or set optimizer.type to adamw"
+        ) from None
+    return AdamW8bit(groups, **common, weight_decay=settings.weight_decay)

@@ -1,0 +1,75 @@
+"""The parameters of a reward function, checked against the columns of the data before anything is sampled."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from oncurve.errors import ConfigError
+from oncurve.rewards.base import Failure, RewardFunction, attempt
+
+ANSWER_NAMES = (
+    "answer", "ground_truth", "gold", "gold_answer", "reference", "reference_answer", "correct_answer",
+    "expected", "expected_answer", "solution", "target", "label", "truth",
+)  # fmt: skip
+"""Parameter names that mean the reference answer, where no column has that name."""
+ROW_NAMES = ("prompt", "row")
+"""Further names that a function of one completion may ask for."""
+BATCH_NAMES = (
+    "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric",
+)  # fmt: skip
+"""Names that a function in TRL's style gets besides the columns."""
+
+
+def check_parameters(function: Any, columns: Collection[str], *, location: str, answer_column: str = "answer") -> None:
+    """Refuse a reward function that asks for something no row has.
+
+    ``columns`` are those of the data. Raises ConfigError for a parameter without a default that is neither the answer
+    nor a column, and for one with a default whose name reads like a misspelled column.
+    """
+    if isinstance(function, RewardFunction) and not inspect.isfunction(function):
+        return  # an object that gets prompts and completions as they are
+    signature = attempt(lambda: inspect.signature(function))
+    if isinstance(signature, Failure):
+        raise ConfigError(f"rewards: the parameters of {location} cannot be read: {signature.detail}")
+    parameters = signature.parameters
+    is_batched = "completions" in parameters
+    known = {*columns, *(BATCH_NAMES if is_batched else (*ANSWER_NAMES, *ROW_NAMES, answer_column))}
+    if not is_batched:
+        _check_first(list(parameters), location)
+    for name, parameter in list(parameters.items())[0 if is_batched else 1 :]:
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) or name in known:
+            continue
+        close = difflib.get_close_matches(name, [*columns, *known], n=1, cutoff=0.8)
+        if parameter.default is inspect.Parameter.empty or close:
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            needs = "the columns" if is_batched else "`answer`, `prompt`, `row` and the columns"
+            raise ConfigError(
+                f"rewards: {location} has a parameter {name!r}, which the data do not have.{hint} "
+                f"It can ask for {needs} {', '.join(columns)}"
+            )
+
+
+def _check_first(names: list[str], location: str) -> None:
+    """The first parameter gets the completion, whatever its name; another one named so is a mix-up."""
+    if not names:
+        raise ConfigError(
+            f"rewards: {location} takes no parameter. Write def {location.rpartition(':')[2]}(completion, answer)"
+        )
+    if "completion" in names[1:]:
+        raise ConfigError(
+            f"rewards: {location} takes {names[0]!r} before 'completion', but the first parameter receives the "
+            f"completion. Write ({', '.join(['completion', *(name for name in names if name != 'completion')])})"
+        )
+
+
+def columns_of(*tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Columns that every table has, in their order; tables without rows count as having all.
+
+    >>> columns_of([{"question": "2+3?", "answer": "5", "steps": 1}], [{"question": "4?", "answer": "4"}])
+    ['question', 'answer']
+    """
+    found = [dict.fromkeys(key for row in table for key in row) for table in tables if table]
+    return [name for name in found[0] if all(name in other for other in found[1:])] if found else []

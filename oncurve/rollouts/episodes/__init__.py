@@ -1,0 +1,1 @@
+"""Episodes: completions in which tools and environments answer the policy."""

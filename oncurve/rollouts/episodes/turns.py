@@ -1,0 +1,116 @@
+"""Sampling turn by turn: what can go on from tokens, one row apart from all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from oncurve.model.allocator import give_back
+from oncurve.records import FinishReason
+from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
+from oncurve.rollouts.engine.budget import RowBudget
+from oncurve.rollouts.engine.proof import Proof
+from oncurve.rollouts.servers.protocol import GeneratedCompletion, GenerateRequest
+from oncurve.rollouts.serving.open_batch import Request
+from oncurve.rollouts.serving.scheduler import RowScheduler
+
+Sampled = tuple[list[int], list[float], FinishReason]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Turns that begin with the same tokens."""
+
+    token_ids: tuple[int, ...]
+    keys: tuple[int, ...]
+    """The random stream of each turn."""
+    max_tokens: int
+    deliver: Callable[[int, Sampled], None]
+    """Takes the place of a turn among ``keys`` and what was sampled."""
+
+
+class Turns(Protocol):
+    """Samples turns while it is open."""
+
+    def ask(self, asked: Ask) -> None:
+        """Sample this; never waits."""
+        ...
+
+    def advance(self) -> bool:
+        """Do a piece of the work that happens in this thread; False if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is still under way."""
+        ...
+
+
+class TurnSampler(Protocol):
+    """A sampler that can open turns."""
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Sample from these weights from now on."""
+        ...
+
+    def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> Turns:
+        """Turns of the current weights. What other threads have to deliver goes through ``post``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        ...
+
+
+class EngineTurns:
+    """Turns in this process: rows enter and leave the batch at every token, and are read again when they come back."""
+
+    def __init__(self, policy: PolicyView, params: SamplingParams, budget: RowBudget, proof: Proof) -> None:
+        self.policy, self.params = policy, params
+        self.end_ids = end_token_ids(policy.model, policy.tokenizer)
+        self._scheduler = RowScheduler(policy, budget, proof, key="rollouts.max_rows")
+        self._open: list[Request] = []
+        self._given: list[tuple[Ask, int, Sampled]] = []
+        self._was_training = policy.model.training
+        policy.model.eval()
+
+    def ask(self, asked: Ask) -> None:
+        """Sample this with whatever else runs."""
+        params = with_limit(self.params, asked.max_tokens)
+        wanted = GenerateRequest("", asked.token_ids, len(asked.keys), params, self.end_ids, asked.keys)
+
+        def give(place: int, sampled: GeneratedCompletion) -> None:
+            self._given.append((asked, place, (sampled.token_ids, sampled.logprobs, sampled.finish_reason)))
+
+        request = Request(wanted, np.array(asked.keys, dtype=np.uint64), on_row=give)
+        self._open.append(request)
+        self._scheduler.add(request)
+
+    def advance(self) -> bool:
+        """One token for every row in the batch. Raises SamplerError for what broke."""
+        if not self._scheduler.has_work:
+            return False
+        self._scheduler.turn()
+        ended = [request for request in self._open if request.future.done()]
+        if ended:
+            self._open = [request for request in self._open if not request.future.done()]
+            for request in ended:
+                request.future.result()
+        given, self._given = self._given, []
+        for asked, place, sampled in given:
+            asked.deliver(place, sampled)
+        return True
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._scheduler.forget()
+        self.policy.model.train(self._was_training)
+        give_back()
+
+
+def with_limit(params: SamplingParams, max_tokens: int) -> SamplingParams:
+    """The same for a turn of at most so many tokens."""
+    least = min(params.min_completion_tokens, max_tokens)
+    return replace(params, max_completion_tokens=max_tokens, min_completion_tokens=least)

@@ -1,0 +1,105 @@
+"""Python in the sandbox, call after call, with the names that earlier calls defined."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent
+from oncurve.sandbox.limits import Limits
+from oncurve.sandbox.pool import SandboxPool, Workplace
+from oncurve.sandbox.program_cases import last_words, read_output
+
+MAX_CODE_CHARACTERS = 20_000
+_RUN = """
+def _oncurve_run(code):
+    import ast
+    tree = ast.parse(code)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<program>", "exec"), globals())
+    if last is not None:
+        value = eval(compile(ast.Expression(last.value), "<program>", "eval"), globals())
+        if value is not None:
+            print(repr(value))
+"""
+"""Runs in the sandbox: prints the value of the last expression, as an interactive interpreter does."""
+
+
+class CodeFailed(Exception):
+    """The code raised, ran too long or printed too much; the text says which."""
+
+
+class PythonSessions:
+    """Sessions that share a pool of sandboxes, which is started when it is first needed."""
+
+    def __init__(self, *, wall_seconds: float) -> None:
+        self.limits = replace(Limits(), wall_seconds=wall_seconds, output_bytes=200_000)
+        self._pool: SandboxPool | None = None
+        self._lock = threading.Lock()
+
+    def open(self) -> PythonSession:
+        """A session without any names."""
+        return PythonSession(self)
+
+    def pool(self) -> SandboxPool:
+        """The sandboxes. Raises SandboxUnavailable where nothing isolates code."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = SandboxPool(limits=self.limits)
+            return self._pool
+
+    def close(self) -> None:
+        """End the sandboxes."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
+
+
+@dataclass(eq=False)
+class PythonSession:
+    """Every call runs in a fresh process, behind what earlier calls ran; one that fails leaves nothing behind."""
+
+    sessions: PythonSessions
+    earlier: list[str] = field(default_factory=list)
+
+    def run(self, code: str) -> str:
+        """What the code prints, and the value of its last expression.
+
+        Raises CodeFailed for what the code does wrong, SandboxDied.
+        """
+        if len(code) > MAX_CODE_CHARACTERS:
+            raise CodeFailed(f"the code is longer than {MAX_CODE_CHARACTERS} characters")
+        mark = secrets.token_hex(16)
+        call = f"_oncurve_run({code!r})"
+        sources = [_RUN, *self.earlier, f"print({mark!r}, flush=True)", call]
+        output = self.sessions.pool().submit(lambda place: self._output(place, sources)).result()
+        self.earlier.append(call)
+        return output.rpartition(f"{mark}\n")[2].rstrip("\n")
+
+    def _output(self, place: Workplace, sources: list[str]) -> str:
+        limits = self.sessions.limits
+        deadline = time.monotonic() + limits.wall_seconds
+        child = place.program.child(limits=limits, stdin=b"", wants_output=True)
+        try:
+            child.connection.send({"mode": "script", "sources": sources}, deadline)
+            output = read_output(child, limits.output_bytes, deadline)
+            failure = last_words(child, deadline)
+        except ChildMisbehaved as error:
+            raise CodeFailed(f"it gave {error}") from None
+        except ChildSilent:
+            raise CodeFailed(f"it did not end within {limits.wall_seconds:g} s") from None
+        except ChildGone:
+            raise CodeFailed("its process ended early") from None
+        finally:
+            child.finish()
+        ended = child.finish()
+        if failure is not None and ended.status > 0:
+            names, text = failure.get("names"), str(failure.get("text", ""))[:500]
+            kind = names[0] if isinstance(names, list) and names else "an exception"
+            raise CodeFailed(f"{kind}: {text}" if text else str(kind))
+        if ended.status < 0:
+            raise CodeFailed("it used more time or memory than it may")
+        return output.decode("utf-8", "replace")

@@ -1,0 +1,125 @@
+"""Settings that are sections of a recipe as they are: what reads them needs no other class, and no recipe."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, TypeVar, cast, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+def _parts(annotation: object) -> tuple[object, ...]:
+    """The members of a union type, or the type itself."""
+    return get_args(annotation) or (annotation,)
+
+
+class NoNumber:
+    """Marks a key that changes no number of a run: a run is resumed with another value of it."""
+
+
+Value = TypeVar("Value")
+Harmless = Annotated[Value, NoNumber()]
+"""The type of a key that changes no number of a run, as in ``name: Harmless[str | None]``."""
+
+
+def harmless_keys(section: type[BaseModel], prefix: str = "") -> set[str]:
+    """The keys of a section that change no number, with those of the sections in it: ``run.folder``."""
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        if any(isinstance(mark, NoNumber) for mark in field.metadata):
+            found.add(prefix + name)
+        for kind in _parts(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found |= harmless_keys(kind, f"{prefix}{name}.")
+    return found
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are refused, values cannot change after loading."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_as_number(cls, tree: object) -> object:
+        """YAML's true and yes would pass as the number 1."""
+        if isinstance(tree, dict):
+            for key, value in cast("dict[str, object]", tree).items():
+                field = cls.model_fields.get(key)
+                if isinstance(value, bool) and field is not None and bool not in _parts(field.annotation):
+                    raise PydanticCustomError("truth_value", "{key} takes no truth value", {"key": key})
+        return cast("object", tree)
+
+
+class OptimizerSettings(Section):
+    """AdamW and its schedule."""
+
+    type: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit keeps the moments in 8 bits, through bitsandbytes."""
+    learning_rate: PositiveFloat = 1e-6
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_gradient_norm: Annotated[float, Field(ge=0)] = 1.0
+    """The gradient is scaled down to this norm; 0 leaves it alone."""
+    warmup_updates: NonNegative = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Both as torch takes them."""
+        return self.beta1, self.beta2
+
+    def rate(self, update: int, total_updates: int) -> float:
+        """The learning rate of an update, counted from 0: warm-up, then the schedule down to zero at the last."""
+        if update < self.warmup_updates:
+            return self.learning_rate * (update + 1) / (self.warmup_updates + 1)
+        if self.schedule == "constant":
+            return self.learning_rate
+        span = max(total_updates - self.warmup_updates, 1)
+        done = min((update - self.warmup_updates) / span, 1.0)
+        share = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * share
+
+
+class LoraSettings(Section):
+    """A product of two thin matrices beside each chosen linear layer, W x + alpha / rank B A x (arXiv:2106.09685): a
+    hundredth of the weights is trained, and the model under them is frozen."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of the adapter's inputs that is dropped in training passes."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Names of the layers, as they end, such as [q_proj, v_proj]; all-linear takes every linear layer but the head."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Which biases are trained as well; only none leaves the base as it is."""
+
+
+class Deadlines(Section):
+    """servers: seconds after which the trainer stops waiting for one."""
+
+    connect_seconds: Harmless[PositiveFloat] = 5.0
+    """Opening a connection."""
+    request_seconds: Harmless[PositiveFloat] = 600.0
+    """The completions of one prompt."""
+    push_seconds: Harmless[PositiveFloat] = 300.0
+    """Each part of handing over weights: fetching them, loading them."""
+    silent_seconds: Harmless[PositiveFloat] = 10.0
+    """A server that gives no sign of life for so long is lost, and its prompts go to others. Until
+    then it is asked four times."""
+    gone_seconds: Harmless[PositiveFloat] = 300.0
+    """With no server ready for so long, the run saves and ends."""
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Between two questions to a server that is well."""
+        return self.silent_seconds / 4

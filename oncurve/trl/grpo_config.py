@@ -1,0 +1,174 @@
+"""GRPOConfig: every option of TRL's, read from the table of the converter."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from oncurve.convert.options import older, raw_table, table
+from oncurve.convert.versions import Dated, date
+from oncurve.errors import ConfigError, did_you_mean
+from oncurve.policy.environment import read_place
+from oncurve.trl.settings import SETTINGS
+
+if TYPE_CHECKING:
+    import torch
+
+TYPES: dict[str, Any] = {
+    "bool": bool | None,
+    "int": int | None,
+    "float": float | None,
+    "dict": dict | str | None,  # type: ignore[type-arg]
+    "list": list[str] | None,
+    "floats": list[float] | None,
+}
+
+
+class _Dating(type):
+    """Makes a configuration also from names that TRL had before, with the defaults of their time."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        """The configuration. Raises ConfigError for names that no version had."""
+        version = options.pop("trl_version", None) or SETTINGS.version
+        fields = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        named = {**dict(zip((each.name for each in dataclasses.fields(cls)), args, strict=False)), **options}  # type: ignore[arg-type]
+        unknown = [name for name in options if name not in fields and name not in older()]
+        if unknown:
+            known = [*fields, *older()]
+            lines = [f"GRPOConfig has no option {name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown]
+            raise ConfigError("\n".join(lines))
+        dated = date(named, version)
+        past = {name: options.pop(name) for name in list(options) if name not in fields}
+        if dated is not None:
+            for name, value in dated.defaults.items():
+                if name in fields:
+                    options.setdefault(name, value)
+                else:
+                    past.setdefault(name, value)
+        for name in list(past):
+            now = older()[name].now or ("warmup_steps" if name == "warmup_ratio" else None)
+            if now in fields:
+                options.setdefault(str(now), past.pop(name))
+        made = super().__call__(*args, **options)
+        for name, value in past.items():
+            setattr(made, name, value)
+        made.dated = dated
+        return made
+
+
+class _ConfigMethods(metaclass=_Dating):
+    """What scripts ask a configuration of TRL besides its options."""
+
+    dated: Dated | None = None
+    """The time of the script, where its options tell."""
+
+    def __post_init__(self) -> None:
+        """Dictionaries may come as JSON, as on a command line."""
+        for name in raw_table()["types"]["dict"]:
+            value = vars(self)[name]
+            if isinstance(value, str) and value.startswith("{"):
+                setattr(self, name, json.loads(value))
+        values = vars(self)
+        if values["bf16"] is None:
+            self.bf16 = not values["fp16"]
+
+    def options(self) -> dict[str, Any]:
+        """Every option that differs from TRL's default, and names of earlier versions."""
+        plain = {name: _plain(vars(self)[name]) for name in table()}
+        changed = {name: value for name, value in plain.items() if value != table()[name].default}
+        if plain["bf16"] is True:
+            changed.pop("bf16")  # as it is unless something else is said
+        return {**changed, **{name: value for name, value in vars(self).items() if name in older()}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every option by its name; what looks like a token is not shown."""
+        values = {each.name: _plain(vars(self)[each.name]) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: f"<{name.upper()}>" if name.endswith("_token") else value for name, value in values.items()}
+
+    to_sanitized_dict = to_dict
+
+    def to_json_string(self) -> str:
+        """The same as JSON."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        import torch
+
+        return torch.device("cpu" if vars(self)["use_cpu"] or not torch.cuda.is_available() else "cuda")
+
+    @property
+    def n_gpu(self) -> int:
+        """GPUs of this process."""
+        return int(self.device.type == "cuda")
+
+    @property
+    def world_size(self) -> int:
+        """Processes."""
+        return read_place().count
+
+    @property
+    def process_index(self) -> int:
+        """This process among all."""
+        return read_place().rank
+
+    @property
+    def local_process_index(self) -> int:
+        """This process among those of its machine."""
+        return read_place().local_rank
+
+    @property
+    def should_log(self) -> bool:
+        """This process speaks."""
+        return self.process_index == 0
+
+    should_save = should_log
+
+    @property
+    def train_batch_size(self) -> int:
+        """Completions of a device in one pass."""
+        return vars(self)["per_device_train_batch_size"]
+
+    @property
+    def eval_batch_size(self) -> int:
+        """The same in evaluation."""
+        return vars(self)["per_device_eval_batch_size"]
+
+    def get_process_log_level(self) -> int:
+        """The level of messages of this process."""
+        levels = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+        return levels.get(str(vars(self)["log_level"]), logging.WARNING)
+
+    def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager[None]:
+        """Nothing has to be waited for: rows are in memory."""
+        return nullcontext()
+
+
+def _plain(value: Any) -> Any:
+    """A value without the enumeration around it."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def _fields() -> list[tuple[str, Any, Any]]:
+    """Name, type and default of every option, output_dir first."""
+    said = {name: TYPES[kind] for kind, names in raw_table()["types"].items() for name in names}
+    found = []
+    for name in ("output_dir", *(name for name in table() if name != "output_dir")):
+        default = table()[name].default
+        kind = said.get(name, str | None if default is None else type(default))
+        if isinstance(default, list):
+            found.append((name, kind, dataclasses.field(default_factory=lambda value=default: list(value))))
+        else:
+            found.append((name, kind, dataclasses.field(default=default)))
+    return found
+
+
+GRPOConfig: Any = dataclasses.make_dataclass(
+    "GRPOConfig", _fields(), bases=(_ConfigMethods,), namespace={"__module__": __name__}
+)
+GRPOConfig.__doc__ = "The options of TRL's GRPOConfig, and names that it had before."

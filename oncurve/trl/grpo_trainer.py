@@ -1,0 +1,302 @@
+"""GRPOTrainer: TRL's signature over oncurve.Trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
+from transformers.trainer_utils import TrainOutput
+
+from oncurve import wiring
+from oncurve.errors import CheckpointError, Stopped
+from oncurve.interface.trainer import Trainer
+from oncurve.observe.run_model import is_run
+from oncurve.train.run import Step
+from oncurve.train.scoring import score
+from oncurve.trl.grpo_config import GRPOConfig
+from oncurve.trl.logs import num_tokens, rollout_logs, step_logs
+from oncurve.trl.overridden import refuse_overridden
+from oncurve.trl.script_callbacks import Callbacks
+from oncurve.trl.settings import SETTINGS
+from oncurve.trl.translation import TrainerArguments, Translation, evaluation_rows, translate
+
+
+class GRPOTrainer:
+    """The trainer of a script for TRL. Its arguments become a recipe, Python objects and a run of oncurve.
+
+    Everything that would be learned otherwise than with TRL is one message when it is made; the rest is said in lines.
+    """
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        reward_processing_classes: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Sequence[Any] | None = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+    ) -> None:
+        """As in TRL. Raises ConfigError for what is lost and not accepted by name, and for what TRL refuses too."""
+        refuse_overridden(type(self), GRPOTrainer)
+        name = model if isinstance(model, str) else model.name_or_path or "model"
+        self.args = args if args is not None else GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.state, self.control = TrainerState(), TrainerControl()
+        self._logged: dict[str, list[float]] = defaultdict(list)
+        lost = {
+            "tools": tools,
+            "rollout_func": rollout_func,
+            "environment_factory": environment_factory,
+            "optimizers": any(part is not None for part in optimizers),
+        }
+        self.translation: Translation = translate(
+            TrainerArguments(
+                model=model,
+                reward_funcs=_listed(reward_funcs),
+                args=self.args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                reward_processing_classes=_listed(reward_processing_classes),
+                quantization_config=quantization_config,
+                peft_config=peft_config,
+                lost={name: value for name, value in lost.items() if value},
+                extras={"trainer_state": self.state, "log_metric": self._log_metric, "log_extra": _ignore},
+            )
+        )
+        """The recipe, and what of the script stands in none."""
+        self.oncurve: Trainer
+        """The trainer behind this one."""
+        self.reward_func_names = [reward.name for reward, _ in self.translation.rewards]
+        self._make(is_converted=SETTINGS.instead_of_training is not None)
+        self._callbacks = Callbacks(self, callbacks or ())
+
+    def _make(self, *, is_converted: bool) -> None:
+        """Refuse what is lost, say what differs, and make the trainer behind this one."""
+        asked, found = self.translation.asked, self.translation
+        if not is_converted:  # whose recipe says the same
+            found.refuse_losses()
+            for line in found.describe():
+                Console().print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
+        self.oncurve = Trainer.from_tree(
+            found.recipe(),
+            found.rows,
+            found.rewards,
+            found.measured(),
+            model=None if isinstance(asked.model, str) else asked.model,
+            tokenizer=found.tokenizer,
+            source="the script",
+        )
+        config = self.oncurve.config
+        per_step = config.run.prompts_per_step
+        self.state.max_steps = config.run.steps * config.updates_per_step
+        self.state.num_train_epochs = -(-config.run.steps * per_step // len(found.rows))
+        self.state.logging_steps = 1
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with its current weights, with peft around it if it has an adapter."""
+        return self.oncurve.hold_model()
+
+    @property
+    def processing_class(self) -> PreTrainedTokenizerBase:
+        """The tokenizer."""
+        return self.translation.tokenizer or self.oncurve.policy.tokenizer
+
+    tokenizer = processing_class
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
+    ) -> TrainOutput:
+        """Train to the end, or go on with the newest run in ``output_dir``, or with the one that is named.
+
+        Raises Stopped where a signal ended it.
+        """
+        if SETTINGS.instead_of_training is not None:
+            SETTINGS.instead_of_training(self.translation)
+        if resume_from_checkpoint:
+            self.oncurve.folder = find_run(resume_from_checkpoint, self.args.output_dir)
+            steps = self.oncurve.resume_steps()
+        else:
+            steps = self.oncurve.steps()
+        self._callbacks.call("on_train_begin")
+        seconds, losses = 0.0, []
+        for step in self._watched(steps):
+            seconds += step.metrics.get("time/step_seconds", 0.0)
+            losses.append(step.metrics.get("policy/loss", 0.0))
+            if self.control.should_training_stop:
+                steps.close()  # type: ignore[attr-defined]
+        result = self.oncurve.result
+        if not self.control.should_training_stop and result is not None and result.is_interrupted:
+            raise Stopped(
+                "training was stopped; train(resume_from_checkpoint=True) goes on", exit_code=result.exit_code
+            )
+        loss = fmean(losses) if losses else 0.0
+        metrics = {"train_runtime": round(seconds, 4), "train_loss": loss}
+        self.state.log_history.append({**metrics, "step": self.state.global_step})
+        self._callbacks.call("on_train_end")
+        return TrainOutput(self.state.global_step, loss, metrics)
+
+    def _watched(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """Every step, with what callbacks, logs and evaluations make of it."""
+        config = self.oncurve.config
+        self._callbacks.call("on_step_begin")
+        for step in steps:
+            self.state.global_step = step.number * config.updates_per_step
+            self.state.epoch = step.number * config.run.prompts_per_step / len(self.translation.rows)
+            self.state.num_input_tokens_seen += num_tokens(step.groups)
+            self._callbacks.call("on_step_end")
+            logs = {**step_logs(step, self.reward_func_names), "num_tokens": float(self.state.num_input_tokens_seen)}
+            logs |= {name: fmean(values) for name, values in self._logged.items()}
+            self._logged.clear()
+            self.log(logs)
+            every = self.translation.evaluate_every_steps
+            if self.control.should_evaluate or (every and step.number % every == 0):
+                self.evaluate()
+            saves = config.run.save_every_steps
+            if self.control.should_save:
+                self.save_model(str(Path(self.args.output_dir or "runs") / f"checkpoint-{self.state.global_step}"))
+            if self.control.should_save or (saves and step.number % saves == 0):
+                self._callbacks.call("on_save")
+            yield step
+            if step.number < config.run.steps and not self.control.should_training_stop:
+                self._callbacks.call("on_step_begin")
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Put a row into ``state.log_history`` and show it to callbacks."""
+        row = {**logs, "epoch": self.state.epoch or 0.0, "step": self.state.global_step}
+        self.state.log_history.append(row)
+        self._callbacks.call("on_log", logs=row)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Rewards and lengths on the evaluation rows, sampled as in training, as TRL measures."""
+        sets = self.translation.evaluation
+        if eval_dataset is not None:
+            sets = evaluation_rows(self.translation.asked, eval_dataset, metric_key_prefix)
+        if not sets:
+            raise CheckpointError("evaluate: the trainer has no eval_dataset. Pass one")
+        config = self.oncurve.config
+        count = self.args.num_generations_eval or self.args.num_generations
+        function = wiring.make_reward_function(
+            config.rewards, seed=config.run.seed, given={reward.name: reward for reward, _ in self.translation.rewards}
+        )
+        metrics: dict[str, float] = {}
+        for prefix, rows in sets.items():
+            groups = self.oncurve.sample(rows, n=count)
+            logs = rollout_logs(groups, score(groups, function), self.reward_func_names)
+            metrics |= {f"{prefix}_{name}": value for name, value in logs.items()}
+        self._logged.clear()
+        self.log(metrics)
+        self._callbacks.call("on_evaluate", metrics=metrics)
+        return metrics
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the weights and the tokenizer as files of a model; other files of the folder stay."""
+        folder = Path(output_dir or self.args.output_dir or "trainer_output")
+        folder.mkdir(parents=True, exist_ok=True)
+        made = self.oncurve.save(folder / f".model-{os.getpid()}")
+        for path in made.iterdir():
+            path.replace(folder / path.name)
+        shutil.rmtree(made)
+
+    def add_callback(self, callback: Any) -> None:
+        """A TrainerCallback, or a class of it."""
+        self._callbacks.add(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """The same callback, no more."""
+        self._callbacks.remove(callback)
+
+    def is_world_process_zero(self) -> bool:
+        """This process writes."""
+        return self.args.process_index == 0
+
+    is_local_process_zero = is_world_process_zero
+
+    @property
+    def accelerator(self) -> SimpleNamespace:
+        """What scripts ask of accelerate: which process this is, and to wait for the others."""
+        first = self.is_world_process_zero()
+        return SimpleNamespace(
+            is_main_process=first,
+            is_local_main_process=first,
+            process_index=self.args.process_index,
+            num_processes=self.args.world_size,
+            device=self.args.device,
+            wait_for_everyone=lambda: None,
+            print=print if first else _ignore,
+            unwrap_model=lambda model, **_: model,
+        )
+
+    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Print metrics."""
+        Console().print(f"{split} metrics: {dict(metrics)}", markup=False, highlight=False)
+
+    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+        """Write metrics beside the runs."""
+        folder = Path(self.args.output_dir or "trainer_output")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{split}_results.json").write_text(json.dumps(dict(metrics), indent=2), encoding="utf-8")
+
+    def save_state(self) -> None:
+        """Write ``state`` beside the runs."""
+        folder = Path(self.args.output_dir or "trainer_output")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.state.save_to_json(str(folder / "trainer_state.json"))
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Nothing to do: a run that is finished has a card beside its model."""
+
+    def push_to_hub(self, *_: Any, **__: Any) -> None:
+        """Say how it is done: nothing leaves the machine by itself."""
+        where = self.oncurve.folder or "RUN"
+        Console().print(f"nothing was uploaded: oncurve push {where} --repo OWNER/NAME does it", markup=False)
+
+    def _log_metric(self, name: str, value: float) -> None:
+        self._logged[name].append(float(value))
+
+
+def find_run(wanted: str | bool, output_dir: str | None) -> Path:
+    """The folder of a run to go on with: the one that is named, by itself or by a checkpoint of it, or the newest.
+
+    Raises CheckpointError where there is none.
+    """
+    if not isinstance(wanted, bool):
+        path = Path(wanted)
+        for place in (path, path.parent.parent):
+            if is_run(place):
+                return place
+        output_dir = str(path)
+    folder = Path(output_dir or "runs")
+    runs = [path for path in folder.glob("*/") if is_run(path) and (path / "checkpoints").is_dir()]
+    if not runs:
+        raise CheckpointError(f"resume_from_checkpoint: {folder} holds no run of oncurve with a checkpoint")
+    return max(runs, key=lambda path: path.stat().st_mtime)
+
+
+def _listed(given: Any) -> list[Any]:
+    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Whatever is passed has a place elsewhere, or none."""

@@ -1,0 +1,102 @@
+"""The name `trl` in a script, resolved to `oncurve.trl`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import oncurve.trl
+from oncurve.errors import ConfigError
+
+ELSEWHERE = (
+    "BEMACallback", "DPOConfig", "DPOTrainer", "DistillationConfig", "DistillationTrainer",
+    "KTOConfig", "KTOTrainer", "LogCompletionsCallback", "RLOOConfig", "RLOOTrainer", "RewardConfig", "RewardTrainer",
+    "RichProgressCallback", "SFTConfig", "SFTTrainer", "SyncRefModelCallback", "WeaveCallback", "add_response_schema",
+    "clone_chat_template", "create_reference_model", "extract_prompt", "get_training_chat_template",
+    "init_zero_verbose", "is_conversational_from_value", "maybe_convert_to_chatml", "maybe_extract_prompt",
+    "maybe_unpair_preference_dataset", "pack_dataset", "prepare_multimodal_messages", "supports_tool_calling",
+    "unpair_preference_dataset",
+)  # fmt: skip
+"""Public names of TRL that are not here. A script may import them; it may not use them."""
+UNSLOTH = (
+    "the script loads its model with Unsloth, which patches TRL and transformers and is not imitated. Write instead:\n"
+    "  model = AutoModelForCausalLM.from_pretrained(NAME)           # or the name alone\n"
+    '  peft_config = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear")\n'
+    "  GRPOTrainer(model=model, peft_config=peft_config, ...)\n"
+    "and for weights of 4 bits quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')"
+)
+
+
+class NotInTrl(ConfigError, ImportError):
+    """A name or a package that scripts import and that is not here."""
+
+
+class _Elsewhere(type):
+    """A class that may be named and inherited from, and cannot be made."""
+
+    def __call__(cls, *_: Any, **__: Any) -> Any:
+        """Raises ConfigError."""
+        raise ConfigError(
+            f"the script uses trl.{cls.__name__}, which oncurve has not: it trains with GRPO. Run that part with TRL"
+        )
+
+
+class ScriptNames(MetaPathFinder, Loader):
+    """Finds `trl` and all that is below it in `oncurve.trl`, and says what to write for Unsloth."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A module of that name; None for those that are none of ours. Raises NotInTrl for Unsloth."""
+        first = fullname.partition(".")[0]
+        if first in ("unsloth", "unsloth_zoo"):
+            raise NotInTrl(UNSLOTH)
+        return ModuleSpec(fullname, self, is_package=True) if first == "trl" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """A module whose names are those of oncurve.trl, wherever TRL keeps them."""
+        module = ModuleType(spec.name, oncurve.trl.__doc__)
+        vars(module).update(__version__=oncurve.trl.__version__, __getattr__=lambda name: named(spec.name, name))
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: names are looked up when they are asked for."""
+
+
+def named(module: str, name: str) -> Any:
+    """What a name of TRL is here. Raises NotInTrl where there is nothing."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name in oncurve.trl.__all__:
+        return oncurve.trl.__getattr__(name)
+    if name in ELSEWHERE:
+        return _Elsewhere(name, (), {})
+    raise NotInTrl(
+        f"the script imports {name!r} from {module}, which oncurve.trl has not. It has: "
+        f"{', '.join(known for known in oncurve.trl.__all__ if known != '__version__')}"
+    )
+
+
+@contextmanager
+def trl_resolved() -> Iterator[None]:
+    """While it lasts, `import trl` is `import oncurve.trl` in this process."""
+    finder, before = ScriptNames(), _loaded()
+    for name in before:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in _loaded():
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _loaded() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "trl"}

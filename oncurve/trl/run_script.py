@@ -1,0 +1,165 @@
+"""Running a script for TRL as it is, up to its end or up to its training."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from oncurve.convert.draft import Draft
+from oncurve.convert.options import Note, trl_version
+from oncurve.convert.recipe_file import write_recipe
+from oncurve.errors import ConfigError, OncurveError, Stopped
+from oncurve.rewards.custom import SOURCE_ROW
+from oncurve.trl.names import trl_resolved
+from oncurve.trl.settings import SETTINGS
+from oncurve.trl.translation import Translation
+
+_GUARD = re.compile(r"^if __name__ *== *[\"']__main__[\"']", re.MULTILINE)
+
+
+class _Messages:
+    """Says what a script fails of: a package that is missing in a line, its own exceptions with its own lines."""
+
+    def __init__(self, script: Path) -> None:
+        self.script = script
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Raises ConfigError or Stopped in the place of an exception that is the script's."""
+        if not isinstance(error, Exception) or isinstance(error, OncurveError):
+            return
+        place = f"{self.script}{_line(self.script, error)}"
+        if isinstance(error, ModuleNotFoundError):
+            raise ConfigError(
+                f"{place}: it needs the package {error.name}, which is not installed here. pip install it, or leave it "
+                f"out"
+            ) from None
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(self.script):
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace or error.__traceback__))
+        raise Stopped(f"{place}: the script raised {type(error).__name__}", exit_code=1) from None
+
+
+class Translated(BaseException):
+    """Ends a script where its training would begin; nothing of the script catches it."""
+
+    def __init__(self, translation: Translation) -> None:
+        super().__init__("translated")
+        self.translation = translation
+
+
+def run_script(
+    script: Path, arguments: Sequence[str], *, accept: Sequence[str] = (), version: str | None = None
+) -> None:
+    """Run a file with `trl` resolved to `oncurve.trl`.
+
+    Raises ConfigError for a file or a package that is not there, and whatever the training raises; an exception of the
+    script's own is shown with the script's lines and ends the process.
+    """
+    if not script.is_file() or script.suffix != ".py":
+        raise ConfigError(f"{script}: no such script. Give a Python file that uses TRL's GRPOTrainer")
+    SETTINGS.accepted.update(accept)
+    SETTINGS.version = version
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        with _Messages(script), trl_resolved():
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv, sys.path = before[0], before[1]
+
+
+def convert_script(
+    script: Path, arguments: Sequence[str], output: Path | None, *, processes: int = 1, overwrite: bool = False
+) -> tuple[str, bool]:
+    """Run a script up to its training and write the recipe that it asks for, its rows beside it.
+
+    The report for people, and whether everything was taken over. Raises ConfigError for a script that never trains.
+    """
+
+    def stop(translation: Translation) -> NoReturn:
+        raise Translated(translation)
+
+    SETTINGS.instead_of_training, SETTINGS.processes = stop, processes
+    try:
+        run_script(script, arguments)
+    except Translated as caught:
+        found = caught.translation
+    else:
+        raise ConfigError(f"{script}: it ended without GRPOTrainer(...).train(). Give it the arguments that it needs")
+    finally:
+        SETTINGS.instead_of_training, SETTINGS.processes = None, None
+    folder = Path.cwd() if output is None else output.parent
+    rows = folder / f"{(output or script).stem}_rows.jsonl"
+    beside = {rows: _as_lines(found.rows)}
+    if found.evaluation:
+        beside[rows.with_name(rows.name.replace("_rows", "_evaluation_rows"))] = _as_lines(found.measured())
+    draft = found.draft
+    draft.found.source = script.name
+    _put_files(found, draft, script, folder, list(beside))
+    said = f"--processes {processes}" + (f" -- {' '.join(arguments)}" if arguments else "")
+    head = f"What {script.name} asks for, run up to its training; TRL {trl_version()}, {said}."
+    return write_recipe(draft, head, output, overwrite=overwrite, beside=beside)
+
+
+def _put_files(found: Translation, draft: Draft, script: Path, folder: Path, rows: Sequence[Path]) -> None:
+    """Rows and rewards as files that a recipe can name."""
+    draft.put("data.type", "jsonl", comment="the rows that the script made")
+    draft.put("data.path", _relative(rows[0], folder), comment="")
+    measured = {"type": "jsonl", "path": _relative(rows[-1], folder), "template": "as_is"}
+    draft.put("evaluation.data", measured, comment="measured on")
+    sections: list[dict[str, Any]] = []
+    for function, (reward, weight) in zip(found.asked.reward_funcs, found.rewards, strict=True):
+        place = _reference(function, script, folder)
+        if place is None:
+            why = "it has no name at the top of a file that can be imported. Move it there, and write file.py:name"
+            draft.notes.append(Note("unread", f"reward {reward.name}", why))
+            place = f"{script.stem}_rewards.py:{reward.name}"
+        sections.append({"type": "custom", "function": place, "name": reward.name, "weight": weight})
+    draft.put("rewards", sections, comment="reward_funcs")
+    if not isinstance(found.asked.model, str):
+        why = "the recipe names where it was loaded from; what the script changed in it is not in the recipe"
+        draft.notes.append(Note("differs", "model", why))
+
+
+def _reference(function: Any, script: Path, folder: Path) -> str | None:
+    """Where a recipe can load a function from; None if nowhere."""
+    if not inspect.isfunction(function) or not function.__qualname__.isidentifier() or function.__name__ == "<lambda>":
+        return None
+    if function.__module__ != "__main__":
+        file = Path(inspect.getfile(function))
+        local = file.resolve().is_relative_to(script.resolve().parent)
+        return f"{_relative(file, folder) if local else function.__module__}:{function.__name__}"
+    text = script.read_text(encoding="utf-8")
+    defined = {node.name for node in ast.parse(text).body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    if function.__name__ not in defined or not _GUARD.search(text):
+        return None
+    return f"{_relative(script, folder)}:{function.__name__}"
+
+
+def _as_lines(rows: Sequence[dict[str, Any]]) -> str:
+    made = [{"question": r["question"], "answer": r["answer"] or "none", SOURCE_ROW: r[SOURCE_ROW]} for r in rows]
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in made)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+
+
+def _line(script: Path, error: BaseException) -> str:
+    """Where in the script an exception came up."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
+    return f", line {lines[-1]}" if lines else ""

@@ -1,0 +1,220 @@
+"""What scripts import beside the trainer: their command line, and the model's and adapter's options."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import InitVar, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+from oncurve.convert.options import older
+from oncurve.errors import ConfigError, did_you_mean
+from oncurve.trl.grpo_config import GRPOConfig
+
+
+@dataclass
+class ScriptArguments:
+    """The data set of a script."""
+
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    dataset_streaming: bool = False
+    ignore_bias_buffers: bool = False
+
+
+@dataclass
+class DatasetMixtureConfig:
+    """Several data sets that are trained on together."""
+
+    datasets: list[dict[str, Any]] = field(default_factory=list)
+    streaming: bool = False
+    test_split_size: float | None = None
+
+
+def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
+    """The rows of all data sets of a mixture, as a train split and, with ``test_split_size``, a test split."""
+    from datasets import DatasetDict, concatenate_datasets, load_dataset
+
+    parts = []
+    for each in mixture_config.datasets:
+        options = {key: each[key] for key in ("name", "data_dir", "data_files") if each.get(key) is not None}
+        part = load_dataset(each["path"], split=each.get("split", "train"), **options)
+        part = part.select_columns(each["columns"]) if each.get("columns") else part
+        if each.get("fraction") is not None:
+            part = part.select(range(int(len(part) * each["fraction"])))
+        parts.append(part)
+    if not parts:
+        raise ConfigError("datasets: the mixture names none")
+    whole = concatenate_datasets(parts)
+    if mixture_config.test_split_size is None:
+        return DatasetDict({"train": whole})
+    return whole.train_test_split(test_size=mixture_config.test_split_size)
+
+
+@dataclass
+class ModelConfig:
+    """The model of a script, and its adapter."""
+
+    model_name_or_path: str | None = None
+    model_revision: str = "main"
+    dtype: str | None = "float32"
+    attn_implementation: str | None = None
+    use_peft: bool = False
+    lora_r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.05
+    lora_target_modules: list[str] | None = None
+    lora_target_parameters: list[str] | None = None
+    lora_modules_to_save: list[str] | None = None
+    lora_task_type: str = "CAUSAL_LM"
+    use_rslora: bool = False
+    use_dora: bool = False
+    load_in_8bit: bool = False
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: str = "nf4"
+    use_bnb_nested_quant: bool = False
+    bnb_4bit_quant_storage: str | None = None
+    torch_dtype: InitVar[str | None] = None
+    """What dtype was called before."""
+    trust_remote_code: InitVar[bool] = False
+    """An option of GRPOConfig today."""
+
+    def __post_init__(self, torch_dtype: str | None, trust_remote_code: bool) -> None:
+        """Both names of the type of the weights can be read, whichever was set."""
+        self.dtype = torch_dtype or self.dtype
+        self.torch_dtype = self.dtype  # type: ignore[misc]
+        self.trust_remote_code = trust_remote_code  # type: ignore[misc]
+
+
+def get_peft_config(model_args: ModelConfig) -> Any:
+    """The LoraConfig that the options ask for; None without ``use_peft``."""
+    if not model_args.use_peft:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type=model_args.lora_task_type,
+        r=model_args.lora_r,
+        lora_alpha=model_args.lora_alpha,
+        lora_dropout=model_args.lora_dropout,
+        target_modules=model_args.lora_target_modules,
+        use_rslora=model_args.use_rslora,
+        use_dora=model_args.use_dora,
+        modules_to_save=model_args.lora_modules_to_save,
+    )
+
+
+def get_quantization_config(model_args: ModelConfig) -> Any:
+    """The BitsAndBytesConfig that the options ask for; None without few bits."""
+    if not (model_args.load_in_4bit or model_args.load_in_8bit):
+        return None
+    from transformers import BitsAndBytesConfig
+
+    if not model_args.load_in_4bit:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=model_args.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=model_args.use_bnb_nested_quant,
+    )
+
+
+def get_kbit_device_map() -> None:
+    """Where a quantized model goes: the device is chosen here (policy.device)."""
+    return
+
+
+class TrlParser(HfArgumentParser):
+    """Dataclasses from a command line, with ``--config FILE`` for a YAML of the same options."""
+
+    def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
+        kinds = [] if dataclass_types is None else dataclass_types
+        self._kinds = list(kinds) if isinstance(kinds, Iterable) else [kinds]
+        super().__init__(dataclass_types=self._kinds, **kwargs)
+
+    def parse_args_and_config(
+        self,
+        args: Iterable[str] | None = None,
+        return_remaining_strings: bool = False,
+        fail_with_unknown_args: bool = True,
+        separate_remaining_strings: bool = False,
+    ) -> tuple[Any, ...]:
+        """The dataclasses, from the command line before the file. Raises ConfigError for an option that none has."""
+        words = ["--dtype" if word == "--torch_dtype" else word for word in (sys.argv[1:] if args is None else args)]
+        config = _file(words)
+        if "torch_dtype" in config:
+            config["dtype"] = config.pop("torch_dtype")
+        known = {each.name for kind in self._kinds for each in fields(kind)}
+        takes_old = any(isinstance(kind, type) and issubclass(kind, GRPOConfig) for kind in self._kinds)
+        old = {name: config.pop(name) for name in list(config) if takes_old and name in older() and name not in known}
+        old |= _old_words(words, known) if takes_old else {}
+        unknown = [name for name in config if name not in known]
+        if unknown and fail_with_unknown_args:
+            hints = "; ".join(f"{name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown)
+            raise ConfigError(f"--config: no option is named {hints}")
+        self.set_defaults(**{name: value for name, value in config.items() if name in known})
+        for action in self._actions:
+            if action.dest in config:
+                action.required = False
+        parsed = self.parse_args_into_dataclasses(words, return_remaining_strings=not fail_with_unknown_args)
+        said = {*config, *(word.removeprefix("--").split("=")[0] for word in words if word.startswith("--"))}
+        made = [_dated(each, said, old) if isinstance(each, GRPOConfig) else each for each in parsed]
+        rest = [] if fail_with_unknown_args else made.pop()
+        return (*made, rest) if return_remaining_strings else tuple(made)
+
+
+def _file(words: list[str]) -> dict[str, Any]:
+    """The options of the file behind --config, which is taken out of the words."""
+    if "--config" not in words:
+        return {}
+    place = words.index("--config")
+    path = Path(words[place + 1]) if place + 1 < len(words) else None
+    if path is None or not path.is_file():
+        raise ConfigError(f"--config: there is no file {path}")
+    del words[place : place + 2]
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(read, dict):
+        raise ConfigError(f"{path}: it holds no mapping of options such as `learning_rate: 1e-6`")
+    return {str(name): _number(value) for name, value in read.items() if name != "env"}
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 1e-6 as a text."""
+    if not isinstance(value, str) or not any(sign.isdigit() for sign in value):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _old_words(words: list[str], known: set[str]) -> dict[str, Any]:
+    """Options that only earlier versions had, taken out of the words."""
+    found: dict[str, Any] = {}
+    for word in [word for word in words if word.startswith("--")]:
+        name, _, value = word.removeprefix("--").partition("=")
+        if name in known or name not in older():
+            continue
+        place = words.index(word)
+        follows = words[place + 1] if place + 1 < len(words) else ""
+        takes_next = not value and follows and not follows.startswith("--")
+        found[name] = yaml.safe_load(value or (follows if takes_next else "true"))
+        del words[place : place + (2 if takes_next else 1)]
+    return found
+
+
+def _dated(made: Any, said: set[str], old: Mapping[str, Any]) -> Any:
+    """The configuration again, from what was said and names of earlier versions."""
+    if not old:
+        return made
+    named = {each.name: vars(made)[each.name] for each in fields(made) if each.name in said}
+    return type(made)(**named, **old)

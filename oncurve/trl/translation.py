@@ -1,0 +1,282 @@
+"""From the objects of a script for TRL to a recipe, rows and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from oncurve.convert.draft import Draft, tree_of
+from oncurve.convert.options import Note, OptionOutcome, OptionValue, RewardSource
+from oncurve.convert.options_file import quantization
+from oncurve.convert.trl import convert
+from oncurve.errors import ConfigError, DataError, listed
+from oncurve.policy.environment import read_place
+from oncurve.policy.model_folder import load_tokenizer
+from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.custom import SOURCE_ROW
+from oncurve.trl.chat import is_conversational, prompt_text
+from oncurve.trl.rewards_of_scripts import reward_name, reward_of
+from oncurve.trl.settings import SETTINGS
+
+Row = dict[str, Any]
+MEASURED_ROWS = 100
+"""Rows of an evaluation set that the model is measured on before and after the run."""
+MEASURED_TRAINING_ROWS = 8
+"""The same of the training rows, where a script names no others."""
+LOST_ARGUMENTS = {
+    "tools": "completions call no tools",
+    "rollout_func": "sampling is chosen by rollouts.type",
+    "environment_factory": "completions have no environment",
+    "optimizers": "the optimizer is AdamW, set by optim, learning_rate and their like",
+}
+"""Arguments of GRPOTrainer without a place here, and why; losing one changes what is learned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerArguments:
+    """The arguments of a GRPOTrainer."""
+
+    model: str | nn.Module
+    reward_funcs: Sequence[Any]
+    args: Any
+    train_dataset: Any
+    eval_dataset: Any = None
+    processing_class: PreTrainedTokenizerBase | None = None
+    reward_processing_classes: Sequence[Any] = ()
+    quantization_config: Any = None
+    peft_config: Any = None
+    lost: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that have no place here."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What every reward function gets beside completions and columns."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A script as a recipe and what of it stands in no recipe."""
+
+    asked: TrainerArguments
+    draft: Draft
+    tokenizer: PreTrainedTokenizerBase | None
+    """The script's own; None where the model brings it."""
+    rows: list[Row]
+    evaluation: Mapping[str, list[Row]]
+    """Evaluation rows by the prefix of their metrics."""
+    rewards: list[tuple[RewardFunction, float]]
+    evaluate_every_steps: int
+
+    def recipe(self) -> dict[str, Any]:
+        """The recipe as nested dictionaries, without rows and rewards."""
+        return tree_of(self.draft)
+
+    def measured(self) -> list[Row]:
+        """Rows that the model is measured on before and after the run."""
+        if self.evaluation:
+            return [row for rows in self.evaluation.values() for row in rows][:MEASURED_ROWS]
+        return self.rows[:MEASURED_TRAINING_ROWS]
+
+    def refuse_losses(self) -> None:
+        """Raises ConfigError with all that is lost, changes what is learned, and is not accepted by name."""
+        lost = [
+            note
+            for note in self.draft.notes
+            if note.is_loss and note.changes_learning and note.option not in SETTINGS.accepted
+        ]
+        if not lost:
+            return
+        lines = [f"  {note.what}: {note.why}" for note in lost]
+        names = list(dict.fromkeys(note.option for note in lost))
+        flags = " ".join(f"--accept {name}" for name in names)
+        raise ConfigError(
+            "the script asks for what oncurve does not do, and the model would learn something else without it:\n"
+            + "\n".join(lines)
+            + f"\nRemove it, or go on without it: oncurve.trl.accept_lost({listed(names)}), or `oncurve trl {flags} "
+            f"SCRIPT`"
+        )
+
+    def describe(self) -> list[str]:
+        """What a person should know before the run, a line each."""
+        lines = [f"{note.what}: {note.why}" for note in self.draft.notes if note.kind != "nothing"]
+        idle = [note.option for note in self.draft.notes if note.kind == "nothing"]
+        if idle:
+            lines.append(f"without meaning here: {', '.join(dict.fromkeys(idle))} (docs/coming_from_trl.md says why)")
+        return lines
+
+
+def translate(asked: TrainerArguments) -> Translation:
+    """What a script asks for as a recipe.
+
+    Raises ConfigError for numbers that TRL refuses too, DataError for rows that are no prompts.
+    """
+    args, names = asked.args, [reward_name(function) for function in asked.reward_funcs]
+    found = OptionOutcome(
+        "the script",
+        {name: OptionValue(value) for name, value in args.options().items()},
+        OptionValue(asked.model if isinstance(asked.model, str) else asked.model.name_or_path or "given"),
+        rewards=[RewardSource({}, what=name) for name in names],
+        is_running=True,
+    )
+    if args.dated is not None:
+        found.notes.append(Note("differs", "versions", args.dated.describe()))
+    for name in asked.lost:
+        found.notes.append(Note("unsupported", name, LOST_ARGUMENTS[name]))
+    _read_bits(asked, found)
+    if asked.peft_config is not None:
+        found.lora = _lora(asked)
+    options = dict(args.chat_template_kwargs or {})
+    found.options.pop("chat_template_kwargs", None)  # done here
+    tokenizer = _tokenizer(asked)
+    rows = _rows(asked.train_dataset, tokenizer, options, limit=_enough(args))
+    evaluation = {
+        prefix: _rows(each, tokenizer, options) for prefix, each in _evaluation_sets(asked.eval_dataset).items()
+    }
+    draft = convert(found, processes=SETTINGS.processes or read_place().count, rows=len(rows))
+    every = int(draft.values.get("evaluation.every_steps", 0)) if evaluation else 0
+    for key in [key for key in draft.values if key.startswith("evaluation.")]:
+        del draft.values[key]
+    draft.put("data.template", "as_is", comment="the prompt of the row as it is")
+    number = len([row for each in evaluation.values() for row in each])
+    count = min(number, MEASURED_ROWS) if number else min(len(rows), MEASURED_TRAINING_ROWS)
+    said = "of eval_dataset" if number else "of the training rows, since the script names no others"
+    draft.put("evaluation.num_prompts", count, comment=f"measured before and after the run; {said}")
+    return Translation(asked, draft, asked.processing_class, rows, evaluation, _rewards(asked, names, rows), every)
+
+
+def evaluation_rows(asked: TrainerArguments, data: Any, prefix: str) -> dict[str, list[Row]]:
+    """Rows of another evaluation set, by the prefix of their metrics."""
+    options = dict(asked.args.chat_template_kwargs or {})
+    sets = _evaluation_sets(data) if isinstance(data, Mapping) else {prefix: data}
+    return {name: _rows(each, _tokenizer(asked), options) for name, each in sets.items()}
+
+
+def _tokenizer(asked: TrainerArguments) -> Any:
+    if asked.processing_class is not None:
+        return asked.processing_class
+    name = asked.model if isinstance(asked.model, str) else asked.model.name_or_path
+    if not name:
+        raise ConfigError("processing_class: the model has no name, so its tokenizer is not known. Pass the tokenizer")
+    init = asked.args.model_init_kwargs or {}
+    trusts = bool(asked.args.trust_remote_code or init.get("trust_remote_code"))
+    return load_tokenizer(name, revision=init.get("revision"), trust_remote_code=trusts)[1]
+
+
+def _enough(args: Any) -> int | None:
+    """Rows that a stream is read for: as many as all steps can take."""
+    return None if args.max_steps <= 0 else max(args.max_steps, 1) * _generated(args)
+
+
+def _generated(args: Any) -> int:
+    passes = args.steps_per_generation or args.gradient_accumulation_steps
+    return args.generation_batch_size or args.per_device_train_batch_size * passes * read_place().count
+
+
+def _rows(data: Any, tokenizer: Any, options: Mapping[str, Any], *, limit: int | None = None) -> list[Row]:
+    """The rows of a data set, each with the text that the model reads and the row that it came from.
+
+    A data set without a length is read up to ``limit`` rows.
+    """
+    if data is None or isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):
+        kind = "nothing" if data is None else type(data).__name__
+        raise DataError(f"train_dataset is {kind}. Pass rows with a column prompt, such as load_dataset(...)['train']")
+    is_stream = "__len__" not in dir(type(data))
+    if is_stream and limit is None:
+        raise ConfigError("train_dataset is a stream, whose end is not known. Set max_steps")
+    found: list[Row] = []
+    for place, row in enumerate(islice(data, limit) if is_stream else data):
+        if not isinstance(row, Mapping) or "prompt" not in row:
+            columns = listed(row) if isinstance(row, Mapping) else type(row).__name__
+            raise DataError(f"train_dataset: row {place} has no column 'prompt', which TRL reads. Columns: {columns}")
+        if row.get("image") is not None or row.get("images") is not None:
+            raise DataError(f"train_dataset: row {place} has pictures, which are not trained on here")
+        prompt = row["prompt"]
+        own = options | (row.get("chat_template_kwargs") or {})
+        text = prompt_text(prompt, tokenizer, own, place=f"train_dataset: row {place}")
+        found.append({"question": text, "answer": _gold(row), SOURCE_ROW: dict(row)})
+    if not found:
+        raise DataError("train_dataset: there are no rows")
+    return found
+
+
+def _gold(row: Mapping[str, Any]) -> str:
+    """What a person compares a completion with, where a row says it."""
+    for name in ("answer", "ground_truth", "solution", "gold", "target", "label"):
+        if isinstance(row.get(name), (str, int, float)):
+            return str(row[name])
+    return ""
+
+
+def _evaluation_sets(data: Any) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if isinstance(data, Mapping):
+        return {f"eval_{name}": each for name, each in data.items()}
+    return {"eval": data}
+
+
+def _rewards(asked: TrainerArguments, names: Sequence[str], rows: Sequence[Row]) -> list[tuple[RewardFunction, float]]:
+    weights = asked.args.reward_weights
+    if weights is not None and len(weights) != len(names):
+        raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(names)} rewards. Give one for each")
+    if not names:
+        raise ConfigError("reward_funcs: there is none. Pass a function or a list of them")
+    messages = is_conversational(rows[0][SOURCE_ROW])
+    tokenizers = list(asked.reward_processing_classes) or [None] * len(names)
+    if len(tokenizers) != len(names):
+        raise ConfigError(
+            f"reward_processing_classes has {len(tokenizers)} entries for {len(names)} rewards. Give each one, "
+            f"None for functions"
+        )
+    made = [
+        reward_of(function, name, messages=messages, tokenizer=tokenizer, extras=asked.extras)
+        for function, name, tokenizer in zip(asked.reward_funcs, names, tokenizers, strict=True)
+    ]
+    return [(reward, 1.0 if weights is None else float(weights[place])) for place, reward in enumerate(made)]
+
+
+def _read_bits(asked: TrainerArguments, found: OptionOutcome) -> None:
+    """Weights of few bits, from wherever a script may say so."""
+    init = dict(asked.args.model_init_kwargs or {})
+    said = asked.quantization_config or init.pop("quantization_config", None)
+    for old, new in (("load_in_4bit", True), ("load_in_8bit", True)):
+        if init.pop(old, False):
+            said = said or {old: new, "bnb_4bit_quant_type": "nf4"}
+    if not isinstance(asked.model, str):
+        said = said or vars(asked.model.config).get("quantization_config")
+    if said is not None:
+        values = said if isinstance(said, Mapping) else said.to_dict()
+        found.quantization = quantization(dict(values), None, found)
+        if found.quantization is None:
+            found.notes.append(Note("unsupported", "quantization_config", "there are nf4 and int8 of bitsandbytes"))
+    if "model_init_kwargs" in found.options:
+        found.options["model_init_kwargs"] = OptionValue(init)
+
+
+def _lora(asked: TrainerArguments) -> dict[str, OptionValue]:
+    """What a peft configuration says beside peft's defaults; layers are those that peft takes for the model."""
+    from peft import LoraConfig
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
+
+    config = asked.peft_config
+    if not isinstance(config, LoraConfig):
+        raise ConfigError(f"peft_config is a {type(config).__name__}; adapters are LoRA's. Pass a LoraConfig")
+    plain = vars(LoraConfig())
+    idle = ("peft_type", "auto_mapping", "base_model_name_or_path", "revision", "runtime_config", "peft_version")
+    given = {
+        name: OptionValue(value)
+        for name, value in vars(config).items()
+        if name not in idle and value != plain.get(name)
+    }
+    if config.target_modules is None:
+        given["target_modules"] = OptionValue(sorted(TARGETS.get(_model_type(asked), ["q_proj", "v_proj"])))
+    return given
+
+
+def _model_type(asked: TrainerArguments) -> str:
+    if not isinstance(asked.model, str):
+        return str(asked.model.config.model_type)
+    return str(load_tokenizer(asked.model, trust_remote_code=bool(asked.args.trust_remote_code))[0].model_type)

@@ -1,0 +1,51 @@
+"""What can be known to be wrong with a recipe before torch or the model is loaded: files, names, a folder in use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from oncurve.config.rewards import CustomReward
+from oncurve.config.schema import Config, CsvData, DataSection, JsonlData
+from oncurve.errors import ConfigError, DataError
+from oncurve.observe.record import refuse_existing
+from oncurve.observe.run_model import check_place
+
+
+def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:
+    """Everything that takes milliseconds to check, so that no mistake waits behind what takes seconds.
+
+    ``new_folder`` is where a new run is to be written. Raises ConfigError or DataError with what to do.
+    """
+    from oncurve.data.prompts import find_template  # lazy
+
+    if new_folder is not None:
+        refuse_existing(new_folder)
+    problems: list[str] = []
+    for name, section in (("data", config.data), ("evaluation.data", config.evaluation.data)):
+        if section is not None:
+            find_template(section.template)
+            problems += _missing_data(name, section)
+    for reward in config.rewards:
+        if isinstance(reward, CustomReward):
+            place = reward.function.rpartition(":")[0]
+            if place.endswith(".py") and not os.path.exists(place):
+                problems.append(f"rewards: there is no file {place} (in {Path.cwd()})")
+    if problems:
+        raise DataError("\n".join(problems))
+    _check_model(config.model)
+
+
+def _missing_data(name: str, section: DataSection) -> list[str]:
+    if not isinstance(section, (JsonlData, CsvData)):
+        return []
+    if section.path is None:
+        raise ConfigError(f"{name}.path is missing. Name the file, such as {name}.path=problems.jsonl")
+    if os.path.exists(Path(section.path).expanduser()):
+        return []
+    return [f"{name}.path: there is no file {section.path} (in {Path.cwd()})"]
+
+
+def _check_model(name: str) -> None:
+    """A model that can only be a folder must be one; what may be a name on the Hugging Face Hub is looked up later."""
+    check_place(name)

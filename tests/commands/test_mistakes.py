@@ -1,0 +1,75 @@
+"""Is every mistake of a newcomer one message in our words, with what to do, and never a traceback?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from oncurve.cli import app
+
+FOREIGN = ("pydantic", "Input should", "yaml.", "while scanning", "Traceback", "KeyError", "[Errno", "site-packages")
+FILES = {
+    "rows.jsonl": '{"question": "1+1?", "answer": "2"}\n',
+    "recipe.yaml": "model: embedded\ndata: {path: rows.jsonl}\nrun: {steps: 2, prompts_per_step: 2}\n",
+    "list.yaml": "- a\n- b\n",
+    "empty.yaml": "",
+    "alias.yaml": "model: *x\n",
+    "quote.yaml": 'model: "embedded\ndata: {}\n',
+    "tag.yaml": "model: !!python/object/apply:os.system [ls]\n",
+    "dots.yaml": "model: embedded\ndata.type: gsm8k\n",
+    "file.txt": "x",
+    "script.py": "print(1)\n",
+}
+MISTAKES = (
+    ("train list.yaml", "a recipe is a mapping of sections"),
+    ("train empty.yaml", "the file is empty. Begin with `model: embedded`"),
+    ("train alias.yaml", "line 1, column 8: a value that begins with * needs quotation marks"),
+    ("train quote.yaml", "a quotation mark before this is not closed"),
+    ("train tag.yaml", "tags such as !!python are not allowed"),
+    ("train dots.yaml", "In a file write data: {type: ...}"),
+    ("train gone.yaml", "`oncurve recipe list` shows those"),
+    ("train recipe.yaml optimizer.lr=1e-5", "Did you mean 'optimizer.learning_rate'?"),
+    ("train recipe.yaml run.batch_size=8", "Did you mean 'run.prompts_per_step'?"),
+    ("train recipe.yaml algorithm.num_generations=8", "Did you mean 'algorithm.group_size'?"),
+    ("train recipe.yaml algorithm.type=gpro", "Did you mean 'grpo'?"),
+    ("train recipe.yaml run.steps=1e3", "must be a whole number; found '1e3'"),
+    ("train recipe.yaml run.steps", "not of the form key=value"),
+    ("train recipe.yaml run.folder=file.txt run.name=x", "file.txt: is a file, not a folder"),
+    ("train recipe.yaml run.name=../up", "not the name of one folder"),
+    ("train recipe.yaml model=file.txt", "no such folder"),
+    ("train recipe.yaml data.path=gone.csv", "there is no file gone.csv"),
+    ("train recipe.yaml --learning-rate 3", "optimizer.learning_rate=3"),
+    ("train recipe.yaml -x", "No such option: -x. See `oncurve train --help`"),
+    ("trian recipe.yaml", "Did you mean 'train'?"),
+    ("check", "Missing argument"),
+    ("resume runs/none", "no run to resume"),
+    ("evaluate recipe.yaml --samples 3", "evaluation.samples=8"),
+    ("sample embedded hi --temperature -2", "this must be greater than or equal to 0"),
+    ("plan recipe.yaml --gpu 4090", "Did you mean RTX-4090?"),
+    ("plan recipe.yaml --shard zero9", "choose one of none, zero1, zero2, zero3"),
+    ("doctor", "name the folder of a run"),
+    ("report nowhere", "metrics.jsonl is missing"),
+    ("compare runs/a", "at least two run folders"),
+    ("convert script.py", "GRPOTrainer(...)"),
+    ("launch recipe.yaml", "add --slurm"),
+    ("", "a command is missing. See `oncurve --help`"),
+)
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES, ids=[words or "nothing" for words, _ in MISTAKES])
+def test_a_mistake_is_one_message(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["oncurve", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    shown = capsys.readouterr().err
+    assert ended.value.code not in (0, None)
+    assert said in shown
+    assert not any(foreign in shown for foreign in FOREIGN)
+    assert not (tmp_path / "runs").exists()

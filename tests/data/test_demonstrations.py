@@ -1,0 +1,139 @@
+"""Which tokens of a row does a supervised stage learn, and what does it say of rows without any?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from oncurve.data.demonstrations import Demonstration, demonstrated_row, render_demonstrations
+from oncurve.errors import ConfigError, DataError
+
+CHAT = (
+    "{% for message in messages %}[{{ message.role }}] {{ message.content }}"
+    "{% if message.role == 'assistant' %}<|end|>{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+FORGETFUL = CHAT.replace("{{ message.content }}", "{{ message.content if loop.last else message.content[:1] }}")
+TALK = [
+    {"role": "user", "content": "How are you?"},
+    {"role": "assistant", "content": "Fine."},
+    {"role": "user", "content": "2+3?"},
+    {"role": "assistant", "content": "It is 5."},
+]
+
+
+def chatting(tokenizer: PreTrainedTokenizerFast, template: str = CHAT) -> Any:
+    import copy
+
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = template
+    return other
+
+
+def rows(*given: dict[str, Any]) -> list[dict[str, Any]]:
+    found = [demonstrated_row(f"row {place}", row) for place, row in enumerate(given)]
+    return [row if row is not None else original for row, original in zip(found, given, strict=True)]
+
+
+def only(tokenizer: Any, row: dict[str, Any], **options: Any) -> Demonstration:
+    shown, excluded = render_demonstrations(rows(row), tokenizer, **options)
+    assert not excluded
+    return shown[0]
+
+
+def trained(shown: Demonstration, tokenizer: Any) -> list[str]:
+    """The texts of the tokens that are learned, one for each turn."""
+    if not shown.segments:
+        return [tokenizer.decode(shown.token_ids)]
+    return [tokenizer.decode(shown.token_ids[one.start : one.end]) for one in shown.segments if one.is_policy]
+
+
+def test_a_prompt_and_a_completion_are_tokenized_apart_and_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    shown = only(tokenizer, {"prompt": "2+3? a", "completion": "nd 5"}, template="r1_zero")
+    assert tokenizer.decode(shown.prompt.prompt_ids) == "2+3? a"
+    assert shown.token_ids == (*tokenizer("nd 5")["input_ids"], tokenizer.eos_token_id)
+    assert shown.prompt.row["answer"] == ""
+
+
+def test_a_worked_solution_is_written_in_the_form_of_the_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    row = {"question": "2+3?", "solution": "2+3=5.", "answer": "5"}
+    shown = only(tokenizer, row, template="think_answer")
+    assert shown.prompt.text == "User: 2+3?\nAssistant: <think>"
+    assert trained(shown, tokenizer) == ["2+3=5.</think> <answer> 5 </answer><|end|>"]
+
+
+def test_everything_that_the_assistant_says_is_learned_and_nothing_else(tokenizer: PreTrainedTokenizerFast) -> None:
+    tool = chatting(tokenizer)
+    shown = only(tool, {"messages": TALK})
+    whole = "[user] How are you?\n[assistant] Fine.<|end|>\n[user] 2+3?\n[assistant] It is 5.<|end|>"
+    assert tool.decode([*shown.prompt.prompt_ids, *shown.token_ids]) == whole
+    assert shown.prompt.text == "[user] How are you?\n[assistant] "
+    assert trained(shown, tool) == ["Fine.<|end|>", "It is 5.<|end|>"]
+    assert [one.is_policy for one in shown.segments] == [True, False, True]
+    assert [one.start for one in shown.segments[1:]] == [one.end for one in shown.segments[:-1]]
+
+
+def test_the_last_message_alone_is_learned_where_that_is_asked_for(tokenizer: PreTrainedTokenizerFast) -> None:
+    tool = chatting(tokenizer)
+    shown = only(tool, {"messages": TALK}, train_on="last")
+    assert shown.prompt.text == "[user] How are you?\n[assistant] Fine.<|end|>\n[user] 2+3?\n[assistant] "
+    assert trained(shown, tool) == ["It is 5.<|end|>"]
+
+
+def test_prompt_and_completion_as_messages_are_one_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
+    tool = chatting(tokenizer)
+    one, other = only(tool, {"prompt": TALK[:1], "completion": TALK[1:2]}), only(tool, {"messages": TALK[:2]})
+    assert (one.prompt.prompt_ids, one.token_ids) == (other.prompt.prompt_ids, other.token_ids)
+
+
+def test_a_chat_of_question_and_answer_goes_through_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    tool = chatting(tokenizer)
+    shown = only(tool, {"question": "2+3?", "answer": "5"}, template="plain", chat=True)
+    assert shown.prompt.text == "[user] 2+3?\n[assistant] "
+    assert trained(shown, tool) == ["5<|end|>"]
+
+
+def test_of_plain_text_everything_behind_its_first_token_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
+    shown = only(tokenizer, {"text": "Once upon"})
+    assert tokenizer.decode([*shown.prompt.prompt_ids, *shown.token_ids]) == "Once upon<|end|>"
+    assert len(shown.prompt.prompt_ids) == 1
+
+
+def test_a_row_that_is_too_long_is_left_out_and_counted(tokenizer: PreTrainedTokenizerFast) -> None:
+    given = rows({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b" * 50})
+    shown, excluded = render_demonstrations(given, tokenizer, max_tokens=20)
+    assert [one.prompt.index for one in shown] == [0]
+    assert [(one.index, one.limit_tokens) for one in excluded] == [(1, 20)]
+    with pytest.raises(DataError, match="all 1 rows are longer than 2 tokens"):
+        render_demonstrations(given[1:], tokenizer, max_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "2+3?", "completion": "  "}, r"row 0: 'completion' is empty or no text"),
+        ({"completion": "5"}, r"row 0: a completion without a prompt"),
+        ({"messages": TALK[:1]}, r"row 0: none of the messages is the assistant's"),
+        ({"messages": TALK[1:2]}, r"row 0: the assistant speaks first"),
+        ({"messages": [TALK[0], {"role": "assistant", "content": " "}]}, r"row 0: a message of the assistant is empty"),
+        ({"messages": "hello"}, r"row 0: messages must be a list"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, r"row 0: message 0 is .*robot.* role one of 'system'"),
+        ({"text": ""}, r"row 0: 'text' is empty"),
+    ],
+)
+def test_a_row_with_nothing_to_learn_is_named(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        demonstrated_row("row 0", row)
+
+
+def test_a_template_that_writes_earlier_turns_differently_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    tool = chatting(tokenizer, FORGETFUL)
+    with pytest.raises(ConfigError, match=r"its part cannot be marked. Set sft.train_on=last"):
+        only(tool, {"messages": TALK})
+
+
+def test_messages_need_a_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ConfigError, match="no chat template"):
+        only(tokenizer, {"messages": TALK})

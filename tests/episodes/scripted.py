@@ -1,0 +1,103 @@
+"""A sampler of turns that says what a test tells it to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from oncurve.records import Completion, Prompt
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.episodes.dialects import TagDialect
+from oncurve.rollouts.episodes.environments import Kind
+from oncurve.rollouts.episodes.episode import EpisodeLimits
+from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
+from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
+from oncurve.rollouts.episodes.tools import tools_of
+from oncurve.rollouts.episodes.turns import Ask
+
+if TYPE_CHECKING:
+    from oncurve.policy.policy import TrainedPolicy
+
+Script = Callable[[str], str]
+"""From everything that was read so far to the next turn; "<|end|>" ends it, a turn without it is cut at the limit."""
+
+
+class ScriptedTurns:
+    """Turns of a script; what was asked is remembered."""
+
+    def __init__(self, tokenizer: Any, script: Script, stop: tuple[str, ...]) -> None:
+        self.tokenizer, self.script, self.stop = tokenizer, script, stop
+        self.waiting: list[Ask] = []
+        self.read: list[tuple[int, ...]] = []
+
+    def ask(self, asked: Ask) -> None:
+        self.waiting.append(asked)
+
+    def advance(self) -> bool:
+        if not self.waiting:
+            return False
+        asked = self.waiting.pop(0)
+        self.read.append(asked.token_ids)
+        said = self.script(self.tokenizer.decode(list(asked.token_ids)))
+        ids = self.tokenizer.encode(said, add_special_tokens=False)
+        ends = said.endswith(("<|end|>", *self.stop))
+        reason = "stop" if ends and len(ids) <= asked.max_tokens else "length"
+        ids = ids[: asked.max_tokens]
+        for place in range(len(asked.keys)):
+            asked.deliver(place, (list(ids), [-0.5] * len(ids), reason))
+        return True
+
+    def close(self) -> None:
+        self.waiting = []
+
+
+class ScriptedSampler:
+    """Opens scripted turns."""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.policy = script, None
+        self.opened: list[ScriptedTurns] = []
+
+    def load_weights(self, policy: Any, version: int) -> None:
+        self.policy = policy
+
+    def turns(self, params: SamplingParams, *, step: int, post: Any) -> ScriptedTurns:
+        assert self.policy is not None
+        self.opened.append(ScriptedTurns(self.policy.tokenizer, self.script, params.stop))
+        return self.opened[-1]
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def make_sampler(
+    policy: TrainedPolicy,
+    script: Script,
+    *,
+    tools: Sequence[Callable[..., Any]] = (),
+    environments: Mapping[str, Callable[[], Any]] | None = None,
+    params: SamplingParams | None = None,
+    **limits: Any,
+) -> EpisodeSampler:
+    """A sampler of episodes that follow a script."""
+
+    def rerender(tokenizer: Any, prompt: Prompt, words: str) -> tuple[str, tuple[int, ...]]:
+        text = prompt.text + words
+        return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    setup = EpisodeSetup(
+        tools=tools_of(tools),
+        kinds={name: Kind.of(name, factory) for name, factory in (environments or {}).items()},
+        make_dialect=lambda tokenizer: TagDialect(tokenizer, turn="\nU: {user}\nA:"),
+        rerender=rerender,
+        limits=EpisodeLimits(**limits),
+    )
+    made = EpisodeSampler(ScriptedSampler(script), params or SamplingParams(max_completion_tokens=200), setup)
+    made.load_weights(policy, version=3)
+    return made
+
+
+def one(sampler: EpisodeSampler, prompts: Sequence[Prompt]) -> Completion:
+    """The one completion of one prompt."""
+    [group] = sampler.sample(list(prompts), 1)
+    return group.completions[0]

@@ -1,0 +1,320 @@
+"""Do environments begin, act, score and end their episodes, and is what they do wrong never the policy's zero?"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from scripted import make_sampler, one
+
+from oncurve.errors import ConfigError
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.records import Group, Prompt, Reward
+from oncurve.rewards.base import Term, WeightedSum, grade
+from oncurve.rewards.custom import from_function
+from oncurve.rewards.environment_reward import EnvironmentReward
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.rollouts.episodes.dialects import TagDialect
+from oncurve.rollouts.episodes.environments import Kind
+from oncurve.rollouts.episodes.episode import EpisodeLimits
+from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
+from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
+from oncurve.rollouts.hf import HfSampler
+
+MakePrompts = Callable[..., list[Prompt]]
+
+
+@pytest.fixture(scope="module")
+def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
+    return make_policy()
+
+
+class Counter:
+    """Counts up to where its row says; closed ones are remembered."""
+
+    closed: ClassVar[list[Counter]] = []
+
+    def reset(self, answer: str = "", **row: Any) -> str:
+        self.count, self.goal = 0, 2
+        return f" count to {self.goal} for {answer}"
+
+    def up(self, by: int) -> str:
+        """
+        Counts up.
+
+        Args:
+            by: How far.
+        """
+        if by < 0:
+            raise ValueError("only up")
+        self.count += by
+        return f"at {self.count}"
+
+    def get_reward(self) -> float:
+        return float(self.count == self.goal)
+
+    def close(self) -> None:
+        self.closed.append(self)
+
+
+class Echoing:
+    """Gymnasium's form: three turns, each worth a tenth of its letters."""
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        self.turns = 0
+        return f" begin {seed is not None}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turns += 1
+        return f"heard {len(action)}", len(action) / 10, self.turns == 3, False, {}
+
+
+def counting(read: str) -> str:
+    """Wrongly first, then twice by one."""
+    told = read.count("<result>")
+    return ["<tool>-1</tool>", "<tool>1</tool>", "<tool>1</tool>", "there<|end|>"][told]
+
+
+def test_methods_are_tools_and_the_environment_scores(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+    Counter.closed.clear()
+    sampler = make_sampler(policy, counting, environments={"counter": Counter})
+    completion = one(sampler, make_prompts("q"))
+    assert completion.own_prompt == "q count to 2 for q"
+    assert policy.tokenizer.decode(completion.prompt_ids) == completion.own_prompt
+    assert [call.answer for call in completion.calls] == ["error: ValueError: only up", "at 1", "at 2"]
+    assert (completion.finish_reason, completion.environment_reward) == ("stop", Reward(1.0))
+    assert len(Counter.closed) == 1  # the one that was looked at to begin with
+    assert completion.environment.count == 2
+    sampler.close()
+    assert len(Counter.closed) == 2
+
+
+def test_the_whole_turn_is_an_action_where_an_environment_has_steps(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    sampler = make_sampler(policy, lambda read: "x" * read.count("U:") + "y<|end|>", environments={"echo": Echoing})
+    completion = one(sampler, make_prompts("q"))
+    assert completion.text == "y<|end|>\nU: heard 1\nA:xy<|end|>\nU: heard 2\nA:xxy"
+    assert completion.own_prompt == "q begin True"
+    assert completion.finish_reason == "done"
+    assert completion.environment_reward == Reward(0.1 + 0.2 + 0.3)
+    assert not completion.is_truncated
+    sampler.close()
+
+
+def test_an_environment_that_says_done_ends_the_episode(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+    class Ends(Counter):
+        done = False
+
+        def up(self, by: int) -> str:
+            """
+            Ends.
+
+            Args:
+                by: Anything.
+            """
+            self.done = True
+            return "over"
+
+    sampler = make_sampler(policy, lambda read: "<tool>1</tool>", environments={"ends": Ends})
+    completion = one(sampler, make_prompts("q"))
+    assert (completion.finish_reason, completion.num_turns, completion.calls[0].answer) == ("done", 1, "over")
+    sampler.close()
+
+
+def test_rows_name_their_environment_and_see_its_tools_alone(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+    class Other(Counter):
+        def down(self, by: int) -> str:
+            """
+            Counts down.
+
+            Args:
+                by: How far.
+            """
+            return "down"
+
+    environments = {"counter": Counter, "other": Other}
+    sampler = make_sampler(policy, lambda read: "a<|end|>", environments=environments)
+    assert list(sampler.setup.tools_of({"environment": "counter"})) == ["up"]
+    assert list(sampler.setup.tools_of({"environment": "other"})) == ["down", "up"]
+    with pytest.raises(ConfigError, match="names 'third'"):
+        sampler.setup.tools_of({"environment": "third"})
+    sampler.close()
+
+
+class Breaks(Counter):
+    """Breaks in the way that the prompt's answer says."""
+
+    forever = threading.Event()
+
+    def reset(self, answer: str = "", **row: Any) -> str | None:
+        self.how, self.count, self.goal = answer, 0, 1
+        if self.how == "r":
+            raise OSError("no room")
+        if self.how == "h":
+            self.forever.wait()
+        return None
+
+    def up(self, by: int) -> str:
+        """
+        Breaks.
+
+        Args:
+            by: Anything.
+        """
+        if self.how == "c":
+            raise ConnectionResetError("gone")
+        if self.how == "w":
+            self.forever.wait()
+        if self.how == "m":
+            raise ValueError("a mistake of the policy")
+        return "up"
+
+    def get_reward(self) -> float:
+        return {"g": "many", "n": float("nan")}.get(self.how, 0.0)  # type: ignore[return-value]
+
+
+def test_what_an_environment_does_wrong_is_ungraded_and_never_zero(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    script = lambda read: "fine<|end|>" if "<result>" in read else "<tool>1</tool>"  # noqa: E731
+    sampler = make_sampler(policy, script, environments={"breaks": Breaks}, environment_seconds=0.4)
+    letters = "rhcwgnmo"
+    groups = sampler.sample(make_prompts(*letters), 2)
+    kinds = {letter: [one.failure for one in group.completions] for letter, group in zip(letters, groups, strict=True)}
+    assert kinds == {
+        "r": ["environment_crashed"] * 2,
+        "h": ["environment_timeout"] * 2,
+        "c": ["environment_died"] * 2,
+        "w": ["environment_timeout"] * 2,
+        "g": ["environment_crashed"] * 2,
+        "n": ["environment_crashed"] * 2,
+        "m": [None] * 2,
+        "o": [None] * 2,
+    }
+    seen: list[str] = []
+
+    def reward(completion: str, answer: str) -> float:
+        seen.append(answer)
+        return 0.25
+
+    total = WeightedSum([Term(from_function(reward)), Term(EnvironmentReward())])
+    prompts = [group.prompt for group in groups for _ in group.completions]
+    rewards = grade(total, prompts, [one for group in groups for one in group.completions])
+    assert seen == ["m", "m", "o", "o"]
+    assert [reward.value for reward in rewards] == [None] * 12 + [0.25] * 4
+    assert [reward.error for reward in rewards[:2]] == ["environment_crashed"] * 2
+    Breaks.forever.set()
+    sampler.close()
+
+
+def test_reward_functions_get_the_environments_and_the_messages(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    sampler = make_sampler(policy, counting, environments={"counter": Counter})
+    completion = one(sampler, make_prompts("q"))
+
+    def reward(completions: list[Any], environments: list[Any], **columns: Any) -> list[float]:
+        roles = [message["role"] for message in completions[0]]
+        assert roles == ["assistant", "tool", "assistant", "tool", "assistant", "tool", "assistant"]
+        assert completions[0][0]["tool_calls"][0]["function"] == {"name": "up", "arguments": '{"by": -1}'}
+        assert completions[0][-1]["content"] == "there"
+        return [float(environment.count) for environment in environments]
+
+    graded = grade(from_function(reward, completions_as="messages"), make_prompts("q"), [completion])
+    assert graded == [Reward(2.0)]
+    sampler.close()
+
+
+def test_objects_that_are_no_environments_are_refused() -> None:
+    class Empty:
+        def reset(self) -> None: ...
+
+    with pytest.raises(ConfigError, match="has no reset method"):
+        Kind.of("a", lambda: object())
+    with pytest.raises(ConfigError, match="can do nothing in it"):
+        Kind.of("a", Empty)
+    with pytest.raises(ConfigError, match="cannot be made"):
+        Kind.of("a", lambda: 1 / 0)
+
+
+def real(
+    sampler: Any, policy: TrainedPolicy, params: SamplingParams, factory: Callable[[], Any] = Echoing
+) -> EpisodeSampler:
+    """Episodes of a real model, which need not know any form of calls."""
+    setup = EpisodeSetup(
+        tools={},
+        kinds={"echo": Kind.of("echo", factory)},
+        make_dialect=lambda tokenizer: TagDialect(tokenizer, turn="\nU: {user}\nA:"),
+        rerender=lambda tokenizer, prompt, words: (
+            prompt.text + words,
+            tuple(tokenizer.encode(prompt.text + words, add_special_tokens=False)),
+        ),
+        limits=EpisodeLimits(max_turns=6),
+    )
+    made = EpisodeSampler(sampler, params, setup)
+    made.load_weights(policy, version=1)
+    return made
+
+
+PARAMS = SamplingParams(max_completion_tokens=60, stop=("a", "e", "1", " "), seed=5)
+
+
+def sampled(groups: list[Group]) -> list[tuple[Any, ...]]:
+    return [
+        (one.token_ids, one.sampler_logprobs, one.segments, one.finish_reason)
+        for group in groups
+        for one in group.completions
+    ]
+
+
+def test_an_episode_is_the_same_alone_and_among_63_others(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+    prompts = make_prompts(*(f"prompt {place}" for place in range(16)))
+    together = real(InProcessEngine(PARAMS, max_rows=64), policy, PARAMS)
+    alone = real(InProcessEngine(PARAMS, max_rows=3), policy, PARAMS)
+    everybody = together.sample(prompts, 4, step=2)
+    assert max(len(one.segments) for group in everybody for one in group.completions) >= 5
+    for place in (0, 7, 15):
+        found, expected = sampled(alone.sample([prompts[place]], 4, step=2)), sampled(everybody[place : place + 1])
+        for mine, theirs in zip(found, expected, strict=True):
+            assert (mine[0], mine[2], mine[3]) == (theirs[0], theirs[2], theirs[3])
+            assert mine[1] == pytest.approx(theirs[1], abs=1e-5)  # products of another size round differently
+    together.close()
+    alone.close()
+
+
+def test_log_probabilities_of_sampler_and_trainer_agree(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+    from oncurve.data.collate import collate
+
+    for inner in (InProcessEngine(PARAMS), HfSampler(PARAMS)):
+        sampler = real(inner, policy, PARAMS)
+        groups = sampler.sample(make_prompts("one", "two", "three"), 4, step=1)
+        batch = collate(groups, torch.zeros(3, 4)).measured()
+        assert (~batch.mask).any()
+        with torch.no_grad():
+            logprobs, _ = policy.logprobs(batch)
+        gap = (logprobs - batch.sampler_logprobs)[batch.mask].abs().max()
+        assert gap < 1e-5
+        assert any(one.num_turns > 1 for group in groups for one in group.completions)
+        sampler.close()
+
+
+def test_the_first_turn_is_that_of_a_plain_completion(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+    class Silent(Echoing):
+        def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+            super().reset(seed)
+            return "", {}
+
+    prompts = make_prompts("one", "two")
+    episodes = real(InProcessEngine(PARAMS), policy, PARAMS, Silent).sample(prompts, 4, step=1)
+    engine = InProcessEngine(PARAMS)
+    engine.load_weights(policy, version=1)
+    for group, plain in zip(episodes, engine.sample(prompts, 4, step=1), strict=True):
+        for episode, completion in zip(group.completions, plain.completions, strict=True):
+            first = episode.segments[0]
+            assert episode.token_ids[: first.end] == completion.token_ids
+            assert episode.sampler_logprobs[: first.end] == pytest.approx(completion.sampler_logprobs, abs=1e-5)

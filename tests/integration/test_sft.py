@@ -1,0 +1,91 @@
+"""Does a supervised stage train, measure, resume and hand on a model like any other run, and learn what it is shown?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import oncurve
+from oncurve.cli.app import app
+from oncurve.errors import ConfigError
+from oncurve.interface.trainer import Trainer
+from oncurve.observe.record import read_metrics
+
+ROWS = [{"prompt": f"User: {a}+{b}?\nAssistant:", "completion": f" It is {a + b}."} for a in range(8) for b in range(6)]
+PLAIN: dict[str, Any] = {
+    "evaluation": {"num_prompts": 4, "every_steps": 2, "num_prompts_during": 4},
+    "rollouts": {"max_completion_tokens": 12},
+    "optimizer": {"learning_rate": 1e-3},
+}
+
+
+def sections(folder: Path, **run: Any) -> dict[str, Any]:
+    options = {"steps": 4, "prompts_per_step": 8, "folder": str(folder), "name": "run", "save_every_steps": 2, **run}
+    return {**PLAIN, "run": options}
+
+
+def weights(run: Path) -> str:
+    files = sorted((run / "model").glob("*.safetensors"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def test_a_stage_learns_what_it_is_shown_and_leaves_a_run(tmp_path: Path) -> None:
+    result = oncurve.sft("embedded", ROWS, **sections(tmp_path, steps=12))
+    rows = [row for row in read_metrics(result.folder) if row["step"]]
+    losses = [row["sft/loss"] for row in rows]
+    assert losses[-1] < losses[0] / 3
+    held_out = [row["evaluation/loss"] for row in read_metrics(result.folder) if "evaluation/loss" in row]
+    assert len(held_out) == 7
+    assert held_out[-1] < held_out[0] / 3
+    assert not any(key.startswith(("reward/", "group/", "mismatch/")) for row in rows for key in row)
+    assert (result.folder / "report.html").exists()
+    config = (result.folder / "config.yaml").read_text()
+    assert "rft" in config
+    shown = [json.loads(line) for line in (result.folder / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
+    assert all(row["completions"][0]["text"].startswith(" It is ") for row in shown)
+
+
+def test_epochs_set_the_steps(tmp_path: Path) -> None:
+    result = oncurve.sft("embedded", ROWS, sft={"epochs": 1.5}, **sections(tmp_path, steps=99))
+    assert max(row["step"] for row in read_metrics(result.folder)) == 8  # (48 - 4 - 4) x 1.5 / 8, rounded up
+
+
+def test_a_stage_that_was_left_ends_at_the_same_bits(tmp_path: Path) -> None:
+    whole = oncurve.sft("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "whole"))
+    trainer = Trainer("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "left"))
+    for step in trainer.steps():
+        if step.number == 3:
+            break
+    other = [{**row, "completion": row["completion"] + "!"} for row in ROWS]
+    with pytest.raises(ConfigError, match="training prompts"):
+        Trainer("embedded", other, sft={"epochs": 1}, **sections(tmp_path / "left")).resume()
+    result = trainer.resume()
+    assert weights(result.folder) == weights(whole.folder)
+
+
+def test_the_command_trains_an_adapter_and_grpo_goes_on_from_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=4", "rollouts.max_completion_tokens=24"]
+    words = ["sft", "word_problems", *small, "run.name=warm", "policy.lora.rank=4"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "loss " in done.output
+    words = ["train", "word_problems", *small, "run.name=next", "model=runs/warm", "algorithm.group_size=4"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+def test_rows_with_nothing_to_learn_get_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text(json.dumps({"prompt": "2+3?", "completion": ""}) + "\n")
+    words = ["sft", "word_problems", "data.type=jsonl", "data.path=rows.jsonl"]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, oncurve.OncurveError)
+    assert "rows.jsonl, line 1: 'completion' is empty" in str(done.exception)

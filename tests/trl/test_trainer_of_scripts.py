@@ -1,0 +1,150 @@
+"""Does the trainer do what scripts do with it: callbacks, evaluation, saving, going on, looking at the model?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from oncurve.errors import CheckpointError, ConfigError
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.trl import GRPOConfig, GRPOTrainer
+
+Rows = list[dict[str, Any]]
+SHORT: dict[str, Any] = {
+    "output_dir": "out", "max_steps": 3, "num_generations": 4, "per_device_train_batch_size": 8, "use_cpu": True,
+    "max_completion_length": 8, "bf16": False, "learning_rate": 1e-4,
+}  # fmt: skip
+
+
+def length(completions: list[str], **kwargs: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+class Events(TrainerCallback):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("begin", state.max_steps))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("step", state.global_step))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.seen.append(("eval" if "eval_reward" in logs else "log", state.global_step))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("end", state.global_step))
+
+
+def test_callbacks_hear_everything_in_order(rows: Rows) -> None:
+    events = Events()
+    args = GRPOConfig(**SHORT, eval_strategy="steps", eval_steps=2, num_generations_eval=2)
+    trainer = GRPOTrainer("embedded", length, args, rows, eval_dataset=rows[:3])
+    trainer.add_callback(events)
+    trainer.train()
+    assert events.seen == [
+        ("begin", 3), ("step", 1), ("log", 1), ("step", 2), ("log", 2), ("eval", 2), ("step", 3), ("log", 3), 
+        ("end", 3),
+    ]  # fmt: skip
+    measured = next(row for row in trainer.state.log_history if "eval_reward" in row)
+    assert measured["eval_reward"] == measured["eval_rewards/length/mean"]
+
+
+def test_a_callback_can_stop_the_run_and_the_model_can_be_saved(rows: Rows) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 2
+
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, callbacks=[Stop])
+    assert trainer.train().global_step == 2
+    trainer.save_model()
+    assert AutoModelForCausalLM.from_pretrained("out").num_parameters() > 0
+    assert AutoTokenizer.from_pretrained("out").vocab_size
+    assert list(Path("out").glob("*/metrics.jsonl")), "runs in the same folder stay"
+
+
+def test_rewards_see_the_state_and_may_log(rows: Rows) -> None:
+    steps: list[int] = []
+
+    def watching(completions: list[str], trainer_state: Any, log_metric: Any, log_extra: Any, **_: Any) -> list[float]:
+        steps.append(trainer_state.global_step)
+        log_metric("mine", 2.0)
+        log_extra("column", completions)
+        return [1.0] * len(completions)
+
+    trainer = GRPOTrainer("embedded", watching, GRPOConfig(**SHORT), rows)
+    trainer.train()
+    assert {0, 1, 2} <= set(steps)
+    assert [row["mine"] for row in trainer.state.log_history if "mine" in row] == [2.0] * 3
+
+
+def test_a_loaded_model_is_trained_itself_and_may_be_changed_before(rows: Rows) -> None:
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    trainer = GRPOTrainer(
+        model, length, GRPOConfig(**SHORT), rows, processing_class=AutoTokenizer.from_pretrained(EMBEDDED)
+    )
+    assert trainer.model is model
+    frozen = model.model.embed_tokens.weight
+    model.lm_head.weight.requires_grad_(False)
+    frozen.requires_grad_(False)
+    before = {name: part.clone() for name, part in model.named_parameters()}
+    trainer.train()
+    changed = {name for name, part in model.named_parameters() if (part != before[name]).any()}
+    assert changed
+    assert not any("embed_tokens" in name or "lm_head" in name for name in changed)
+
+
+def test_a_run_goes_on_from_its_checkpoint(rows: Rows) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 1
+
+    args = GRPOConfig(**SHORT, save_steps=1)
+    first = GRPOTrainer("embedded", length, args, rows, callbacks=[Stop])
+    first.train()
+    again = GRPOTrainer("embedded", length, args, rows)
+    assert again.train(resume_from_checkpoint=True).global_step == 3
+    assert len([row for row in again.state.log_history if "reward" in row]) == 2
+    with pytest.raises(CheckpointError, match="holds no run"):
+        again.train(resume_from_checkpoint="elsewhere")
+
+
+def test_a_reward_model_scores_prompt_and_completion(rows: Rows, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "scorer")
+    tokenizer.save_pretrained(tmp_path / "scorer")
+    trainer = GRPOTrainer("embedded", [str(tmp_path / "scorer"), length], GRPOConfig(**SHORT), rows)
+    trainer.train()
+    row = next(row for row in trainer.state.log_history if "reward" in row)
+    assert row["reward"] == pytest.approx(row["rewards/scorer/mean"] + row["rewards/length/mean"])
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        GRPOTrainer("embedded", str(tmp_path / "nothing"), GRPOConfig(**SHORT), rows)
+
+
+def test_a_stream_needs_max_steps(rows: Rows) -> None:
+    from datasets import IterableDataset
+
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**SHORT), stream)
+    assert len(trainer.translation.rows) == 24
+    with pytest.raises(ConfigError, match="Set max_steps"):
+        GRPOTrainer("embedded", length, GRPOConfig(**{**SHORT, "max_steps": -1}), stream)
+
+
+def test_epochs_become_steps_by_the_number_of_rows(rows: Rows) -> None:
+    options = {**SHORT, "max_steps": -1, "num_train_epochs": 2.0}
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**options), rows)
+    assert trainer.oncurve.config.run.steps == 24, "two epochs of 24 rows, 2 prompts at a time"
+    assert trainer.state.max_steps == 24
