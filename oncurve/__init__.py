@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oncurve.data.collate import collate
     from oncurve.errors import OncurveError
     from oncurve.evaluate.evaluate import Evaluation
-    from oncurve.interface.supervised import sft
+    from oncurve.interface.stages import sft
     from oncurve.interface.trainer import Trainer, train
     from oncurve.interface.verbs import Engine, Policy, Scores, advantages, load_policy, score
     from oncurve.records import Completion, Group, Prompt, Reward
@@ -41,7 +41,7 @@ _HOMES = {
     "collate": "data.collate",
     "load_policy": "interface.verbs",
     "score": "interface.verbs",
-    "sft": "interface.supervised",
+    "sft": "interface.stages",
     "train": "interface.trainer",
 }
 """The module of every public name. The package of the name "train" can be called like the function."""

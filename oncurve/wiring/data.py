@@ -115,10 +115,11 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
 
 def shared_columns(rows: tuple[Rows, Rows, Rows, Rows]) -> list[str]:
     """Columns that a reward function may ask for: those of the training and of the evaluation rows."""
+    from oncurve.rewards.custom import SOURCE_ROW  # lazy
     from oncurve.rewards.parameters import columns_of  # lazy
 
     train, _, during, test = rows
-    return columns_of(train, during, test)
+    return columns_of(*([row.get(SOURCE_ROW) or row for row in part] for part in (train, during, test)))
 
 
 def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:

@@ -103,7 +103,7 @@ def test_a_model_that_needs_a_token_says_so(hub: list[dict[str, Any]], tmp_path:
     ("words", "said"),
     [
         (["mth"], "Did you mean 'math'"),
-        (["./here/it"], "a model of the hub"),
+        (["./here/it"], "a model on the Hugging Face Hub"),
         (["math", "--include", "*.json"], "are for models"),
         (["a/b", "--split", "test"], "is for datasets"),
     ],

@@ -122,7 +122,7 @@ def test_the_command_says_its_version(command) -> None:
         (("recipe", "list"), "word_problems"),
         (("recipe", "show", "word_problems"), "group_size"),
         (("plan", "word_problems", "--gpu", "cpu"), "GiB"),
-        (("convert", "--help"), "GRPOConfig"),
+        (("convert", "--help"), "GRPOTrainer"),
         (("--version",), "oncurve"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

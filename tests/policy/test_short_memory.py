@@ -140,7 +140,7 @@ def test_a_checkpoint_that_finds_no_memory_is_told_of_in_one_message(
 def test_the_command_line_says_a_lack_of_memory_in_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def loading() -> None:
+    def loading(**options: Any) -> None:
         raise torch.OutOfMemoryError(f"{SAID}. GPU 0 has a total capacity\nand more")
 
     monkeypatch.setattr(app, "app", loading)
@@ -154,7 +154,7 @@ def test_the_command_line_says_a_lack_of_memory_in_one_message(
 
 
 def test_the_command_line_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(**options: Any) -> None:
         raise RuntimeError("a shape is wrong")
 
     monkeypatch.setattr(app, "app", broken)
