@@ -254,7 +254,7 @@ def test_a_held_out_count_with_repeated_questions_is_rounded_up() -> None:
 
 @pytest.mark.parametrize("size", [{"count": 10}, {"count": 0}, {"count": -1}, {"fraction": 0.0}, {"fraction": 1.0}])
 def test_a_side_without_rows_is_refused(size: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="set evaluation.num_prompts to fewer problems"):
+    with pytest.raises(DataError, match=r"set evaluation\.num_prompts to fewer problems"):
         hold_out(numbered_rows(10), **size)
 
 
