@@ -190,3 +190,15 @@ def test_generation_settings_that_contradict_themselves_can_still_be_saved(
     saved = save_model(model, tokenizer_again, tmp_path / "saved")
     kept = GenerationConfig.from_pretrained(saved)
     assert (kept.eos_token_id, kept.temperature, kept.top_p) == ([260, 5], 0.6, 0.9)
+
+
+def test_a_folder_with_something_else_in_it_is_not_replaced(
+    tiny_model: MakeModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="exists and is no model, and saving would replace all of it"):
+        save_model(tiny_model(), tokenizer, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert (save_model(tiny_model(), tokenizer, empty) / "config.json").is_file()
