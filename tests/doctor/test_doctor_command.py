@@ -99,7 +99,7 @@ def test_a_broken_recipe_is_named(tmp_path: Path) -> None:
 
 
 def test_the_command_asks_for_a_run() -> None:
-    with pytest.raises(ConfigError, match="no run is named"):
+    with pytest.raises(ConfigError, match="name the folder of a run"):
         run()
 
 
