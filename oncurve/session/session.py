@@ -137,7 +137,7 @@ class Session:
                 yield from self.train()
             except (RewardError, SamplerError) as error:
                 self.folder.log(f"stopped: {error}")
-                self.folder.write_status(self.training.steps_done, "stopped")
+                self.folder.write_status(self.run.steps_done, "stopped")
                 self.saver.save_marked()
                 raise
             except GeneratorExit:  # whoever asks for the steps asks for no more

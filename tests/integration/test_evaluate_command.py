@@ -223,7 +223,7 @@ def test_problems_that_do_not_fit_are_left_out_and_counted(
         (["--benchmark", "word_problems", "--sampler", "magic"], ConfigError, "rollouts.type"),
         (["--benchmark", "word_problems", "rollouts.max_rowz=3"], ConfigError, "max_rows"),
         (["--benchmark", "word_problems", "--trained-on", "nothing"], ConfigError, "nothing"),
-        (["--benchmark", "word_problems", "--model", "embedded"], ConfigError, "the model stands first"),
+        (["--benchmark", "word_problems", "--model", "embedded"], ConfigError, "give the model as the first argument"),
         (["--benchmark", "word_problems", "--against", "no/such/folder"], CheckpointError, "no such folder"),
     ],
 )

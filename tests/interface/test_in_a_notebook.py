@@ -92,4 +92,4 @@ def test_an_interrupt_between_two_steps_is_the_cells_own_and_the_run_goes_on_lat
 
 
 def test_an_interrupt_inside_of_a_step_stops_and_saves(cells: Any) -> None:
-    assert "saved as it was after step 1" in text_of(cells[5])
+    assert "checkpoint saved after step 1" in text_of(cells[5])
