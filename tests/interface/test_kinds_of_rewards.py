@@ -101,7 +101,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_refused_when_its_source_changed(kind: str, told: tuple[str, str, Path]) -> None:
     line = next(line for line in told[0].splitlines() if line.startswith(f"{kind}: "))
-    assert "this is not the run that was saved: reward " in line
+    assert "this run was saved with other settings: reward " in line
     assert "not as when the run began" in line
 
 
