@@ -22,17 +22,17 @@ from oncurve.rollouts.engine import engine as engine_module
 
 START = """
 import ctypes, resource, sys, torch
-from oncurve import heap
+from oncurve.model import allocator
 if getattr(ctypes.CDLL(None), "mallopt", None) is None:
     print("absent"); sys.exit()
-is_set = heap.keep_freed_memory(always=sys.argv[1] == "always")
+is_set = allocator.keep_freed_memory(always=sys.argv[1] == "always")
 """
 STEPS = """
 def step():
     parts = [torch.ones(3_000_000) for _ in range(12)]
     total = sum(float(part[-1]) for part in parts)
     del parts
-    heap.give_back()
+    allocator.give_back()
     return total
 for _ in range(3):
     step()
@@ -50,7 +50,7 @@ for _ in range(3):
     small = [part for _, part in parts]
     del parts
 left = resident() - before
-heap.give_back()
+allocator.give_back()
 print(left, resident() - before)
 """
 
