@@ -71,7 +71,7 @@ def test_a_second_signal_leaves_at_once(
     while not (run / "status.json").exists() and child.is_running():
         pass
     child.kill(signal.SIGTERM)
-    while "SIGTERM: leaving" not in child.output:
+    while "SIGTERM: stopping" not in child.output and child.is_running():
         pass
     child.kill(signal.SIGTERM)
     status = child.wait()
