@@ -198,7 +198,7 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
             peft_config=given.get("peft_config"),
         )
         draft = translate(asked).draft
-        return dict(draft.values), list(draft.notes)
+        return {**draft.values, "model": "embedded"}, list(draft.notes)  # which every model was replaced with
 
     try:
         values, notes = recipe(args)

@@ -46,6 +46,7 @@ def _options(
 
 Processes = Annotated[int | None, typer.Option(min=1, help="Processes on this machine, one per GPU.")]
 Restarts = Annotated[int, typer.Option(min=0, help="Maximum automatic restarts after a process dies.")]
+GoOn = Annotated[bool, typer.Option("--resume", help="Resume the run with this name if it exists.")]
 
 
 @app.command(cls=RecipeCommand)
@@ -54,7 +55,7 @@ def train(
     overrides: Overrides = None,
     processes: Processes = None,
     restarts: Restarts = 0,
-    go_on: Annotated[bool, typer.Option("--resume", help="Resume the run with this name if it exists.")] = False,
+    go_on: GoOn = False,
 ) -> None:
     """Train a model from a recipe, evaluating it before and after.
 
@@ -102,7 +103,7 @@ def sft(
     overrides: Overrides = None,
     processes: Processes = None,
     restarts: Restarts = 0,
-    go_on: Annotated[bool, typer.Option("--resume", help="Resume the run with this name if it exists.")] = False,
+    go_on: GoOn = False,
 ) -> None:
     """Train on completions in the data before GRPO: the supervised stage of the recipe.
 

@@ -125,6 +125,7 @@ def test_servers_of_its_own_and_two_processes_end_where_one_process_does(tmp_pat
 def test_processes_that_were_given_other_things_are_told(case: str, tmp_path: Path) -> None:
     ended = run_programs([program(tmp_path, TRAIN), tmp_path, case], count=2)
     assert ended.returncode != 0
+    assert "REFUSED" in ended.stdout
     assert re.search(r"process \d has another (training prompts|rows or rewards) than process \d", ended.stdout)
 
 

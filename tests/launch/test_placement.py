@@ -50,7 +50,7 @@ def test_a_machine_and_a_recipe_have_one_layout(
 ) -> None:
     found = place(parse_config(RECIPE, [f"model=Qwen/{model}", *overrides]), machine)
     assert (found.sampler, found.servers, found.tensor_parallel) == expected
-    assert found.sentence.startswith("placement: ")
+    assert found.sentence.startswith(("placement: there ", "placement: no CUDA GPU found"))
     other = "rollouts.type=engine" if expected[0] == "servers" else "rollouts.type=servers"
     assert other in found.sentence, "how to have it otherwise"
 
