@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +91,15 @@ def test_rows_with_nothing_to_learn_get_one_message(tmp_path: Path, monkeypatch:
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, oncurve.OncurveError)
     assert "rows.jsonl, line 1: 'completion' is empty" in str(done.exception)
+
+
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    small = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=4", "rollouts.max_completion_tokens=24"]
+    losses = []
+    for name, more in (("one", []), ("two", ["--processes", "2"])):
+        words = [sys.executable, "-m", "oncurve", "sft", "word_problems", *small, f"run.name={name}", *more]
+        ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        losses.append([row["sft/loss"] for row in read_metrics(tmp_path / "runs" / name) if row["step"]])
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
