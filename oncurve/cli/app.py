@@ -159,37 +159,7 @@ def demo(overrides: Overrides = None) -> None:
     train("word_problems", overrides)
 
 
-@app.command()
-def sample(
-    model: Annotated[str, typer.Argument(help="A run, a model folder, a Hugging Face Hub name, or `embedded`.")],
-    question: Annotated[
-        list[str] | None, typer.Argument(help="Questions. If omitted, you are prompted for them.")
-    ] = None,
-    template: Annotated[str, typer.Option(help="Prompt template.")] = "think_answer",
-    chat: Annotated[bool, typer.Option(help="Use the model's chat template.")] = False,
-    count: Annotated[int, typer.Option(min=1, help="Completions per question.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of completion tokens.")] = 256,
-) -> None:
-    """Ask a model a question and print its completions.
-
-    Example: `oncurve sample embedded "Tom has 12 apples and buys 7 more. How many apples does Tom have?"`
-    """
-    quiet_libraries()
-    from oncurve.commands.examine import ask  # lazy
-
-    ask(
-        model,
-        question or (),
-        template=template,
-        chat=chat,
-        count=count,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        console=console(),
-    )
-
-
+app.command(cls=RecipeCommand)(models.sample)
 app.command(cls=RecipeCommand)(models.evaluate)
 
 
