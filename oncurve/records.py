@@ -18,6 +18,9 @@ turns, on seconds, on calls that cannot be read ("malformed"), or on all its tok
 ENDED_BY_ITSELF = ("stop", "done", "malformed")
 """Reasons after which nothing was left to say; with the others a completion is truncated."""
 
+SOURCE_ROW = "source_row"
+"""Column with the row that a prompt was made from, where its own columns are to be passed on untouched."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -37,6 +40,11 @@ class Prompt:
     """Every column of that row; reward functions see all of them. ``answer`` holds the reference answer."""
     messages: tuple[Mapping[str, str], ...] | None = None
     """The chat messages behind ``text``; None when the prompt did not go through a chat template."""
+
+    @property
+    def source_row(self) -> Mapping[str, Any]:
+        """The row with its own columns: the one that a script passed, or ``row`` itself."""
+        return self.row.get(SOURCE_ROW) or self.row
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ that are settings as they are are in ``oncurve/settings.py``. A key that changes
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -27,8 +27,9 @@ class DataSection(Section):
     """Names used here to names in the data, such as {question: problem, answer: label}."""
     template: str = "think_answer"
     """think_answer, r1_zero, boxed, gsm8k, reasoning_answer, question_only, plain, or a file with {question}."""
-    chat: bool = False
-    """Write the template's messages through the model's chat template: for instruct models."""
+    chat: bool | dict[str, Any] = False
+    """Write the template's messages through the model's chat template: for instruct models. true, or arguments of that
+    template, such as {enable_thinking: false}."""
     few_shot: NonNegative = 0
     """Worked examples of the training set shown before the question."""
     limit: PositiveInt | None = None

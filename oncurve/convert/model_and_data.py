@@ -125,8 +125,9 @@ def _put_rows(draft: Draft, rows: DatasetSource, key: str) -> None:
     if columns:
         draft.put(f"{key}.columns", columns, comment="our names: theirs")
     draft.put(f"{key}.template", "question_only", comment="the prompt of the row, without further words")
-    if rows.is_chat:
-        draft.put(f"{key}.chat", True, comment="the prompt is a list of messages")
+    if rows.is_chat or draft.ask("chat_template_kwargs"):
+        options = draft.ask("chat_template_kwargs")
+        draft.put(f"{key}.chat", options or True, comment="the prompt is a list of messages")
     if rows.limit is not None:
         draft.put(f"{key}.limit", rows.limit, comment=line)
 

@@ -103,6 +103,8 @@ def _rollouts(draft: Draft) -> None:
     if draft.ask("min_p"):
         draft.put("rollouts.min_p", draft.ask("min_p"), "min_p")
     _generation_kwargs(draft)
+    if (calls := draft.ask("max_tool_calling_iterations")) is not None:
+        draft.put("rollouts.episodes.max_turns", int(calls) + 1, "max_tool_calling_iterations")
     if has_servers(draft):
         host, port = draft.ask("vllm_server_host"), draft.ask("vllm_server_port")
         url = draft.ask("vllm_server_base_url") or f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"

@@ -50,7 +50,7 @@ def check_data(
     *,
     grade: Grade,
     template: str | Template = "r1_zero",
-    chat: bool = False,
+    chat: bool | Mapping[str, Any] = False,
     few_shot: Sequence[Mapping[str, Any]] = (),
     max_prompt_tokens: int | None = None,
     evaluation_rows: Sequence[Mapping[str, Any]] = (),

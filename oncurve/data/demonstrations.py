@@ -112,7 +112,7 @@ def render_demonstrations(
     tokenizer: Tokenizer,
     *,
     template: str = "plain",
-    chat: bool = False,
+    chat: bool | Mapping[str, Any] = False,
     few_shot: Sequence[Mapping[str, Any]] = (),
     train_on: TrainOn = "assistant",
     max_tokens: int | None = None,
@@ -149,11 +149,11 @@ def render_demonstrations(
     excluded: list[Excluded] = []
     for place, row in enumerate(rows):
         if "messages" in row:
-            made = _conversation(place, row, tokenizer, train_on)
+            made = _conversation(place, row, tokenizer, train_on, chat)
         elif _is_text(row):
             made = _text(place, row, tokenizer)
         else:
-            made = _completed(prompts[place], row, tokenizer, chosen)
+            made = _completed(prompts[place], row, tokenizer, chosen, chat)
         if max_tokens is not None and made.num_tokens > max_tokens:
             excluded.append(Excluded(place, made.num_tokens, max_tokens))
         else:
@@ -171,7 +171,9 @@ def _is_text(row: Mapping[str, Any]) -> bool:
     return "text" in row and row["text"] == row.get("question")
 
 
-def _completed(prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer, template: Template) -> Demonstration:
+def _completed(
+    prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer, template: Template, chat: bool | Mapping[str, Any]
+) -> Demonstration:
     """A prompt and the completion of its row, or the worked solution in the template's form."""
     text = str(row["completion"]) if "completion" in row else write_gold(row, template)
     if prompt.messages is None:
@@ -179,18 +181,20 @@ def _completed(prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer, tem
     opening = template.opening.strip()
     opened = opening if opening and prompt.text.endswith(opening) else ""
     spoken: Message = {"role": "assistant", "content": f"{opened}{text}".strip()}
-    whole = chat_texts([[dict(one) for one in prompt.messages] + [spoken]], tokenizer, opens_answer=False)[0]
+    whole = chat_texts([[dict(one) for one in prompt.messages] + [spoken]], tokenizer, chat, opens_answer=False)[0]
     ids = encode(tokenizer, _behind(prompt.text, whole, tokenizer, prompt.index))
     return Demonstration(prompt, _ended(ids, tokenizer), text)
 
 
-def _conversation(place: int, row: Mapping[str, Any], tokenizer: Tokenizer, train_on: TrainOn) -> Demonstration:
+def _conversation(
+    place: int, row: Mapping[str, Any], tokenizer: Tokenizer, train_on: TrainOn, chat: bool | Mapping[str, Any]
+) -> Demonstration:
     """A conversation, cut behind what the assistant says last."""
     messages: list[Message] = list(row["messages"])
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     turns = turns[-1:] if train_on == "last" else turns
-    before = chat_texts([messages[:number] for number in turns], tokenizer)
-    after = chat_texts([messages[: number + 1] for number in turns], tokenizer, opens_answer=False)
+    before = chat_texts([messages[:number] for number in turns], tokenizer, chat)
+    after = chat_texts([messages[: number + 1] for number in turns], tokenizer, chat, opens_answer=False)
     prompt_ids = tuple(encode(tokenizer, before[0]))
     ids: list[int] = []
     segments: list[Segment] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from oncurve.errors import ConfigError, DataError, did_you_mean, listed
-from oncurve.records import Prompt
+from oncurve.records import SOURCE_ROW, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def render_prompts(
     tokenizer: Tokenizer,
     *,
     template: str | Template = "r1_zero",
-    chat: bool = False,
+    chat: bool | Mapping[str, Any] = False,
     few_shot: Sequence[Mapping[str, Any]] = (),
     max_prompt_tokens: int | None = None,
     tools_of: ToolsOf | None = None,
@@ -210,10 +210,11 @@ def render_prompts(
     """The prompts of some rows, and those left out because they are longer than ``max_prompt_tokens``.
 
     Plain text is tokenized with the special tokens that the tokenizer puts in front, for example BOS, and without an
-    end token behind. With ``chat``, the tokenizer's chat template writes every special token and no other is added;
-    if it has no place for a system message, that text opens the first user message. ``few_shot`` are rows whose
-    questions and gold completions come first, as earlier exchanges. ``Prompt.index`` is the place in ``rows``.
-    ``tools_of`` gives the schemas of the tools that the chat template tells the model of, by the row.
+    end token behind. With ``chat``, which may hold arguments of the chat template, that template writes every special
+    token and no other is added; if it has no place for a system message, that text opens the first user message. A
+    row that came with messages keeps them. ``few_shot`` are rows whose questions and gold completions come first, as
+    earlier exchanges. ``Prompt.index`` is the place in ``rows``. ``tools_of`` gives the schemas of the tools that the
+    chat template tells the model of, by the row.
 
     Raises ConfigError for an unknown template or a missing chat template, DataError if no prompt is left.
     """
@@ -224,9 +225,8 @@ def render_prompts(
     conversations: list[list[Message]] | list[None]
     if chat:
         conversations = [_messages(row, place, template, few_shot) for place, row in enumerate(rows)]
-        texts, conversations = _chat_texts(
-            conversations, tokenizer, [tools_of(row) if tools_of else None for row in rows]
-        )
+        told = [tools_of(row) if tools_of else None for row in rows]
+        texts, conversations = _chat_texts(conversations, tokenizer, told, template_arguments(chat))
         texts = [_opened(text, template.opening) for text in texts]
     else:
         texts = [_plain_text(row, place, template, few_shot) for place, row in enumerate(rows)]
@@ -269,6 +269,8 @@ def _plain_text(row: Mapping[str, Any], place: int, template: Template, few_shot
 def _messages(
     row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
+    if isinstance(said := row.get(SOURCE_ROW, {}).get("prompt"), list):
+        return [dict(message) for message in said]
     messages = [{"role": "system", "content": template.system}] if template.system else []
     for example in few_shot:
         shown = f"{template.opening}{write_gold(example, template)}".strip()
@@ -279,7 +281,12 @@ def _messages(
 
 
 def _chat_texts(
-    conversations: list[list[Message]], tokenizer: Tokenizer, tools: list[Any]
+    conversations: list[list[Message]],
+    tokenizer: Tokenizer,
+    tools: list[Any],
+    options: Mapping[str, Any],
+    *,
+    opens_answer: bool = True,
 ) -> tuple[list[str], list[list[Message]]]:
     """The texts of conversations that end where the assistant begins, and the messages as they were written."""
     from jinja2.exceptions import TemplateError
@@ -291,12 +298,12 @@ def _chat_texts(
             f"Set data.chat: false, or take the instruct version of the model."
         )
     try:
-        return _apply(conversations, tokenizer, tools), conversations
+        return _apply(conversations, tokenizer, tools, options, opens_answer), conversations
     except TemplateError as error:
         reason = error
     merged = [_without_system(messages) for messages in conversations]
     try:
-        return _apply(merged, tokenizer, tools), merged
+        return _apply(merged, tokenizer, tools, options, opens_answer), merged
     except TemplateError as error:
         raise ConfigError(
             f"{name}: its chat template refuses the messages ({reason or error}). "
@@ -305,7 +312,11 @@ def _chat_texts(
 
 
 def _apply(
-    conversations: list[list[Message]], tokenizer: Tokenizer, tools: list[Any], *, opens_answer: bool = True
+    conversations: list[list[Message]],
+    tokenizer: Tokenizer,
+    tools: list[Any],
+    options: Mapping[str, Any],
+    opens_answer: bool,
 ) -> list[str]:
     """The texts of conversations, those with the same tools at once."""
     texts: list[str] = [""] * len(conversations)
@@ -314,32 +325,32 @@ def _apply(
         places.setdefault(repr(told), []).append(place)
     for alike in places.values():
         told = tools[alike[0]]
-        options = {"tools": told} if told else {}
+        given = {**options, "tools": told} if told else options
         chosen = [conversations[place] for place in alike]
-        written = tokenizer.apply_chat_template(chosen, tokenize=False, add_generation_prompt=opens_answer, **options)
+        written = tokenizer.apply_chat_template(chosen, tokenize=False, add_generation_prompt=opens_answer, **given)
         for place, text in zip(alike, written, strict=True):
             texts[place] = str(text)
     return texts
 
 
-def chat_texts(conversations: list[list[Message]], tokenizer: Tokenizer, *, opens_answer: bool = True) -> list[str]:
+def template_arguments(chat: bool | Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the chat template that ``data.chat`` holds."""
+    return dict(chat) if isinstance(chat, Mapping) else {}
+
+
+def chat_texts(
+    conversations: list[list[Message]],
+    tokenizer: Tokenizer,
+    chat: bool | Mapping[str, Any] = True,
+    *,
+    opens_answer: bool = True,
+) -> list[str]:
     """The texts of conversations, with ``opens_answer`` up to where the assistant begins to speak.
 
     Raises ConfigError for a tokenizer without a chat template, or one that refuses these messages.
     """
     nothing: list[Any] = [None] * len(conversations)
-    if opens_answer:
-        return _chat_texts(conversations, tokenizer, nothing)[0]
-    from jinja2.exceptions import TemplateError
-
-    try:
-        return _apply(conversations, tokenizer, nothing, opens_answer=False)
-    except TemplateError:
-        merged = [_without_system(messages) for messages in conversations]
-    try:
-        return _apply(merged, tokenizer, nothing, opens_answer=False)
-    except TemplateError as error:
-        raise ConfigError(f"{tokenizer.name_or_path}: its chat template refuses the messages ({error})") from None
+    return _chat_texts(conversations, tokenizer, nothing, template_arguments(chat), opens_answer=opens_answer)[0]
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:

@@ -141,11 +141,14 @@ class Trainer:
         *,
         model: nn.Module | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        tools: Any = None,
+        environments: Any = None,
     ) -> Trainer:
         """The trainer of a recipe as nested dictionaries, with the objects of a program."""
         trainer, tree = cls.__new__(cls), {key: dict(s) if isinstance(s, Mapping) else s for key, s in tree.items()}
         if model is not None and (section := lora_section(model)) is not None:
             tree["policy"] = {**tree.get("policy", {}), "lora": section}
+        trainer._tools, trainer._environments = tools, environments
         trainer._from_tree(tree, data, rewards, evaluation_data, {}, source="Trainer")
         trainer._given = replace(trainer._given, model=model, tokenizer=tokenizer)
         return trainer
@@ -180,7 +183,7 @@ class Trainer:
     def _with_episodes(self, tree: dict[str, Any], given: Given, rewards: Any) -> Given:
         """Tools and environments in the recipe. What an environment says that an episode is worth is a reward too."""
         given = episodes_of(tree, given, self._tools, self._environments)
-        if self._environments is not None:
+        if self._environments is not None and wiring.give_rewards(self._environments):
             own = {"type": "environment"}
             listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
             if own["type"] not in [one.get("type") for one in listed]:

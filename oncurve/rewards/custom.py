@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
+from oncurve.records import NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward
 from oncurve.rewards.base import RewardFunction, ungraded
 from oncurve.rewards.parameters import ANSWER_NAMES
 
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 CompletionsAs = Literal["auto", "text", "messages"]
 """How a function gets completions: as strings, as lists of chat messages, or as strings and, if it fails, messages."""
 
-SOURCE_ROW = "source_row"
-"""Column with the row that a prompt was made from, where its own columns are to be passed on untouched."""
 _VALUE_KEYS = ("reward", "score", "value")
 _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
@@ -219,7 +217,7 @@ class _Batched(_Adapted):
         return [to_reward(value) for value in values]
 
     def _call(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, as_messages: bool) -> Any:
-        rows: list[Mapping[str, Any]] = [prompt.row.get(SOURCE_ROW) or prompt.row for prompt in prompts]
+        rows: list[Mapping[str, Any]] = [prompt.source_row for prompt in prompts]
         arguments: dict[str, Any] = {
             column: [row.get(column) for row in rows]
             for column in dict.fromkeys(column for row in rows for column in row)

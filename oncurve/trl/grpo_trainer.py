@@ -27,6 +27,7 @@ from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.logs import num_tokens, rollout_logs, step_logs
 from oncurve.trl.overridden import refuse_overridden
 from oncurve.trl.script_callbacks import Callbacks
+from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
 from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import TrainerArguments, Translation, evaluation_rows, translate
 
@@ -62,9 +63,7 @@ class GRPOTrainer:
         self.state, self.control = TrainerState(), TrainerControl()
         self._logged: dict[str, list[float]] = defaultdict(list)
         lost = {
-            "tools": tools,
             "rollout_func": rollout_func,
-            "environment_factory": environment_factory,
             "optimizers": any(part is not None for part in optimizers),
         }
         self.translation: Translation = translate(
@@ -78,6 +77,8 @@ class GRPOTrainer:
                 reward_processing_classes=_listed(reward_processing_classes),
                 quantization_config=quantization_config,
                 peft_config=peft_config,
+                tools=tuple(tools or ()),
+                environment_factory=environment_factory,
                 lost={name: value for name, value in lost.items() if value},
                 extras={"trainer_state": self.state, "log_metric": self._log_metric, "log_extra": _ignore},
             )
@@ -86,6 +87,8 @@ class GRPOTrainer:
         self.oncurve: Trainer
         """The trainer behind this one."""
         self.reward_func_names = [reward.name for reward, _ in self.translation.rewards]
+        if environment_factory is not None and wiring.give_rewards(environment_factory):
+            self.reward_func_names.append(ENVIRONMENT_REWARD)
         self._make(is_converted=SETTINGS.instead_of_training is not None)
         self._callbacks = Callbacks(self, callbacks or ())
 
@@ -103,6 +106,8 @@ class GRPOTrainer:
             found.measured(),
             model=None if isinstance(asked.model, str) else asked.model,
             tokenizer=found.tokenizer,
+            tools=list(asked.tools) or None,
+            environments=asked.environment_factory,
         )
         config = self.oncurve.config
         per_step = config.run.prompts_per_step

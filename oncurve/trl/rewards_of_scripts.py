@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.records import SOURCE_ROW, Completion, Prompt, Reward
 from oncurve.rewards.base import RewardFunction
-from oncurve.rewards.custom import SOURCE_ROW, from_function
+from oncurve.rewards.custom import from_function
 
 PATIENCE_SECONDS = 3600.0
 """TRL waits for an async reward without end."""

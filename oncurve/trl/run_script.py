@@ -10,20 +10,22 @@ import re
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from oncurve import wiring
 from oncurve.convert.draft import Draft
 from oncurve.convert.options import Note, trl_version
 from oncurve.convert.recipe_file import write_recipe
 from oncurve.errors import ConfigError, OncurveError, Stopped
-from oncurve.rewards.custom import SOURCE_ROW
 from oncurve.trl.names import trl_resolved
+from oncurve.trl.rewards_of_scripts import reward_name
 from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import Translation
 
+NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _GUARD = re.compile(r"^if __name__ *== *[\"']__main__[\"']", re.MULTILINE)
 
 
@@ -120,38 +122,59 @@ def _put_files(found: Translation, draft: Draft, script: Path, folder: Path, row
     draft.put("data.type", "jsonl", comment="the rows that the script made")
     draft.put("data.path", _relative(rows[0], folder), comment="")
     measured = {"type": "jsonl", "path": _relative(rows[-1], folder), "template": "as_is"}
+    if "data.chat" in draft.values:
+        measured["chat"] = draft.values["data.chat"]
     draft.put("evaluation.data", measured, comment="measured on")
     sections: list[dict[str, Any]] = []
-    for function, (reward, weight) in zip(found.asked.reward_funcs, found.rewards, strict=True):
-        place = _reference(function, script, folder)
-        if place is None:
-            why = "it has no name at the top of a file that can be imported. Move it there, and write file.py:name"
-            draft.notes.append(Note("unread", f"reward {reward.name}", why))
-            place = f"{script.stem}_rewards.py:{reward.name}"
+    asked = found.asked
+    for function, (reward, weight) in zip(asked.reward_funcs, found.rewards, strict=True):
+        place = _place(function, "reward", draft, script, folder, name=reward.name)
         sections.append({"type": "custom", "function": place, "name": reward.name, "weight": weight})
+    if asked.environment_factory is not None and wiring.give_rewards(asked.environment_factory):
+        sections.append({"type": "environment"})
     draft.put("rewards", sections, comment="reward_funcs")
+    factories = asked.environment_factory
+    if factories is not None and not isinstance(factories, Mapping):
+        factories = {"default": factories}
+    tools = [_place(tool, "tool", draft, script, folder) for tool in asked.tools]
+    environments = {name: _place(one, "environment", draft, script, folder) for name, one in (factories or {}).items()}
+    if tools:
+        draft.put("rollouts.tools", tools, comment="tools")
+    if environments:
+        draft.put("rollouts.environments", environments, comment="environment_factory")
     if not isinstance(found.asked.model, str):
         why = "the recipe names where it was loaded from; what the script changed in it is not in the recipe"
         draft.notes.append(Note("differs", "model", why))
 
 
+def _place(thing: Any, kind: str, draft: Draft, script: Path, folder: Path, name: str | None = None) -> str:
+    """Where a recipe loads an object from; for one without a place a name to be filled in, and a note of it."""
+    name = name or reward_name(thing)
+    if (place := _reference(thing, script, folder)) is not None:
+        return place
+    why = "it has no name at the top of a file that can be imported. Move it there, and write file.py:name"
+    draft.notes.append(Note("unread", f"{kind} {name}", why))
+    return f"{script.stem}_{kind}s.py:{name}"
+
+
 def _reference(function: Any, script: Path, folder: Path) -> str | None:
     """Where a recipe can load a function from; None if nowhere."""
-    if not inspect.isfunction(function) or not function.__qualname__.isidentifier() or function.__name__ == "<lambda>":
+    is_named = inspect.isfunction(function) or inspect.isclass(function)
+    if not is_named or not function.__qualname__.isidentifier() or function.__name__ == "<lambda>":
         return None
     if function.__module__ != "__main__":
         file = Path(inspect.getfile(function))
         local = file.resolve().is_relative_to(script.resolve().parent)
         return f"{_relative(file, folder) if local else function.__module__}:{function.__name__}"
     text = script.read_text(encoding="utf-8")
-    defined = {node.name for node in ast.parse(text).body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    defined = {node.name for node in ast.parse(text).body if isinstance(node, NAMED)}
     if function.__name__ not in defined or not _GUARD.search(text):
         return None
     return f"{_relative(script, folder)}:{function.__name__}"
 
 
 def _as_lines(rows: Sequence[dict[str, Any]]) -> str:
-    made = [{"question": r["question"], "answer": r["answer"] or "none", SOURCE_ROW: r[SOURCE_ROW]} for r in rows]
+    made = [{**row, "answer": row.get("answer", "none")} for row in rows]
     return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in made)
 
 

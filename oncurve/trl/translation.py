@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from oncurve import wiring
 from oncurve.convert.draft import Draft, tree_of
 from oncurve.convert.options import Note, OptionOutcome, OptionValue, RewardSource
 from oncurve.convert.options_file import quantization
@@ -17,10 +18,11 @@ from oncurve.convert.trl import convert
 from oncurve.errors import ConfigError, DataError, listed
 from oncurve.policy.environment import read_place
 from oncurve.policy.model_folder import load_tokenizer
+from oncurve.records import SOURCE_ROW
 from oncurve.rewards.base import RewardFunction
-from oncurve.rewards.custom import SOURCE_ROW
 from oncurve.trl.chat import is_conversational, prompt_text
 from oncurve.trl.rewards_of_scripts import reward_name, reward_of
+from oncurve.trl.script_episodes import episode_row, placeholder_rows, put_episodes
 from oncurve.trl.settings import SETTINGS
 
 Row = dict[str, Any]
@@ -29,9 +31,7 @@ MEASURED_ROWS = 100
 MEASURED_TRAINING_ROWS = 8
 """The same of the training rows, where a script names no others."""
 LOST_ARGUMENTS = {
-    "tools": "completions call no tools",
     "rollout_func": "sampling is chosen by rollouts.type",
-    "environment_factory": "completions have no environment",
     "optimizers": "the optimizer is AdamW, set by optim, learning_rate and their like",
 }
 """Arguments of GRPOTrainer without a place here, and why; losing one changes what is learned."""
@@ -50,10 +50,17 @@ class TrainerArguments:
     reward_processing_classes: Sequence[Any] = ()
     quantization_config: Any = None
     peft_config: Any = None
+    tools: Sequence[Any] = ()
+    environment_factory: Any = None
     lost: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that have no place here."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """What every reward function gets beside completions and columns."""
+
+    @property
+    def has_episodes(self) -> bool:
+        """Completions call tools, or happen in an environment."""
+        return bool(self.tools) or self.environment_factory is not None
 
 
 @dataclass(frozen=True)
@@ -131,15 +138,20 @@ def translate(asked: TrainerArguments) -> Translation:
     options = dict(args.chat_template_kwargs or {})
     found.options.pop("chat_template_kwargs", None)  # done here
     tokenizer = _tokenizer(asked)
-    rows = _rows(asked.train_dataset, tokenizer, options, limit=_enough(args))
+    data = asked.train_dataset
+    if data is None and asked.environment_factory is not None:
+        data = placeholder_rows(args, asked.environment_factory, max(_generated(args) // args.num_generations, 1))
+    rows = _rows(data, asked, tokenizer, options, limit=_enough(args))
     evaluation = {
-        prefix: _rows(each, tokenizer, options) for prefix, each in _evaluation_sets(asked.eval_dataset).items()
+        prefix: _rows(each, asked, tokenizer, options) for prefix, each in _evaluation_sets(asked.eval_dataset).items()
     }
     draft = convert(found, processes=SETTINGS.processes or read_place().count, rows=len(rows))
     every = int(draft.values.get("evaluation.every_steps", 0)) if evaluation else 0
     for key in [key for key in draft.values if key.startswith("evaluation.")]:
         del draft.values[key]
     draft.put("data.template", "as_is", comment="the prompt of the row as it is")
+    if asked.has_episodes:
+        put_episodes(draft, args)
     number = len([row for each in evaluation.values() for row in each])
     count = min(number, MEASURED_ROWS) if number else min(len(rows), MEASURED_TRAINING_ROWS)
     said = "of eval_dataset" if number else "of the training rows, since the script names no others"
@@ -151,7 +163,7 @@ def evaluation_rows(asked: TrainerArguments, data: Any, prefix: str) -> dict[str
     """Rows of another evaluation set, by the prefix of their metrics."""
     options = dict(asked.args.chat_template_kwargs or {})
     sets = _evaluation_sets(data) if isinstance(data, Mapping) else {prefix: data}
-    return {name: _rows(each, _tokenizer(asked), options) for name, each in sets.items()}
+    return {name: _rows(each, asked, _tokenizer(asked), options) for name, each in sets.items()}
 
 
 def _tokenizer(asked: TrainerArguments) -> Any:
@@ -175,7 +187,9 @@ def _generated(args: Any) -> int:
     return args.generation_batch_size or args.per_device_train_batch_size * passes * read_place().count
 
 
-def _rows(data: Any, tokenizer: Any, options: Mapping[str, Any], *, limit: int | None = None) -> list[Row]:
+def _rows(
+    data: Any, asked: TrainerArguments, tokenizer: Any, options: Mapping[str, Any], *, limit: int | None = None
+) -> list[Row]:
     """The rows of a data set, each with the text that the model reads and the row that it came from.
 
     A data set without a length is read up to ``limit`` rows.
@@ -193,21 +207,25 @@ def _rows(data: Any, tokenizer: Any, options: Mapping[str, Any], *, limit: int |
             raise DataError(f"train_dataset: row {place} has no column 'prompt', which TRL reads. Columns: {columns}")
         if row.get("image") is not None or row.get("images") is not None:
             raise DataError(f"train_dataset: row {place} has pictures, which are not trained on here")
-        prompt = row["prompt"]
+        prompt, where = row["prompt"], f"train_dataset: row {place}"
+        if asked.has_episodes:
+            made = episode_row(row, tokenizer, options, asked.environment_factory, place=where)
+            found.append(made | _gold(row))
+            continue
         own = options | (row.get("chat_template_kwargs") or {})
-        text = prompt_text(prompt, tokenizer, own, place=f"train_dataset: row {place}")
-        found.append({"question": text, "answer": _gold(row), SOURCE_ROW: dict(row)})
+        text = prompt_text(prompt, tokenizer, own, place=where)
+        found.append({"question": text, SOURCE_ROW: dict(row)} | _gold(row))
     if not found:
         raise DataError("train_dataset: there are no rows")
     return found
 
 
-def _gold(row: Mapping[str, Any]) -> str:
-    """What a person compares a completion with, where a row says it."""
+def _gold(row: Mapping[str, Any]) -> Row:
+    """What a person compares a completion with, as the column "answer"; nothing where a row does not say it."""
     for name in ("answer", "ground_truth", "solution", "gold", "target", "label"):
-        if isinstance(row.get(name), (str, int, float)):
-            return str(row[name])
-    return ""
+        if isinstance(row.get(name), (str, int, float)) and str(row[name]).strip():
+            return {"answer": str(row[name])}
+    return {}
 
 
 def _evaluation_sets(data: Any) -> dict[str, Any]:
@@ -223,6 +241,8 @@ def _rewards(asked: TrainerArguments, names: Sequence[str], rows: Sequence[Row])
     if weights is not None and len(weights) != len(names):
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(names)} rewards. Give one for each")
     if not names:
+        if asked.environment_factory is not None and wiring.give_rewards(asked.environment_factory):
+            return []
         raise ConfigError("reward_funcs: there is none. Pass a function or a list of them")
     messages = is_conversational(rows[0][SOURCE_ROW])
     tokenizers = list(asked.reward_processing_classes) or [None] * len(names)

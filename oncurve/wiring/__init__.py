@@ -13,7 +13,7 @@ from oncurve.wiring.data import (
     split_rows,
     with_epochs,
 )
-from oncurve.wiring.episodes import NO_QUESTION, make_setup, make_tools_of, with_episodes
+from oncurve.wiring.episodes import NO_QUESTION, give_rewards, make_setup, make_tools_of, with_episodes
 from oncurve.wiring.policy import make_device, make_policy, make_processes
 from oncurve.wiring.rewards import (
     deciding_reward,
@@ -41,6 +41,7 @@ __all__ = [
     "deciding_reward",
     "evaluation_sampling",
     "evaluation_section",
+    "give_rewards",
     "have_right_answer",
     "make_algorithm",
     "make_device",

@@ -115,7 +115,7 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
 
 def shared_columns(rows: tuple[Rows, Rows, Rows, Rows]) -> list[str]:
     """Columns that a reward function may ask for: those of the training and of the evaluation rows."""
-    from oncurve.rewards.custom import SOURCE_ROW  # lazy
+    from oncurve.records import SOURCE_ROW  # lazy
     from oncurve.rewards.parameters import columns_of  # lazy
 
     train, _, during, test = rows

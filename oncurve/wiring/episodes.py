@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, did_you_mean
+from oncurve.records import SOURCE_ROW
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -106,6 +107,17 @@ def make_kinds(config: Config, given: Given) -> dict[str, Kind]:
     return kinds
 
 
+def give_rewards(environments: Any) -> bool:
+    """Some environment says what an episode is worth; one that is named and not given may.
+
+    Raises ConfigError for an object that is none.
+    """
+    from oncurve.rollouts.episodes.environments import Kind  # lazy
+
+    named = environments if isinstance(environments, Mapping) else {"default": environments}
+    return any(isinstance(one, str) or Kind.of(name, one).gives_reward for name, one in named.items())
+
+
 def make_tools_of(config: Config, given: Given) -> ToolsOf | None:
     """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
     if not config.rollouts.has_episodes or not config.data.chat:
@@ -118,12 +130,14 @@ def make_dialect(
     config: Config, tokenizer: PreTrainedTokenizerBase, tools: Mapping[str, Tool], kinds: Mapping[str, Kind]
 ) -> Dialect:
     """How the model is spoken with: by its chat template, or in tags. Raises ConfigError for one that cannot be."""
-    from oncurve.data.prompts import find_template  # lazy
+    from oncurve.data.prompts import find_template, template_arguments  # lazy
     from oncurve.rollouts.episodes.dialects import ChatDialect, TagDialect  # lazy
 
     if config.data.chat:
         has_tools = bool(tools) or any(kind.tools for kind in kinds.values())
-        return ChatDialect(tokenizer, has_tools=has_tools, has_words=any(kind.has_steps for kind in kinds.values()))
+        has_words = any(kind.has_steps for kind in kinds.values())
+        arguments = template_arguments(config.data.chat)
+        return ChatDialect(tokenizer, has_tools=has_tools, has_words=has_words, arguments=arguments)
     template = find_template(config.data.template)
     return TagDialect(tokenizer, turn=f"\n{template.turn}{template.opening}")
 
@@ -143,6 +157,9 @@ def rerender(
     told = [tool.schema for tool in {**tools, **own.tools}.values()] or None
     asked = str(prompt.row.get("question", ""))
     row = {**prompt.row, "question": words if re.fullmatch(rf"{re.escape(NO_QUESTION)} \d+", asked) else asked + words}
+    if isinstance(said := prompt.source_row.get("prompt"), list):
+        last = {**said[-1], "content": said[-1]["content"] + words}
+        row[SOURCE_ROW] = {**prompt.source_row, "prompt": [*said[:-1], last]}
     [made], _ = render_prompts(
         [row],
         cast("Any", tokenizer),

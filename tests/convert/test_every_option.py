@@ -54,6 +54,7 @@ OTHER: dict[str, Any] = {
     "importance_sampling_level": "sequence", "scale_rewards": "none", "reward_weights": [2.0, 3.0],
     "multi_objective_aggregation": "normalize_then_sum", "epsilon_high": 0.28, "delta": 4.0,
     "top_entropy_quantile": 0.2, "top_p": 0.9, "off_policy_mask_threshold": 0.1,
+    "max_tool_calling_iterations": 3, "chat_template_kwargs": {"enable_thinking": False},
 }  # fmt: skip
 
 

@@ -120,3 +120,17 @@ def test_a_template_that_cannot_be_gone_on_with_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         ChatDialect(speaking(template), has_tools=True)
+
+
+def test_arguments_of_the_template_are_part_of_what_is_gone_on_from(speaking: Callable[[str], Any]) -> None:
+    template = HERMES.replace(
+        "{% if add_generation_prompt %}<assistant>",
+        "{% if add_generation_prompt %}<assistant>{% if thinks is defined and not thinks %}<think></think>{% endif %}",
+    )
+    dialect = ChatDialect(speaking(template), has_tools=True, arguments={"thinks": False})
+    [call] = dialect.read(
+        '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+3"}}\n</tool_call>', TOOLS
+    )
+    assert call.name == "calculator"
+    _, text = dialect.told([("calculator", "5")], ended=True, limit=20)
+    assert text.endswith("<assistant><think></think>")

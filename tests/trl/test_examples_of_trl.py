@@ -47,6 +47,14 @@ def test_quickstart(rows: Rows) -> None:
     assert all(1 <= reward <= 8 for reward in logged)
 
 
+def test_rows_of_prompts_alone_are_enough() -> None:
+    def short(completions: list[str], **kwargs: Any) -> list[float]:
+        return [-float(len(completion)) for completion in completions]
+
+    rows = [{"prompt": f"Say {number}."} for number in range(24)]
+    assert GRPOTrainer("embedded", short, GRPOConfig(**SHORT), rows).train().global_step == 2
+
+
 def test_custom_rewards_of_every_kind(rows: Rows) -> None:
     """The guide's examples: longer completions, a format, the answer, and one that calls asynchronously."""
     seen: list[Any] = []

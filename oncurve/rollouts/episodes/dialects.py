@@ -146,13 +146,21 @@ class ChatDialect:
 
     stop: tuple[str, ...] = ()
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, has_tools: bool, has_words: bool = False) -> None:
-        """Finds out how the template frames answers, and that it can be gone on with.
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        has_tools: bool,
+        has_words: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Finds out how the template, with its ``arguments``, frames answers, and that it can be gone on with.
 
         Raises ConfigError, naming what the template does, if it writes earlier turns anew when one is added, or calls
         in a form that is not read here.
         """
         self.tokenizer, self.foreign = tokenizer, ForeignText(tokenizer)
+        self._arguments = dict(arguments or {})
         self.name = tokenizer.name_or_path or "the model"
         self._end = str(tokenizer.eos_token)
         self._read: Read = lambda text, tools: []
@@ -204,7 +212,8 @@ class ChatDialect:
         return whole.rpartition(_WORDS)[2]
 
     def _render(self, messages: list[dict[str, Any]], *, goes_on: bool) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=goes_on))
+        options: dict[str, Any] = {**self._arguments, "tokenize": False, "add_generation_prompt": goes_on}
+        return str(self.tokenizer.apply_chat_template(messages, **options))
 
     def _check_prefix(self, role: str) -> None:
         """Raises ConfigError if an earlier turn reads differently when another one follows."""
@@ -238,8 +247,9 @@ class ChatDialect:
         text = self._attempt(
             [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}], "assistant with calls"
         )
-        plain = self._render([_ASKED], goes_on=True)
-        turn = text[len(plain) :] if text.startswith(plain) else text.rpartition("oncurve-asked")[2]
+        asked = [self._render([_ASKED], goes_on=goes_on) for goes_on in (True, False)]
+        plain = next((one for one in asked if text.startswith(one)), "")
+        turn = text[len(plain) :] if plain else text.rpartition("oncurve-asked")[2]
         if place := turn.find(self._end) + 1:
             turn = turn[: place - 1]
         for read in FORMATS.values():

@@ -169,7 +169,7 @@ class _Run:
             if not isinstance(result, Failure):
                 close(result[0].inner)
 
-        begin = partial(Environment.begin, kind, episode.prompt.row, seed)
+        begin = partial(Environment.begin, kind, episode.prompt.source_row, seed)
         self._call(episode, begin, begun, is_environment=True, late=forget)
 
     def _call(
