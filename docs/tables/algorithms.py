@@ -24,6 +24,7 @@ ADVANTAGES: dict[str, tuple[Piece, int | None]] = {
     "length_weighted": (advantages.length_weighted, None),
     "multi_objective": (advantages.multi_objective, None),
     "raw": (advantages.raw, None),
+    "none": (advantages.none, None),
 }
 """The function of each name, and which line of its formula is meant where it has several."""
 SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {

@@ -184,6 +184,14 @@ def raw(rewards: Rewards) -> Float[Tensor, "P G"]:
     return torch.where(rewards.graded, rewards.values, 0.0)
 
 
+def none(rewards: Rewards) -> Float[Tensor, "P G"]:
+    """Zero for every completion: rewards only measure, and what is learned comes from a KL in the advantages.
+
+    A_i = 0
+    """
+    return torch.zeros_like(rewards.values)
+
+
 def center(values: Float[Tensor, "P G"], graded: Bool[Tensor, "P G"]) -> Float[Tensor, "P G"]:
     """Each reward minus the mean of the graded ones; exactly zero in a group of equal or fewer than two rewards."""
     count = graded.sum(dim=1, keepdim=True)

@@ -72,11 +72,12 @@ class KLTerm:
     coefficient: float = 0.0
     """0 means that there is no such term and no reference in memory."""
     estimator: Callable[[Tensor, Tensor], Tensor] = k3
-    place: Literal["loss", "reward"] = "loss"
+    place: Literal["loss", "reward", "advantage"] = "loss"
+    """advantage: of each token, which the token loss then sees as a completion of its own."""
     importance: bool = True
     """Multiply the estimate by the ratio, so that k1 and k3 have the gradient of the KL."""
-    reference: Literal["frozen", "refreshed", "average", "old", "base"] = "frozen"
-    """old is the policy that sampled; base the weights under an adapter."""
+    reference: Literal["frozen", "refreshed", "average", "old", "base", "teacher"] = "frozen"
+    """old is the policy that sampled; base the weights under an adapter; teacher another model."""
     every_steps: int = 1
     share: float = 1.0
     """How much of the policy goes into the reference after every so many steps: 1 for refreshed."""
@@ -121,8 +122,13 @@ class Algorithm:
     @property
     def needs_every_row(self) -> bool:
         """Rows whose advantage is zero have a gradient too: from a KL term, an entropy bonus, a loss nobody knows."""
-        in_loss = self.kl.coefficient > 0 and self.kl.place == "loss"
-        return in_loss or self.entropy.coefficient > 0 or self.entropy.target is not None or self.is_custom
+        per_token = self.kl.coefficient > 0 and self.kl.place != "reward"
+        return per_token or self.entropy.coefficient > 0 or self.entropy.target is not None or self.is_custom
+
+    @property
+    def has_token_advantages(self) -> bool:
+        """The KL of each token is part of its advantage."""
+        return self.kl.coefficient > 0 and self.kl.place == "advantage"
 
     def needs_old(self, updates_per_step: int) -> bool:
         """Whether the trainer must recompute the log-probabilities of the policy that sampled.
@@ -130,7 +136,8 @@ class Algorithm:
         With one update per batch they are the current ones, and the extra forward pass does not exist.
         """
         in_loss = self.kl.coefficient > 0 and self.kl.place == "loss"
-        used = self.uses_ratio or (in_loss and (self.kl.importance or self.kl.reference == "old"))
+        in_loss_used = in_loss and (self.kl.importance or self.kl.reference == "old")
+        used = self.uses_ratio or in_loss_used or self.has_token_advantages
         return updates_per_step > 1 and used and self.old_logprobs == "trainer"
 
     def reference_share(self, step: int) -> float:
@@ -179,6 +186,7 @@ class Algorithm:
         """The microbatch's share of the update's loss, and statistics that add up over microbatches.
 
             L = normalize(correction * token_loss + kl_coef kl) - entropy_coef H
+            A_it = A_i - kl_coef (log p_old,t - log p_ref,t)        where the KL is part of the advantage; k1
 
         Without stored old log-probabilities the current ones stand for them, detached: with one update per batch of
         rollouts they are the same numbers, and the second forward pass is saved.
@@ -188,16 +196,24 @@ class Algorithm:
         trainer = logprobs.detach() if microbatch.old_logprobs is None else microbatch.old_logprobs
         old = microbatch.sampler_logprobs if self.old_logprobs == "sampler" else trainer
         old = torch.where(mask, old, 0.0)  # what stands in the padding must not reach a ratio of a whole completion
-        per_token = self.token_loss(logprobs, old, microbatch.advantages, mask)
+        reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
+        advantages = self._advantages(microbatch, old, reference)
+        seen = (_rows(values, advantages) for values in (logprobs, old, mask))
+        per_token = self.token_loss(next(seen), next(seen), advantages, next(seen)).reshape(mask.shape)
         weights = self._weights(logprobs, trainer, microbatch)
         per_token = self._weigh(per_token, weights, microbatch)
-        reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
         if reference is not None and self.kl.place == "loss":
             per_token = per_token + self.kl.coefficient * self._kl(logprobs, old, reference, mask)
         loss = self.normalize(per_token, mask, of=microbatch.size, prompt_tokens=microbatch.prompt_tokens)
         if self.entropy.applied:
             loss = loss - self.entropy.applied * token_mean(entropy, mask, of=microbatch.size)
-        return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, microbatch)
+        return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, advantages, microbatch)
+
+    def _advantages(self, microbatch: Batch, old: Tensor, reference: Tensor | None) -> Tensor:
+        """Of each completion [B]; or of each token [B T], which the token loss then sees as a completion of its own."""
+        if reference is None or not self.has_token_advantages:
+            return microbatch.advantages
+        return (microbatch.advantages[:, None] - self.kl.coefficient * self.kl.estimator(old, reference)).reshape(-1)
 
     def _weights(self, logprobs: Tensor, trainer: Tensor, microbatch: Batch) -> Tensor | None:
         """The weight of every token in the policy loss, a constant; None where all of them are 1."""
@@ -245,6 +261,7 @@ class Algorithm:
         entropy: Tensor,
         reference: Tensor | None,
         weights: Tensor | None,
+        advantages: Tensor,
         microbatch: Batch,
     ) -> dict[str, Mean]:
         """Everything that is measured, with one transfer from the device."""
@@ -255,11 +272,15 @@ class Algorithm:
         summed = {"policy/entropy": entropy, "policy/ratio_mean": ratio, "mismatch/kl": mismatch - gap - 1}
         if self.limited is not None:
             measured = ratio if self.ratio_level == "token" else sequence_ratio(logprobs - old, mask).expand_as(ratio)
-            summed["policy/clip_fraction"] = self.limited(measured, microbatch.advantages)
+            summed["policy/clip_fraction"] = self.limited(_rows(measured, advantages), advantages).reshape(mask.shape)
         if weights is not None:
             summed |= {"mismatch/weight_mean": weights, "mismatch/dropped_fraction": weights == 0}
         if reference is not None:
-            summed["policy/kl"] = k3(logprobs, reference)
+            summed |= (
+                {"distillation/reverse_kl": old - reference}
+                if self.has_token_advantages
+                else {"policy/kl": k3(logprobs, reference)}
+            )
         extra = [mask, torch.where(mask, mismatch, 0.0), torch.where(mask, mismatch**2, 0.0)]
         sums = [torch.where(mask, values, 0).sum().to(loss.dtype) for values in (*summed.values(), *extra)]
         largest = torch.where(mask, mismatch, 0.0).amax() if mask.numel() else loss.new_zeros(())
@@ -272,6 +293,11 @@ class Algorithm:
         if self.entropy.applied or self.entropy.target is not None:
             statistics["policy/entropy_coef"] = Mean(self.entropy.applied, 1)
         return statistics
+
+
+def _rows(values: Tensor, advantages: Tensor) -> Tensor:
+    """Values of all tokens [B, T] with one row for each advantage: as they are, or [B T, 1]."""
+    return values.reshape(len(advantages), values.numel() // max(len(advantages), 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,11 @@ class Choices:
         return self.row.kl_coef > 0 and self.row.kl_in == "loss"
 
     @property
+    def distils(self) -> bool:
+        """The KL of each token is part of its advantage."""
+        return self.row.kl_coef > 0 and self.row.kl_in == "advantage"
+
+    @property
     def compares_with_sampler(self) -> bool:
         """A ratio to the sampler's own probabilities is part of the loss."""
         return self.row.correction != "none" or self.row.old_logprobs == "sampler"
@@ -115,7 +120,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "refuse",
         "group_size below 2",
-        lambda c: c.group_size < 2,
+        lambda c: c.group_size < 2 and c.row.advantage != "none",
         "A group of one has no baseline.",
         "Set algorithm.group_size to at least 2.",
     ),
@@ -144,6 +149,27 @@ RULES: tuple[Rule, ...] = (
         "The two change places: ratio_max is then the upper bound of good completions' tokens, and 1 + clip_high the "
         "outer bound of bad ones.",
         "Set algorithm.ratio_max above 1 + clip_high, such as 3, unless that is meant.",
+    ),
+    Rule(
+        "refuse",
+        "kl_in advantage with a loss that has one ratio per completion",
+        lambda c: c.distils and c.row.loss in SEQUENCE_LOSSES,
+        "The tokens of a completion then have different advantages, and such a loss has room for one.",
+        "Set algorithm.loss to importance_weighted, clipped or truncated_importance.",
+    ),
+    Rule(
+        "refuse",
+        "kl_in advantage with another estimator than k1",
+        lambda c: c.distils and c.row.kl_estimator != "k1",
+        "In an advantage only k1, the log-ratio, has the gradient of the reverse KL.",
+        "Set algorithm.kl_estimator to k1.",
+    ),
+    Rule(
+        "refuse",
+        "advantage none without a KL in the advantages",
+        lambda c: c.row.advantage == "none" and not c.distils,
+        "Every advantage is zero, so that nothing is learned.",
+        "Set algorithm.kl_in to advantage and algorithm.kl_coef above 0, or choose another algorithm.advantage.",
     ),
     Rule(
         "warn",

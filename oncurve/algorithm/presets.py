@@ -100,6 +100,7 @@ def find_advantage(row: Preset, part_weights: Mapping[str, float] | None = None)
         "length_weighted": advantages.length_weighted,
         "multi_objective": partial(advantages.multi_objective, weights=part_weights, **constants),
         "raw": advantages.raw,
+        "none": advantages.none,
     }
     return _find(functions, row.advantage, "advantage")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 AdvantageName = Literal[
     "group_std",
@@ -17,6 +17,7 @@ AdvantageName = Literal[
     "length_weighted",
     "multi_objective",
     "raw",
+    "none",
     "custom",
 ]
 LossName = Literal[
@@ -34,7 +35,8 @@ LossName = Literal[
 ]
 NormalizerName = Literal["sequence_mean", "token_mean", "constant", "prompt_mean", "sequence_sum"]
 KLName = Literal["k1", "k2", "k3", "absolute", "k1_reversed"]
-ReferenceName = Literal["frozen", "refreshed", "average", "old", "base"]
+ReferenceName = Literal["frozen", "refreshed", "average", "old", "base", "teacher"]
+KLPlace = Literal["loss", "reward", "advantage"]
 CorrectionName = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 OldName = Literal["trainer", "sampler"]
@@ -70,7 +72,7 @@ class Preset:
     ratio_max: float | None = None
     """Largest ratio, not a distance from 1: the outer bound of dual clipping, the cap of truncated importance."""
     kl_coef: float = 0.0
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_in: KLPlace = "loss"
     kl_estimator: KLName = "k3"
     kl_importance: bool = True
     """Weigh the KL of a token by its ratio, which carries gradient: k1 and k3 then have the gradient of the KL."""
@@ -273,6 +275,19 @@ PRESETS: dict[str, Preset] = {
         loss="policy_gradient",
         normalize="token_mean",
     ),
+    "distil": Preset(
+        paper="GKD, arXiv:2306.13649; as a policy gradient: On-Policy Distillation, Thinking Machines 2025",
+        changes="The advantage of a token is the negative reverse KL to a teacher, estimated from that token.",
+        use_when="A model with the same tokenizer already does what yours should; see docs/distillation.md.",
+        differs="GKD sums the KL over the vocabulary. algorithm.advantage=group_mean adds the verified reward.",
+        advantage="none",
+        loss="importance_weighted",
+        normalize="token_mean",
+        kl_coef=1.0,
+        kl_in="advantage",
+        kl_estimator="k1",
+        reference="teacher",
+    ),
     "high_entropy": Preset(
         paper="Beyond the 80/20 rule, arXiv:2506.01939",
         changes="dapo on the fifth of the tokens where the policy was least sure; the denominator counts all of them.",
@@ -343,15 +358,7 @@ _DESCRIPTIONS = ("paper", "changes", "use_when", "differs")
 CHOICES: tuple[str, ...] = tuple(field.name for field in fields(Preset) if field.name not in _DESCRIPTIONS)
 """What a recipe can replace in a row."""
 VALUES: dict[str, tuple[str, ...]] = {
-    "advantage": get_args(AdvantageName),
-    "loss": get_args(LossName),
-    "normalize": get_args(NormalizerName),
-    "kl_in": ("loss", "reward"),
-    "kl_estimator": get_args(KLName),
-    "reference": get_args(ReferenceName),
-    "old_logprobs": get_args(OldName),
-    "correction": get_args(CorrectionName),
-    "correction_level": get_args(CorrectionLevel),
+    name: get_args(kind) for name, kind in get_type_hints(Preset).items() if get_origin(kind) is Literal
 }
 """The choices that are names, and the names that there are."""
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
+from oncurve.observe.run_model import locate
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.from_recipe import PlanRequest, check_ranks, make_setup, make_work
 from oncurve.plan.hardware import Device, find_device, load_devices
@@ -91,6 +92,8 @@ def plan_inputs(
     )
     shape = find_shape(config.model, revision=config.policy.revision)
     work, setup = make_work(config, wishes), make_setup(config, wishes)
+    if config.algorithm.teacher is not None:
+        setup = replace(setup, teacher=find_shape(locate(config.algorithm.teacher)))
     check_ranks(work, setup)
     by_memory = config.rollouts.max_rows == "auto"
     if by_memory and device.is_gpu and placement == "colocated":

@@ -13,6 +13,7 @@ from oncurve.algorithm.table import (
     CorrectionLevel,
     CorrectionName,
     KLName,
+    KLPlace,
     LossName,
     NormalizerName,
     OldName,
@@ -51,12 +52,15 @@ class AlgorithmSection(Section):
     """Largest ratio, not a distance from 1."""
     kl_coef: Annotated[float, Field(ge=0)] | None = None
     """Weight of the KL to the reference; 0 keeps no reference in memory."""
-    kl_in: Literal["loss", "reward"] | None = None
+    kl_in: KLPlace | None = None
+    """Part of the loss, of the reward of a completion, or of the advantage of each token."""
     kl_estimator: KLName | None = None
     kl_importance: bool | None = None
     """Weigh the KL of a token by its ratio, so that its gradient is that of the KL."""
     reference: ReferenceName | None = None
-    """What the KL is taken to: frozen, refreshed, average, old or base."""
+    """What the KL is taken to: frozen, refreshed, average, old, base or teacher."""
+    teacher: str | None = None
+    """reference teacher: folder, run or Hugging Face Hub name of a model with the tokenizer of the policy."""
     reference_every_steps: PositiveInt | None = None
     reference_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """average: how much of the policy goes into the reference each time."""
@@ -81,7 +85,7 @@ class AlgorithmSection(Section):
 
     @model_validator(mode="after")
     def _check_group(self) -> AlgorithmSection:
-        if self.group_size < (1 if self.type == "rft" else 2):
+        if self.group_size < (1 if self.type in ("rft", "distil") else 2):
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}; a group of one has no baseline. Use at least 2"
             )

@@ -140,6 +140,13 @@ _POLICY = (
         "rises slowly; a sudden rise means that the policy runs away",
     ),
     Metric(
+        "distillation/reverse_kl",
+        "nats",
+        "log-probability of a token less that under the teacher, mean over completion tokens: an estimate of "
+        "KL(policy || teacher)",
+        "falls toward 0; a level that stays means that the policy cannot follow its teacher",
+    ),
+    Metric(
         "policy/ratio_mean",
         "1",
         "probability of a token now over that at sampling, mean over tokens",

@@ -80,7 +80,7 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
         offloads_activations=policy.offload_activations,
         eight_bit_moments=config.optimizer.type == "adamw_8bit",
         tokens_per_microbatch=policy.tokens_per_microbatch,
-        has_reference=needs_reference(config),
+        has_reference=needs_reference(config) and config.algorithm.teacher is None,
         records_decoding=config.rollouts.cuda_graphs,
         ranks=wishes.gpus,
         shard=wishes.shard or ("zero3" if wishes.gpus > 1 else "none"),

@@ -165,6 +165,8 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
         yield Component("optimizer moments", moment * trained / cut["moments"], PHASES)
     if has_reference(setup):
         yield Component("reference", 4.0 * shape.num_parameters / cut["weights"], PHASES)
+    if setup.teacher is not None:
+        yield Component("teacher", 4.0 * setup.teacher.num_parameters / cut["weights"], PHASES)
     if is_cut(setup):
         yield Component("copy to sample from", copy_bytes(shape, setup), PHASES)
         whole = setup.width * (2 * shape.layer_parameters + shape.head_parameters)
@@ -197,6 +199,7 @@ def load_bytes(shape: ModelShape, setup: Setup) -> float:
     if not is_cut(setup):
         return 0.0
     whole = 4.0 * shape.num_parameters * (2 if has_reference(setup) else 1)
+    whole += 4.0 * setup.teacher.num_parameters if setup.teacher is not None else 0.0
     return whole + copy_bytes(shape, setup) + (constants.GPU_CONTEXT_BYTES if setup.is_gpu else 0.0)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from oncurve.plan.shape import ModelShape
+
 Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Placement = Literal["colocated", "split", "disaggregated"]
@@ -82,6 +84,8 @@ class Setup:
     tokens_per_microbatch: int = 8192
     has_reference: bool = False
     """A copy of the model stays in memory for the KL term; an adapter's base needs no copy."""
+    teacher: ModelShape | None = None
+    """A model that stays in memory, whole or cut like the policy, to be learned from."""
     records_decoding: bool = True
     """A GPU samples with our own decode step, where it knows the family; off: through the model's modules."""
     ranks: int = 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def algorithm_choices(config: Config) -> dict[str, Any]:
     """What the recipe replaces in its row of the table, by the names of the table."""
     chosen = config.algorithm.model_dump(
-        exclude={"type", "group_size", "function", "advantage_function", "mask_truncated"}
+        exclude={"type", "group_size", "function", "advantage_function", "mask_truncated", "teacher"}
     )
     return {key: value for key, value in chosen.items() if value is not None}
 
@@ -41,6 +41,12 @@ def check_algorithm(config: Config) -> list[PairingFinding]:
         row = resolve(algorithm_name(config), **algorithm_choices(config))
     except ValueError as error:
         raise ConfigError(f"algorithm: {error}") from None
+    if (row.reference == "teacher" and row.kl_coef > 0) != (config.algorithm.teacher is not None):
+        raise ConfigError(
+            f"algorithm.reference is {row.reference}, algorithm.kl_coef {row.kl_coef:g} and algorithm.teacher "
+            f"{config.algorithm.teacher}: a teacher belongs to reference teacher with kl_coef above 0, and they need "
+            f"it. Set algorithm.teacher to a run, a folder or a Hugging Face Hub name, or leave it out"
+        )
     choices = Choices(
         row=row,
         group_size=config.algorithm.group_size,

@@ -65,7 +65,6 @@ def make_policy(
     from oncurve.policy.liger import use_liger  # lazy
     from oncurve.policy.policy import TrainedPolicy, train_only  # lazy
     from oncurve.policy.sharding import Sharding  # lazy
-    from oncurve.policy.unread_model import copy_unread  # lazy
 
     device = own_device(config)
     if device.type == "cpu":
@@ -73,7 +72,8 @@ def make_policy(
     compute = own_compute_type(config, device)
     sharding = None if processes is None else make_sharding(config, processes)
     few_bits = config.policy.quantization is not None  # which are packed on the device itself
-    loaded = _load_unread(config, device) if isinstance(sharding, Sharding) and given.model is None else None
+    by_parts = isinstance(sharding, Sharding) and given.model is None and config.algorithm.teacher is None
+    loaded = _load_unread(config, device) if by_parts else None
     unread, loaded = loaded or (None, _load(config, device if few_bits else torch.device("cpu"), given))
     model, tokenizer, adapter = loaded
     if config.policy.train_only:
@@ -86,8 +86,7 @@ def make_policy(
         stand_in = None if unread is None else unread.stand_in(model)
         use_liger(model, config.policy.liger, compute_type=compute, stand_in=stand_in)
         del stand_in  # before the weights are read
-    copied = with_reference and _needs_copy(config, given)
-    reference = copy_unread(model).requires_grad_(False) if copied else None
+    reference = _make_reference(config, model, tokenizer, device, given) if with_reference else None
     return TrainedPolicy(
         model,
         tokenizer,
@@ -279,6 +278,22 @@ def _check_continued(config: Config, place: str) -> None:
     for key, wanted, found in (("rank", lora.rank, saved.get("r")), ("alpha", lora.alpha, saved.get("lora_alpha"))):
         if wanted != found:
             raise ConfigError(f"policy.lora.{key} is {wanted}, but the adapter {config.model!r} has {found}. Set it so")
+
+
+def _make_reference(
+    config: Config, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, device: torch.device, given: Given
+) -> PreTrainedModel | None:
+    """The teacher, or a copy of the model; None where the base under the adapter is the reference."""
+    from torch import nn
+
+    from oncurve.policy.teacher import load_teacher  # lazy
+    from oncurve.policy.unread_model import copy_unread  # lazy
+
+    if config.algorithm.teacher is None:
+        return copy_unread(model).requires_grad_(False) if _needs_copy(config, given) else None
+    teacher = load_teacher(config.algorithm.teacher, config.model, tokenizer)
+    nn.Module.to(teacher, device)
+    return teacher
 
 
 def _needs_copy(config: Config, given: Given = NOTHING) -> bool:

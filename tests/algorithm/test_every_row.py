@@ -196,6 +196,11 @@ def slow_loss(row, batch: Batch, rewards: Rewards, logprobs: Tensor, entropy: Te
     losses = []
     for i in range(len(batch)):
         line = slow.token_loss(row.loss, now[i], old[i], advantages[i], mask[i], **constants)
+        if row.kl_coef and row.kl_in == "advantage":
+            line = [
+                slow.token_loss(row.loss, [a], [b], advantages[i] - row.kl_coef * (b - c), [keep], **constants)[0]
+                for a, b, c, keep in zip(now[i], old[i], reference[i], mask[i], strict=True)
+            ]
         if row.correction != "none":
             weights = slow.correction(
                 row.correction,
@@ -226,6 +231,8 @@ def slow_loss(row, batch: Batch, rewards: Rewards, logprobs: Tensor, entropy: Te
 def slow_advantages(row, table, rewards: Rewards) -> list[list[float]]:
     spread: dict[str, Any] = {"ddof": row.std_ddof, "epsilon": row.std_epsilon}
     match row.advantage:
+        case "none":
+            return [[0.0] * len(line) for line in table]
         case "group_std" | "group_mean":
             return slow.group_relative(table, scale_by_std=row.advantage == "group_std", **spread)
         case "batch_std":

@@ -11,8 +11,10 @@ from toy import Toy, annotate, make_batch, rewards_of
 from oncurve.algorithm.presets import PRESETS, build
 
 GROUP, LIMIT = 8, 3
-CHOICES = {"high_entropy": {"high_entropy_share": 0.6}}
-"""A fifth of a few dozen tokens would be too few."""
+CHOICES = {
+    "high_entropy": {"high_entropy_share": 0.6},  # a fifth of a few dozen tokens would be too few
+    "distil": {"advantage": "group_std", "kl_coef": 0.02},  # its teacher knows nothing here
+}
 
 
 def learn(name: str, *, seed: int, prompts: int, steps: int, rate: float) -> tuple[float, float]:

@@ -37,6 +37,8 @@ LOSSES: dict[str, tuple[dict[str, Any], float]] = {
     "opo": ({}, (1 - 3) / 4),
     "gdpo": ({}, (-1.2 + 3.8 / 3) / 2),
     "rft": ({}, (1 - 3) / 4),
+    # A_t = A - (log p_old - log p_ref) = A + log(2 w): 1 + log 3; -1, -1 + log 2, -1 + log 4
+    "distil": ({}, -(1.5 * (1 + math.log(3)) - 0.5 - 1 + math.log(2) + 2 * (math.log(4) - 1)) / 4),
     "high_entropy": ({"high_entropy_share": 0.5}, (-1.28 + 2) / 4),  # the first and the last token are the least sure
     "cs336": ({}, (1 - 1) / 2),
     "sequence_reinforce": ({}, (1 - 3) / 2),

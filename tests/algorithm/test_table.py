@@ -94,6 +94,18 @@ def test_a_formula_is_read_without_its_source():
 # Choices that each rule is about, and choices next to them that it must leave alone.
 EXAMPLES: dict[str, tuple[Choices, Choices]] = {
     "group_size below 2": (Choices(row=resolve("grpo"), group_size=1), Choices(row=resolve("grpo"), group_size=2)),
+    "kl_in advantage with a loss that has one ratio per completion": (
+        Choices(row=resolve("distil", loss="sequence_clipped")),
+        Choices(row=resolve("distil", loss="clipped")),
+    ),
+    "kl_in advantage with another estimator than k1": (
+        Choices(row=resolve("distil", kl_estimator="k2")),
+        Choices(row=resolve("distil")),
+    ),
+    "advantage none without a KL in the advantages": (
+        Choices(row=resolve("distil", kl_in="loss")),
+        Choices(row=resolve("distil"), group_size=1),
+    ),
     "loss truncated_importance with ratio_max below 1": (
         Choices(row=resolve("cispo", ratio_max=0.2)),
         Choices(row=resolve("cispo", ratio_max=1.2)),
