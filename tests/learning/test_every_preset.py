@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.observe.record import read_metrics
@@ -38,8 +38,10 @@ def alphabet() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>")
 
 
-def beginner(tokenizer: PreTrainedTokenizerFast, *, with_reference: bool, seed: int) -> TrainedPolicy:
-    """A policy that knows nothing."""
+def beginner(
+    tokenizer: PreTrainedTokenizerFast, *, with_reference: bool, teacher: PreTrainedModel | None, seed: int
+) -> TrainedPolicy:
+    """A policy that knows nothing, with a copy of itself or the teacher as the reference."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -56,7 +58,7 @@ def beginner(tokenizer: PreTrainedTokenizerFast, *, with_reference: bool, seed: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config).eval()
-    reference = copy.deepcopy(model).requires_grad_(False) if with_reference else None
+    reference = teacher or (copy.deepcopy(model).requires_grad_(False) if with_reference else None)
     settings = OptimizerSettings(learning_rate=0.004, beta2=0.95)
     return TrainedPolicy(model, tokenizer, optimizer=settings, reference=reference)
 
@@ -66,20 +68,32 @@ def repeats(prompt: Prompt, completion: Completion) -> bool:
     return completion.text.split()[:1] == prompt.text.split()[:1]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_policy_learns_to_repeat_a_letter(
-    preset: str, alphabet: PreTrainedTokenizerFast, train_in: Callable[..., Run]
-) -> None:
+def learned_rewards(
+    preset: str, alphabet: PreTrainedTokenizerFast, train_in: Callable[..., Run], *, teacher: PreTrainedModel | None
+) -> tuple[TrainedPolicy, list[float]]:
+    """A beginner trained with a preset, and its mean reward after each step."""
     algorithm = build(preset, group_size=GROUP_SIZE, max_completion_tokens=LIMIT, **CHOICES.get(preset, {}))
-    policy = beginner(alphabet, with_reference=algorithm.needs_reference, seed=0)
+    policy = beginner(alphabet, with_reference=algorithm.needs_reference, teacher=teacher, seed=0)
     prompts: list[Any] = [
         Prompt(f"{letter} =", tuple(alphabet(f"{letter} =")["input_ids"]), index)
         for index, letter in enumerate(LETTERS)
     ]
     sampling = SamplingParams(max_completion_tokens=LIMIT)
     run = train_in(
-        policy, prompts, repeats, algorithm, sampling, steps=STEPS, prompts_per_step=len(LETTERS), updates_per_step=2
-    )
-    rewards = [row["reward/mean"] for row in read_metrics(run.folder.path)]
+        policy, prompts, repeats, algorithm, sampling, steps=STEPS, prompts_per_step=len(LETTERS), updates_per_step=2,
+        folder=preset,
+    )  # fmt: skip
+    return policy, [row["reward/mean"] for row in read_metrics(run.folder.path)]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_policy_learns_to_repeat_a_letter(
+    preset: str, alphabet: PreTrainedTokenizerFast, train_in: Callable[..., Run]
+) -> None:
+    teacher = None
+    if build(preset, group_size=GROUP_SIZE, max_completion_tokens=LIMIT).kl.reference == "teacher":
+        learned, _ = learned_rewards("grpo", alphabet, train_in, teacher=None)
+        teacher = learned.model.requires_grad_(False)
+    _, rewards = learned_rewards(preset, alphabet, train_in, teacher=teacher)
     assert rewards[0] < 0.3
     assert sum(rewards[-3:]) / 3 >= 0.9, [f"{reward:.2f}" for reward in rewards]
