@@ -129,7 +129,7 @@ def render_demonstrations(
     template; with ``chat`` all of them go there. The completion is the row's own, or what the template makes of
     "solution" and "answer". Prompt and completion are tokenized apart, as in sampling, and the end token follows. In a
     conversation everything after the assistant first speaks is the completion, in which only the assistant's tokens are
-    trained on; with ``train_on`` "last", only its last message is, and what stands before it is the prompt. What it says
+    trained on; with ``train_on`` "last", only its last message is, and what stands before is the prompt. What it says
     in a "prompt" of messages is not learned. Of a row of {"text"} everything but the first token is trained on.
 
     Raises ConfigError for a tokenizer without an end token, or a chat template that writes the beginning of a
@@ -195,7 +195,7 @@ def _completed(
 
 def _refuse_early_end(place: int, text: str, tokenizer: Tokenizer) -> None:
     """Raises DataError for a completion that goes on behind an end token: a model stops there."""
-    spoken, behind = _cut(text, str(tokenizer.eos_token))
+    behind = _cut(text, str(tokenizer.eos_token))[1]
     if behind.strip():
         raise DataError(
             f"row {place}: its completion goes on behind the end token {tokenizer.eos_token} ({behind.strip()!r:.40}), "

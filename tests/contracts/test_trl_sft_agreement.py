@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ def theirs(
     gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
     if packing:
         cuts = inputs["cu_seq_lens_q"].tolist()
-        ids = [tuple(inputs["input_ids"][0, a:b].tolist()) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        ids = [tuple(inputs["input_ids"][0, a:b].tolist()) for a, b in pairwise(cuts)]
     else:
         pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
         ids = [tuple(row[mask.bool()].tolist()) for row, mask in pairs]
