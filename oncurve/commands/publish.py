@@ -141,26 +141,44 @@ def secrets_in(path: Path) -> Iterator[str]:
     yield f"{path.name}, line {', '.join(map(str, lines[:5]))}" if lines else path.name
 
 
-def push_upload(upload: Upload, *, private: bool) -> str:
+def hub_user(token: str | None = None) -> str:
+    """The name on the hub that a token belongs to. Raises ConfigError without a token, CheckpointError if it fails."""
+    api, failures = _hub(token)
+    try:
+        return str(api.whoami()["name"])
+    except failures as error:
+        raise CheckpointError(f"the hub does not say whose token it is: {_flat(error)}") from None
+
+
+def push_upload(upload: Upload, *, private: bool, token: str | None = None, message: str | None = None) -> str:
     """Create the repository if it is not there and upload the files, in one commit; the address of the commit.
 
     Raises ConfigError without a token, CheckpointError if the hub refuses.
     """
-    from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if get_token() is None:
-        raise ConfigError("no token for the hub. Run `hf auth login`, or set HF_TOKEN; --dry-run needs none")
-    api: Any = HfApi()
-    no_answer: Any = HfHubHTTPError.__base__  # of whatever HTTP library this version of huggingface_hub uses
+    api, failures = _hub(token)
     try:
         api.create_repo(upload.repository, private=private, exist_ok=True)
         done = api.upload_folder(
             repo_id=upload.repository,
             folder_path=os.fspath(upload.folder),
             allow_patterns=[name for name, _ in upload.files],
-            commit_message="Model trained with oncurve",
+            commit_message=message or "Model trained with oncurve",
         )
-    except (HfHubHTTPError, no_answer, OSError) as error:
-        raise CheckpointError(f"{upload.repository}: not uploaded: {' '.join(str(error).split())[:400]}") from None
+    except failures as error:
+        raise CheckpointError(f"{upload.repository}: not uploaded: {_flat(error)}") from None
     return str(done.commit_url)
+
+
+def _hub(token: str | None) -> tuple[Any, tuple[type[BaseException], ...]]:
+    """The hub, and what its calls raise. Raises ConfigError without a token."""
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if (token or get_token()) is None:
+        raise ConfigError("no token for the hub. Run `hf auth login`, or set HF_TOKEN; --dry-run needs none")
+    no_answer: Any = HfHubHTTPError.__base__  # of whatever HTTP library this version of huggingface_hub uses
+    return HfApi(token=token), (HfHubHTTPError, no_answer, OSError)
+
+
+def _flat(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400]

@@ -120,6 +120,9 @@ def test_what_was_listed_is_what_the_hub_is_asked_to_take(tmp_path: Path, monkey
     called: list[tuple[str, dict[str, Any]]] = []
 
     class Api:
+        def __init__(self, token: str | None) -> None:
+            assert token is None
+
         def create_repo(self, repository: str, **options: Any) -> None:
             called.append((repository, options))
 
