@@ -4,8 +4,8 @@
 
 FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of
 {"source": "repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at
-the source}. Modules that a script imports from beside it and that are not at hand are made up there. Each script runs in
-a process and an empty folder of its own: every model is the embedded one, on the CPU, every data set is rows made up,
+the source}. Modules that a script imports from beside it and that are not at hand are made up there. Each script runs
+in a process and an empty folder of its own: every model is the embedded one, on the CPU, every data set is rows made up,
 services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after what the script
 asks for was translated whole. For each the result says what happened, and for every option that the script sets what
 became of it: taken (with the key and the value of the recipe), idle, said in a message, or silent, of which there must
@@ -177,6 +177,8 @@ def run_here(folder: Path, words: list[str]) -> None:
         data = more[0] if more else named.get("train_dataset")
         few = data is not None and len(data) < 2
         short.per_device_train_batch_size = short.num_generations if few else 8
+        if vars(short).get("max_prompt_length"):
+            short.max_prompt_length *= 8  # tokens of the embedded model are short
         short.output_dir, short.report_to, short.push_to_hub = "out", "none", False
         short.deepspeed = short.save_steps = None
         short.save_strategy, short.save_steps, short.warmup_steps = "no", 500, 0
@@ -201,8 +203,8 @@ def rows(split: str | list[str] | None) -> Any:
             "ground_truth": str(n + 1),
             "completion": str(n + 1), "labels": n % 2, "target": n, "nums": [n, 1], "text": "Some text.",
             "instruction": f"How much is {n} + 1?", "input": "", "output": str(n + 1), "answer_only": str(n + 1),
-            "messages": [{"role": "user", "content": f"{n} + 1?"}], "language": "en", "context": "", "solutions": [str(n)],
-            "message_tree_id": str(n // 3), "message_id": str(n), "parent_id": str(n - n % 3) if n % 3 else None,
+            "messages": [{"role": "user", "content": f"{n} + 1?"}], "language": "en", "context": "",
+            "solutions": [str(n)], "message_tree_id": str(n // 3), "message_id": str(n), "parent_id": str(n - n % 3) if n % 3 else None,
             "role": "assistant" if n % 3 else "prompter", "ranking": n % 3,
         }
         for n in range(160)
@@ -230,8 +232,9 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
             processing_class=given.get("processing_class"),
             peft_config=given.get("peft_config"),
         )
-        draft = translate(asked).draft
-        return {**draft.values, "model": "embedded"}, list(draft.notes)  # which every model was replaced with
+        found = translate(asked)
+        own = {"model": "embedded", "evaluation.every_steps": found.evaluate_every_steps}
+        return {**found.draft.values, **own}, list(found.draft.notes)  # every model was replaced with that
 
     try:
         values, notes = recipe(args)

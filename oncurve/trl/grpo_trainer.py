@@ -125,6 +125,7 @@ class GRPOTrainer:
 
     @model.setter
     def model(self, model: nn.Module) -> None:
+        """The same model may be assigned. Raises ConfigError for another one."""
         if model is not self.model:
             raise ConfigError("trainer.model is another model now, which would not be trained. Pass it to GRPOTrainer")
 
@@ -137,6 +138,7 @@ class GRPOTrainer:
 
     @processing_class.setter
     def processing_class(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Rows are read again with it. Raises ConfigError when training has begun."""
         if tokenizer is self.processing_class:
             return
         if self.oncurve.result is not None or self.state.global_step:
