@@ -85,14 +85,13 @@ class ColdStart:
     """Share of the answer keys that are wrong."""
     hidden_size: int = 192
     num_layers: int = 4
-    highest_lesson_loss: float | None = None
-    """Of the last lessons, per token; above it the lessons are not learned, and nothing is saved. What a base cannot
-    copy, GRPO does not teach it in a minute. None looks at nothing."""
 
 
 SHIPPED = ColdStart()
-SETTINGS = dict.fromkeys(("calculator", "calculator_chains"), ColdStart(lesson_fraction=0.72, highest_lesson_loss=0.02))
+SETTINGS = dict.fromkeys(("calculator", "calculator_chains"), ColdStart(lesson_fraction=0.72))
 """Of tasks that take others."""
+HIGHEST_LESSON_LOSS = {"calculator": 0.02, "calculator_chains": 0.02}
+"""Per token, of the last lessons. What a base cannot copy, GRPO does not teach it in a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +110,7 @@ def coldstart(
     task: Task = "word_problems",
     model: str | Path | None = None,
     settings: ColdStart | None = None,
+    highest_lesson_loss: float | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
     """A base model for a task, saved under ``output`` as a Hugging Face checkpoint with its provenance.
@@ -119,7 +119,8 @@ def coldstart(
     folder of a checkpoint, every update trains that one on the demonstrations: what GRPO has to beat. The seed decides
     the weights, the texts and their order.
 
-    Raises CheckpointError if ``output`` exists already, TrainingError if the loss is not finite.
+    Raises CheckpointError if ``output`` exists already, TrainingError if the loss is not finite, or that of the last
+    lessons is above ``highest_lesson_loss``.
     """
     settings = settings or SETTINGS.get(task, SHIPPED)
     output = Path(output).absolute()
@@ -144,7 +145,7 @@ def coldstart(
     else:
         network, tokenizer = load_model(str(model))
         stages = [(answers, updates)]
-    gate = _LessonGate(settings.highest_lesson_loss, stages[0][1] if model is None else 0)
+    gate = _LessonGate(highest_lesson_loss, stages[0][1] if model is None else 0)
 
     def watch(update: int, updates: int, loss: float) -> None:
         gate.look(update, loss)

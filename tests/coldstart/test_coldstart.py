@@ -1,7 +1,7 @@
 import hashlib
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
 
 def test_a_base_whose_lessons_are_not_learned_is_refused_and_the_loss_of_others_is_kept(tmp_path):
     with pytest.raises(TrainingError, match=r"the lessons are not learned: a loss of [\d.]+ per token"):
-        coldstart(tmp_path / "base", updates=10, task="calculator", settings=replace(SMALL, highest_lesson_loss=0.02))
+        coldstart(tmp_path / "base", updates=10, task="calculator", settings=SMALL, highest_lesson_loss=0.02)
     assert not (tmp_path / "base").exists()
     folder = coldstart(tmp_path / "base", updates=10, task="calculator", settings=SMALL)
     assert json.loads((folder / "provenance.json").read_text())["lesson_loss"] > 0.02
