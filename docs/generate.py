@@ -1,7 +1,7 @@
 """Pages that are made from code and results.
 
-Run this after changing what they show: python docs/generate.py. With --outputs it also runs the code blocks of all pages
-and writes what they print, which takes minutes; `make docs` does that.
+Run this after changing what they show: python docs/generate.py. With --outputs it also runs the code blocks of
+all pages and writes what they print, which takes minutes; `make docs` does that.
 """
 
 from __future__ import annotations
