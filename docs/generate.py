@@ -1,4 +1,8 @@
-"""Which pages are made from code and results? Run this after changing what they show: python docs/generate.py"""
+"""Pages that are made from code and results.
+
+Run this after changing what they show: python docs/generate.py. With --outputs it also runs the code blocks of
+all pages and writes what they print, which takes minutes; `make docs` does that.
+"""
 
 from __future__ import annotations
 
@@ -226,7 +230,8 @@ def main() -> None:
     for name in stale():
         (ROOT / name).write_text(PAGES[name](), encoding="utf-8")
         sys.stdout.write(f"{name} written\n")
-    renew_outputs()
+    if "--outputs" in sys.argv[1:]:
+        renew_outputs()
 
 
 if __name__ == "__main__":
