@@ -145,13 +145,7 @@ def coldstart(
     else:
         network, tokenizer = load_model(str(model))
         stages = [(answers, updates)]
-    gate = _LessonGate(highest_lesson_loss, stages[0][1] if model is None else 0)
-
-    def watch(update: int, updates: int, loss: float) -> None:
-        gate.look(update, loss)
-        if on_progress is not None:
-            on_progress(update, updates, loss)
-
+    gate = _LessonGate(highest_lesson_loss, stages[0][1] if model is None else 0, on_progress)
     fine_tune(
         network,
         tokenizer,
@@ -159,7 +153,7 @@ def coldstart(
         seed=seed,
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
-        on_progress=watch,
+        on_progress=gate.look,
     )
     save_model(network, tokenizer, output)
     _write_provenance(output, provenance | gate.findings())
@@ -171,12 +165,14 @@ class _LessonGate:
 
     LOOKED_AT = 50
 
-    def __init__(self, highest: float | None, last: int) -> None:
-        self.highest, self.last = highest, last
+    def __init__(self, highest: float | None, last: int, on_progress: Progress | None) -> None:
+        self.highest, self.last, self.on_progress = highest, last, on_progress
         self.losses: list[float] = []
 
-    def look(self, update: int, loss: float) -> None:
+    def look(self, update: int, updates: int, loss: float) -> None:
         """The loss of an update. Raises TrainingError after the last lesson if they are not learned."""
+        if self.on_progress is not None:
+            self.on_progress(update, updates, loss)
         if update > self.last or update <= self.last - self.LOOKED_AT:
             return
         self.losses.append(loss)
