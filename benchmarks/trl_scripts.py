@@ -5,9 +5,9 @@
 FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of
 {"source": "repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at
 the source}. Modules that a script imports from beside it and that are not at hand are made up there. Each script runs
-in a process and an empty folder of its own: every model is the embedded one, on the CPU, every data set is rows made up,
-services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after what the script
-asks for was translated whole. For each the result says what happened, and for every option that the script sets what
+in a process and an empty folder of its own: every model is the embedded one, on the CPU, every data set is rows made
+up, services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after what the
+script asks for was translated whole. For each the result says what happened, and for every option that the script sets what
 became of it: taken (with the key and the value of the recipe), idle, said in a message, or silent, of which there must
 be none. With --keep results of scripts that are not in FOLDER stay in the output.
 """
@@ -204,7 +204,8 @@ def rows(split: str | list[str] | None) -> Any:
             "completion": str(n + 1), "labels": n % 2, "target": n, "nums": [n, 1], "text": "Some text.",
             "instruction": f"How much is {n} + 1?", "input": "", "output": str(n + 1), "answer_only": str(n + 1),
             "messages": [{"role": "user", "content": f"{n} + 1?"}], "language": "en", "context": "",
-            "solutions": [str(n)], "message_tree_id": str(n // 3), "message_id": str(n), "parent_id": str(n - n % 3) if n % 3 else None,
+            "solutions": [str(n)], "message_tree_id": str(n // 3), "message_id": str(n),
+            "parent_id": str(n - n % 3) if n % 3 else None,
             "role": "assistant" if n % 3 else "prompter", "ranking": n % 3,
         }
         for n in range(160)

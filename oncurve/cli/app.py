@@ -86,7 +86,7 @@ def train(
         result = resume_run(folder, given=config, console=console())
     else:
         try:
-            from oncurve.interface.trainer import Trainer  # lazy
+            from oncurve.session.trainer import Trainer  # lazy
         except KeyboardInterrupt:
             raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
 
@@ -268,7 +268,7 @@ app.command()(scripts.convert)
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
     task: Annotated[
-        str, typer.Option(help="Task: word_problems, programs, calculator or guess_number.")
+        str, typer.Option(help="Task: word_problems, programs, calculator, calculator_chains, guess_number or maze.")
     ] = "word_problems",
     seed: Annotated[int, typer.Option(help="Random seed for weights and demonstrations.")] = 0,
     updates: Annotated[int | None, typer.Option(help="Optimizer updates (default: as for the built-in model).")] = None,

@@ -290,9 +290,9 @@ def _idle_and_lost(draft: Draft) -> None:
     for name, given in draft.found.options.items():
         option = table()[name]
         partner = next((partner for start, partner in BESIDE.items() if name.startswith(start)), name)
-        if draft.ask(partner) in (False, "no", 0, None) and partner != name:
-            draft.note("nothing", name, f"{partner} is off, so that it means nothing in TRL either")
-        elif option.fate == "nothing":
+        if option.fate == "nothing":
             draft.note("nothing", name, option.why)
+        elif option.fate != "unsupported" and partner != name and draft.ask(partner) in (False, "no", 0, None):
+            draft.note("nothing", name, f"{partner} is off, so that it means nothing in TRL either")
         elif option.fate == "unsupported" and given.value != option.default:
             draft.note("unsupported", name, option.why, changes_learning=option.changes_learning)

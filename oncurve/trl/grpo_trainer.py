@@ -19,10 +19,10 @@ from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from oncurve import wiring
-from oncurve.commands.publish import hub_user, plan_upload, push_upload
 from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
-from oncurve.interface.trainer import Trainer
 from oncurve.observe.run_model import is_run, resolve_model
+from oncurve.session.trainer import Trainer
+from oncurve.session.upload import hub_user, plan_upload, push_upload
 from oncurve.train.run import Step
 from oncurve.train.scoring import score
 from oncurve.trl.grpo_config import GRPOConfig

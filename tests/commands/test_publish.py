@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from oncurve.commands.publish import card_with_results, plan_upload, push_upload
+from oncurve.commands.publish import card_with_results
 from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.session.upload import plan_upload, push_upload
 
 KEY = "hf_" + "abcdefghij" * 3
 
