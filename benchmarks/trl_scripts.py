@@ -2,14 +2,14 @@
 
     python benchmarks/trl_scripts.py FOLDER --output benchmarks/results/trl_scripts.json
 
-FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of
-{"source": "repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at
-the source}. Modules that a script imports from beside it and that are not at hand are made up there. Each script runs
-in a process and an empty folder of its own: every model is the embedded one, on the CPU, every data set is rows made
-up, services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after what the
-script asks for was translated whole. For each the result says what happened, and for every option that the script sets what
-became of it: taken (with the key and the value of the recipe), idle, said in a message, or silent, of which there must
-be none. With --keep results of scripts that are not in FOLDER stay in the output.
+FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of {"source":
+"repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at the
+source}. Modules that a script imports from beside it and that are not at hand are made up there. Each script runs in
+a process and an empty folder of its own: every model is the embedded one, on the CPU, every data set is rows made up,
+services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after what the
+script asks for was translated whole. For each the result says what happened, and for every option that the script
+sets what became of it: taken (with the key and the value of the recipe), idle, said in a message, or silent, of which
+there must be none. With --keep results of scripts that are not in FOLDER stay in the output.
 """
 
 from __future__ import annotations
