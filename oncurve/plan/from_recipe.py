@@ -9,7 +9,7 @@ from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan import constants
-from oncurve.plan.setup import Placement, Setup, Shard, Turns, Work
+from oncurve.plan.setup import Placement, Setup, Shard, TurnPlan, Work
 from oncurve.plan.shape import ModelShape
 
 PROMPT_TOKENS = {"word_problems": 64, "calculator_problems": 96, "program_problems": 192, "gsm8k": 256, "math": 384}
@@ -69,7 +69,7 @@ def make_work(config: Config, wishes: PlanRequest, *, context_tokens: int | None
     )
 
 
-def make_turns(config: Config, wishes: PlanRequest) -> Turns:
+def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:
     """Turns and answers of a recipe with tools or environments; guessed where the command line does not say."""
     asked = {
         "--mean-turns": wishes.mean_turns,
@@ -83,7 +83,7 @@ def make_turns(config: Config, wishes: PlanRequest) -> Turns:
                     f"{option} is for completions with tools, and this recipe has none. Set rollouts.tools or "
                     f"rollouts.environments, or leave {option} out"
                 )
-        return Turns()
+        return TurnPlan()
     limits = config.rollouts.episodes
     mean = wishes.mean_turns or min(constants.MEAN_TURNS, float(limits.max_turns))
     answer = wishes.answer_tokens or constants.MEAN_ANSWER_SHARE * limits.max_answer_tokens
@@ -95,7 +95,7 @@ def make_turns(config: Config, wishes: PlanRequest) -> Turns:
             raise ConfigError(
                 f"{option} {value:g} is more than rollouts.episodes.{key}, {most}. Lower it or raise the limit"
             )
-    return Turns(
+    return TurnPlan(
         limit=limits.max_turns,
         mean=mean,
         answer_limit=limits.max_answer_tokens,

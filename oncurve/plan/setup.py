@@ -16,7 +16,7 @@ Compute = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class TurnPlan:
     """How completions go on with tools or an environment. By default there is one turn and no answer."""
 
     limit: int = 1
@@ -60,7 +60,7 @@ class Work:
     steps: int = 100
     save_every_steps: int = 10
     """Steps between two checkpoints; 0 saves none before the end."""
-    turns: Turns = Turns()
+    turns: TurnPlan = TurnPlan()
     """The limits above are on what the policy writes, in all turns together; answers come on top."""
     context_tokens: int | None = None
     """Prompt, turns and answers together, at most; None: no limit."""
