@@ -274,7 +274,7 @@ app.command()(scripts.convert)
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
     task: Annotated[
-        str, typer.Option(help="Task: word_problems, programs, calculator or guess_number.")
+        str, typer.Option(help="Task: word_problems, programs, calculator, calculator_chains, guess_number or maze.")
     ] = "word_problems",
     seed: Annotated[int, typer.Option(help="Random seed for weights and demonstrations.")] = 0,
     updates: Annotated[int | None, typer.Option(help="Optimizer updates (default: as for the built-in model).")] = None,
