@@ -91,22 +91,36 @@ class ProgramProblemsData(DataSection):
     """How many problems to make."""
 
 
-class CalculatorProblemsData(DataSection):
+class EpisodeData(DataSection):
+    """Generated rows for a policy with tools or an environment."""
+
+    template: str = "tool_answer"
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many to make."""
+
+
+class CalculatorProblemsData(EpisodeData):
     """Generated word problems with numbers too long for mental arithmetic, for a policy with a calculator."""
 
     type: Literal["calculator_problems"] = "calculator_problems"
-    template: str = "tool_answer"
-    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
-    """How many problems to make."""
 
 
-class NumberGamesData(DataSection):
+class CalculatorChainsData(EpisodeData):
+    """The same with two operations; the second uses the result of the first."""
+
+    type: Literal["calculator_chains"] = "calculator_chains"
+
+
+class NumberGamesData(EpisodeData):
     """Generated numbers to guess, for the environment oncurve.tasks.guess_number:GuessNumber."""
 
     type: Literal["number_games"] = "number_games"
-    template: str = "tool_answer"
-    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
-    """How many games to make."""
+
+
+class MazesData(EpisodeData):
+    """Generated mazes, for the environment oncurve.tasks.maze:Maze."""
+
+    type: Literal["mazes"] = "mazes"
 
 
 class GivenData(DataSection):
@@ -137,7 +151,9 @@ Data = Annotated[
     | WordProblemsData
     | ProgramProblemsData
     | CalculatorProblemsData
+    | CalculatorChainsData
     | NumberGamesData
+    | MazesData
     | GivenData,
     Field(discriminator="type"),
 ]
