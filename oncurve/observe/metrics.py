@@ -42,9 +42,7 @@ _REWARD = (
         "completions for which the reward function returned None: left out, not an error",
         "depends on the data; missing where it is 0",
     ),
-    Metric(
-        "reward/timeout_fraction", "fraction", "completions whose grading timed out; part of error_fraction", "0"
-    ),
+    Metric("reward/timeout_fraction", "fraction", "completions whose grading timed out; part of error_fraction", "0"),
     Metric(
         "reward/held_out/<name>",
         "reward",
@@ -217,12 +215,12 @@ _EVALUATION = (
         "held-out examples with the right answer in any format",
         "rises; if it is flat while correct_fraction rises, only the format is learned",
     ),
-    Metric("evaluation/wrong_fraction", "fraction", "held-out examples with a wrong answer in the right format", "falls"),
+    Metric(
+        "evaluation/wrong_fraction", "fraction", "held-out examples with a wrong answer in the right format", "falls"
+    ),
     Metric("evaluation/bad_format_fraction", "fraction", "held-out examples in the wrong format", "falls"),
     Metric("evaluation/error_fraction", "fraction", "held-out examples whose grading failed", "0"),
-    Metric(
-        "evaluation/truncated_fraction", "fraction", "truncated held-out completions", "below 0.1"
-    ),
+    Metric("evaluation/truncated_fraction", "fraction", "truncated held-out completions", "below 0.1"),
     Metric("evaluation/mean_tokens", "tokens", "mean length of a held-out completion", "-"),
     Metric("evaluation/num_examples", "count", "held-out completions that were sampled", "500 or more"),
 )
