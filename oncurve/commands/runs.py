@@ -36,8 +36,8 @@ def report(
     from oncurve.observe.record import read_manifest, read_metrics  # lazy
     from oncurve.observe.summary import summarize  # lazy
     from oncurve.report.curves import names as known_names  # lazy
+    from oncurve.report.lineage import stage_lines, stages  # lazy
     from oncurve.report.overview import json_if_there  # lazy
-    from oncurve.report.stages import stage_lines, stages  # lazy
     from oncurve.report.write import write_report  # lazy
 
     if names not in ("oncurve", *known_names()):

@@ -16,7 +16,7 @@ from oncurve.observe.profile import read_profile
 from oncurve.observe.record import METRICS, read_json
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.report.blocks import finite
-from oncurve.report.stages import stages
+from oncurve.report.lineage import stages
 from oncurve.report.usage import elapsed_seconds, phases, spending, total
 
 _LOG_LINES = 40

@@ -11,8 +11,8 @@ from made_runs import CONFIG
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
+from oncurve.report.lineage import stages
 from oncurve.report.overview import overview
-from oncurve.report.stages import stages
 from oncurve.report.viewer import Viewer
 from oncurve.report.write import write_report
 
