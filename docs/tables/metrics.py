@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oncurve.observe.metric import Metric
 from oncurve.observe.metrics import GLOSSARY
 from oncurve.observe.sinks import ALIASES
 
@@ -11,17 +12,19 @@ def glossary_markdown() -> str:
     lines = [
         "# Metrics",
         "",
-        "Every key of `metrics.jsonl`, one JSON object per step. A share ends in `_fraction` and lies in [0, 1]; a",
-        "value that could not be measured is missing, and one that is not finite is `null`. This page is made from",
-        "`oncurve/observe/metrics.py`.",
+        "Every key of `metrics.jsonl`, which has one JSON object per step. Fractions are in [0, 1]. What could not be",
+        "measured is missing, and what is not finite is `null`.",
     ]
-    group = ""
+    groups: dict[str, list[Metric]] = {}
     for metric in GLOSSARY:
-        if metric.key.split("/")[0] != group:
-            group = metric.key.split("/")[0]
-            lines += ["", f"## {group}", "", "| key | unit | meaning | healthy |", "|---|---|---|---|"]
-        cells = (f"`{metric.key}`", metric.unit, metric.meaning, metric.healthy)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        groups.setdefault(metric.key.split("/")[0], []).append(metric)
+    for group, metrics in groups.items():
+        lines += ["", f"## {group}", "", "| key | meaning | healthy |", "|---|---|---|"]
+        for metric in metrics:
+            unit = "" if metric.unit in ("1", "fraction", "count") else f" ({metric.unit})"
+            healthy = "" if metric.healthy == "-" else metric.healthy
+            cells = (f"`{metric.key}`", f"{metric.meaning}{unit}", healthy)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, "", *_alias_lines()]) + "\n"
 
 
@@ -31,10 +34,8 @@ def _alias_lines() -> list[str]:
     lines = [
         "## Names of other trainers",
         "",
-        "The same quantities under the names that TRL and tutorials give them, for people who compare:",
-        "`run.track_aliases: [trl]` logs them in TensorBoard, Weights & Biases and trackio as well, and",
-        "`oncurve report RUN --names trl` opens a report with them. A part of the reward, `reward/<part>`, is",
-        "`rewards/<part>/mean` for TRL. Names of quantities that differ in what they measure have no row.",
+        "`run.track_aliases: [trl]` also logs these names to trackers; `oncurve report RUN --names trl` shows them. A",
+        "part of the reward, `reward/<part>`, is `rewards/<part>/mean` in TRL. Quantities that differ have no row.",
         "",
         "| oncurve | " + " | ".join(sets) + " |",
         "|---|" + "---|" * len(sets),

@@ -128,7 +128,7 @@ def _train_and_held_out(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth
     _title(axes, "Accuracy, training and held-out prompts")
     _lines(axes, metrics, {"reward/correct": ("training, sampled", BLUE)}, smooth)
     held_out = {
-        "evaluation/correct_fraction": ("held-out (95 %)", "-"),
+        "evaluation/correct_fraction": ("held-out (95%)", "-"),
         "evaluation/any_format_fraction": ("held-out, any format", ":"),
     }
     for key, (label, line) in held_out.items():

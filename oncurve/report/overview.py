@@ -16,6 +16,7 @@ from oncurve.observe.profile import read_profile
 from oncurve.observe.record import METRICS, read_json
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.report.blocks import finite
+from oncurve.report.lineage import stages
 from oncurve.report.usage import elapsed_seconds, phases, spending, total
 
 _LOG_LINES = 40
@@ -40,6 +41,7 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
         "arithmetic": _arithmetic(case.config, manifest),
         "spent": _spent(case.metrics, manifest, usd_per_hour),
         "profile": _profile(run),
+        "stages": stages(run, case.config),
         "evaluation": evaluation(run),
         "num_checks": len(CHECKS),
         "findings": [{**found.as_json(), "shown": [str(item) for item in found.evidence]} for found in diagnose(case)],
@@ -49,7 +51,7 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
 
 
 def state(run: Path) -> dict[str, Any]:
-    """What the run is doing: "running", "finished", "stopped" or "died", its phase, and when it last wrote.
+    """What the run is doing: "running", "finished", "stopped" or "died", its phase, when it last wrote, why it ended.
 
     A writer that died left the folder locked; `oncurve resume` takes it over.
     """
@@ -62,7 +64,23 @@ def state(run: Path) -> dict[str, Any]:
         name = "finished" if phase == "finished" or (run / "comparison.json").is_file() else "stopped"
     else:
         name = "running" if lives else "died"
-    return {"name": name, "phase": phase, "age_seconds": finite(age), "step": told.get("step")}
+    return {
+        "name": name,
+        "phase": phase,
+        "age_seconds": finite(age),
+        "step": told.get("step"),
+        "reason": _why(run, name),
+    }
+
+
+def _why(run: Path, name: str) -> str:
+    """Why a run ended before its last step; empty for one that did not, or where its log does not say."""
+    if name == "died":
+        return f"its process is gone without a word; continue with `oncurve resume {run}`"
+    if name != "stopped":
+        return ""
+    told = [line.partition("  ")[2] for line in _text_if_there(run / "log.txt").splitlines()]
+    return next((line for line in reversed(told) if line.startswith("stopped")), "")[:300]
 
 
 def evaluation(run: Path) -> dict[str, Any]:

@@ -53,7 +53,13 @@ class Viewer:
     def overview(self, run: Path) -> dict[str, Any]:
         """The overview of a run; the last one while nothing has changed, or only a moment ago."""
         told = self._keep("overview", run, lambda: overview(run, usd_per_hour=self.usd_per_hour))
-        return {**told, "state": state(run)}
+        return {**told, "state": state(run), "stages": self._linked(told["stages"])}
+
+    def _linked(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Stages with the addresses of their pages here, for those that have one."""
+        names = {str(path.resolve()): name for name, path in self.runs().items()} if found else {}
+        pages = {place: f"/run/{quote(name, safe='')}" for place, name in names.items()}
+        return [{**stage, "href": None if stage["is_own"] else pages.get(stage["path"])} for stage in found]
 
     def listed(self) -> list[dict[str, Any]]:
         """The runs in a few numbers each."""
@@ -95,18 +101,7 @@ def _entry(run: Path) -> dict[str, Any]:
         "steps_planned": finite(planned),
         "model": str(config.get("model") or ""),
         "findings": [sum(each.severity == kind for each in found) for kind in ("severe", "warning")],
-        "stopped_for": _last_words(run),
         "held_out": held_out[-1] if held_out else None,
         "reward": rewards[-1] if rewards else None,
         "rewards": rewards[:: max(1, len(rewards) // _SPARK_POINTS)],
     }
-
-
-def _last_words(run: Path) -> str:
-    """Why a run ended before its last step, as its log says it; empty where it does not."""
-    try:
-        lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    ended = [line.partition("  ")[2] for line in lines if line.partition("  ")[2].startswith("stopped")]
-    return ended[-1][:200] if ended else ""
