@@ -60,7 +60,10 @@ class AlgorithmSection(Section):
     reference: ReferenceName | None = None
     """What the KL is taken to: frozen, refreshed, average, old, base or teacher."""
     teacher: str | None = None
-    """reference teacher: folder, run or Hugging Face Hub name of a model with the tokenizer of the policy."""
+    """reference teacher: folder, run or Hugging Face Hub name of a model with the tokenizer of the policy, or the URL
+    of one behind oncurve serve or vLLM."""
+    teacher_hint: str | None = None
+    """Text behind the question that only the reference reads, with columns of the row: "The answer is {answer}." """
     reference_every_steps: PositiveInt | None = None
     reference_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """average: how much of the policy goes into the reference each time."""
