@@ -86,7 +86,7 @@ def train(
         result = resume_run(folder, given=config, console=console())
     else:
         try:
-            from oncurve.interface.trainer import Trainer  # lazy
+            from oncurve.session.trainer import Trainer  # lazy
         except KeyboardInterrupt:
             raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
 

@@ -245,7 +245,7 @@ class RunSection(Section):
     logprobs_of_prompts: Harmless[NonNegative] = 8
     """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
     profile: bool = False
-    """Measure time, tokens and least work by phase of every step, and the fraction of what this machine can do."""
+    """Measure the time of each phase of every step and of its parts."""
     profile_trace_step: PositiveInt | None = None
     """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
     max_error_fraction: Harmless[Fraction] = 0.2

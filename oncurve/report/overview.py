@@ -146,17 +146,11 @@ def _spent(
     }
 
 
-def _profile(run: Path) -> dict[str, Any] | None:
-    """Where a step's time went and the share of the machine's limits; None for a run without ``run.profile``."""
-    described, rows = read_profile(run)
-    if not rows:
-        return None
-    return {
-        "limits": described,
-        "rows": [
-            [r.name, r.is_part, r.spent.seconds, r.spent.tokens, finite(r.multiplied), finite(r.read)] for r in rows
-        ],
-    }
+def _profile(run: Path) -> list[list[Any]] | None:
+    """Where a step's time went; None for a run without ``run.profile``."""
+    return [
+        [r.name, r.is_part, r.spent.seconds, r.share, r.spent.calls, r.spent.tokens] for r in read_profile(run)
+    ] or None
 
 
 def _usd_per_point(rows: Sequence[Mapping[str, Any]], usd: float | None) -> float | None:

@@ -117,16 +117,16 @@ function arithmeticSection(told) {
       profileCard(told.profile)));
 }
 
-/** Where a step's time went, and how much of what the machine can do that was. */
+/** Where a step's time went: seconds, share, calls and tokens of each phase and its parts. */
 function profileCard(profile) {
   if (!profile) return null;
-  const limits = profile.limits, cell = (text) => el("td", { class: "num" }, text);
+  const cell = (text) => el("td", { class: "num" }, text);
   return el("div", { class: "card whole", id: "profile" }, el("h3", {}, "Profile of a step"), el("div", { class: "wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, ["phase", "seconds", "tokens", "share of products", "share of memory"].map((name, at) => el("th", { class: at ? "num" : "" }, name)))),
-    el("tbody", {}, profile.rows.map(([name, part, seconds, tokens, multiplied, read]) => el("tr", {},
-      el("td", {}, part ? `\u2003${name}` : el("strong", {}, name)), cell(seconds.toFixed(4)), cell(tokens ? compact(tokens) : ""),
-      cell(multiplied === null ? "" : percent(multiplied)), cell(read === null ? "" : percent(read))))))),
-    el("p", { class: "soft small" }, `Medians over the steps. The shares divide the least work that the tokens need by what this machine did when the run started: ${compact(limits.operations_per_second)} operations per second in ${limits.compute_type} products, ${compact(limits.bytes_per_second)} bytes per second read from memory.`));
+    el("thead", {}, el("tr", {}, ["phase", "seconds", "share", "calls", "tokens"].map((name, at) => el("th", { class: at ? "num" : "" }, name)))),
+    el("tbody", {}, profile.map(([name, part, seconds, share, calls, tokens]) => el("tr", {},
+      el("td", {}, part ? `\u2003${name}` : el("strong", {}, name)), cell(seconds.toFixed(4)), cell(percent(share)), cell(String(calls)),
+      cell(tokens ? compact(tokens) : "")))))),
+    el("p", { class: "soft small" }, "Medians over the steps."));
 }
 
 const pairsTable = (rows, kind) => el("table", { class: kind }, el("tbody", {}, rows.map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, value)))));
