@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
