@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from oncurve.errors import Failure, SamplerError, attempt
-from oncurve.records import EpisodeEnd, FinishReason, Group, Prompt, Reward
-from oncurve.rewards.custom import messages_of
+from oncurve.records import EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys, turn_key
