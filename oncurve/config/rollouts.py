@@ -39,8 +39,25 @@ class EpisodeSection(Section):
     """Time of one call of a tool; one that takes longer is answered with that."""
     environment_seconds: PositiveFloat = 60.0
     """Time of one call of an environment; one that takes longer makes the completion ungraded."""
+    agent_seconds: PositiveFloat = 600.0
+    """Time of an agent in one episode, apart from what it waits for the policy; a longer one makes the completion
+    ungraded."""
+    forks: Literal["rows", "refuse"] = "rows"
+    """What an agent does that begins a second conversation, or goes on from an earlier place of one or from other words
+    than the policy's. rows: each is a row of its own in the batch, with the episode's advantage. refuse: such a request
+    gets an error."""
     threads: PositiveInt = 64
-    """Calls of tools and environments that run at the same time."""
+    """Calls of tools and environments, and agents, that run at the same time."""
+
+
+class AgentProgram(Section):
+    """A program that is started for each completion and talks to the policy as to a chat server."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program with its arguments. It finds the address in OPENAI_BASE_URL and OPENAI_API_KEY, reads the row as JSON
+    from its input, and prints its reward as its last line."""
+    deterministic: bool = False
+    """It does the same whenever it is told the same, so that a resumed run gives the same bits."""
 
 
 class RolloutSection(Section):
@@ -104,6 +121,9 @@ class RolloutSection(Section):
     environments: dict[str, str] = Field(default_factory=dict)
     """Classes or functions that make an environment, by name, as module:name or file.py:name; with several, rows name
     theirs in the column environment."""
+    agent: str | AgentProgram | None = None
+    """Who plays an episode: a function `async def agent(row, client) -> reward` as module:name or file.py:name, or a
+    program. What the policy says to it in OpenAI's chat protocol is trained on."""
     episodes: EpisodeSection = EpisodeSection()
 
     @model_validator(mode="after")
@@ -136,7 +156,16 @@ class RolloutSection(Section):
     @property
     def has_episodes(self) -> bool:
         """Completions have turns."""
-        return bool(self.tools or self.environments)
+        return bool(self.tools or self.environments or self.agent)
+
+    @model_validator(mode="after")
+    def _check_agent(self) -> RolloutSection:
+        if self.agent is not None and (self.tools or self.environments):
+            other = "tools" if self.tools else "environments"
+            raise ValueError(
+                f"rollouts.agent and rollouts.{other} are both set, and an agent brings its own tools. Leave one out"
+            )
+        return self
 
     def asked_of_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""
