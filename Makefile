@@ -67,7 +67,7 @@ format: $(VENV)/.ready-test  ## rewrite files in the house format
 	$(RUN)/ruff check --fix oncurve tests benchmarks
 
 docs: $(VENV)/.ready-test  ## regenerate the pages that are made from code
-	$(RUN)/python docs/generate.py
+	$(RUN)/python docs/generate.py --outputs
 
 site: $(VENV)/.ready-test  ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir build/site

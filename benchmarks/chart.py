@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -259,14 +260,18 @@ def picture(_: Path) -> str:
 PARTS: dict[str, Callable[[Path], str]] = {
     "picture": picture,
     "steps": steps_table,
+    "memory": memory_table,
+    "accuracy": accuracy_table,
+}
+"""What is on the page."""
+MORE: dict[str, Callable[[Path], str]] = {
     "phases": phases_table,
     "sweep": sweep_table,
     "sampling": sampling_table,
     "training": training_table,
-    "memory": memory_table,
-    "accuracy": accuracy_table,
     "machines": machines,
 }
+"""What is printed when it is named on the command line."""
 
 
 def page(results: Path = RESULTS) -> str:
@@ -352,7 +357,11 @@ def _bars(
 
 
 def main() -> None:
-    """Write the picture and the page."""
+    """Write the picture and the page, or print the tables that are named."""
+    if named := sys.argv[1:]:
+        for name in named:
+            print(MORE[name](RESULTS))
+        return
     print(f"{PICTURE.name} written" if draw(RESULTS, PICTURE) else "nothing to draw yet")
     PAGE.write_text(page(), encoding="utf-8")
     print(f"{PAGE.name} written")

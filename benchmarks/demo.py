@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from oncurve.coldstart.supervised import coldstart
+from oncurve.coldstart.supervised import Task, coldstart
 from oncurve.commands.evaluate_recipe import evaluate_models
 from oncurve.config.load import load_config, read_text
 from oncurve.evaluate.compare import compare
@@ -41,14 +41,16 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def more_supervised(model: str, output: Path, *, seed: int, seconds: float) -> tuple[float, int, Path]:
+def more_supervised(
+    model: str, output: Path, *, seed: int, seconds: float, task: Task = "word_problems"
+) -> tuple[float, int, Path]:
     """Train the base on more demonstrations for about so many seconds: seconds, updates, checkpoint."""
     trial = 40
     started = time.perf_counter()
-    coldstart(output.with_name(f"{output.name}-trial"), model=model, seed=seed, updates=trial)
+    coldstart(output.with_name(f"{output.name}-trial"), model=model, seed=seed, updates=trial, task=task)
     updates = max(trial, round(trial * seconds / (time.perf_counter() - started)))
     started = time.perf_counter()
-    folder = coldstart(output, model=model, seed=seed, updates=updates)
+    folder = coldstart(output, model=model, seed=seed, updates=updates, task=task)
     return time.perf_counter() - started, updates, folder
 
 

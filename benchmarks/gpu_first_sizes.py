@@ -16,13 +16,13 @@ from gpu_first_agreement import Heard, gaps, make_policy, sample
 from gpu_first_probe import Answer, Setting, judged
 from gpu_first_timing import checkpoint, is_gpu, kernels, memory, nominal, seconds_each, seconds_of
 from models import FIRST_WORD, SHAPES, Shape, build, make_prompts
+from roofline import backward, decode, forward
 
 from oncurve.algorithm.presets import build as build_algorithm
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.model.decoding import Decoder
 from oncurve.model.weights import backbone_of, head_matrix
-from oncurve.observe.profile import backward, decode, forward
 from oncurve.policy.liger import use_liger
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from roofline import TokenWork
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from oncurve.observe.profile import TokenWork
 from oncurve.records import Completion, Prompt, Reward
 
 MEAN_TOKENS = 40.0

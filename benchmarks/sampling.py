@@ -24,11 +24,10 @@ from machine import (
 )
 from models import END, SHAPES, Shape
 from ours import Ours, Work, our_config
+from roofline import decode, gemm_flops, prefill, read_bandwidth
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from oncurve.observe.profile import decode, prefill
 from oncurve.records import Prompt
-from oncurve.train.profiling import gemm_flops, read_bandwidth
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 REFERENCE = "generate float32"

@@ -21,15 +21,14 @@ import torch
 from machine import add_common_arguments, median_of, prepare, round_robin, write_result
 from models import FIRST_WORD, SHAPES, draw_lengths
 from ours import LEARNING_RATE, LORA_RANK, Ours, Work, our_config
+from roofline import backward, forward, gemm_flops
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from trl_side import TrlSetting, lora_config
 
 from oncurve.batch import Batch
 from oncurve.data.collate import collate
-from oncurve.observe.profile import backward, forward
 from oncurve.records import Completion, Group, Prompt
-from oncurve.train.profiling import gemm_flops
 
 WAYS = ("padded", "packed", "shared")
 """Of ours: padded rows; packed rows; packed rows that share the prompt of their group."""

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import oncurve
-from oncurve.interface.trainer import train
+from oncurve.session.trainer import train
 
 SECTIONS = {
     "Train": ("train", "Trainer", "sft", "Result", "Step", "Evaluation"),

@@ -1,4 +1,8 @@
-"""Which pages are made from code and results? Run this after changing what they show: python docs/generate.py"""
+"""Pages that are made from code and results.
+
+Run this after changing what they show: python docs/generate.py. With --outputs it also runs the code blocks of
+all pages and writes what they print, which takes minutes; `make docs` does that.
+"""
 
 from __future__ import annotations
 
@@ -122,18 +126,10 @@ def watching() -> str:
     if not REPORT_SIZE.is_file():
         return text
     found = json.loads(REPORT_SIZE.read_text(encoding="utf-8"))
-    hardware, code = found["run"]["hardware"], found["run"]["code"]
-    left_out = "every step" if found["steps_shown"] == found["steps_recorded"] else f"{found['steps_shown']:,} of them"
     told = (
-        f"The report of a run of {found['steps']:,} steps with {found['completions']:,} completions, all of them kept "
-        f"({found['rollouts_bytes'] / 1e6:.0f} MB of rollouts), has {found['report_bytes'] / 1e6:.1f} MB with the "
-        f"completions of {left_out} and the log-probabilities of {found['steps_with_logprobs']:,} steps. Writing it "
-        f"takes {median(found['write_seconds']):.1f} s. From disk it shows its curves after "
-        f"{median(found['curves_seconds']):.1f} s and the completions of the last step after "
-        f"{median(found['open_seconds']):.1f} s; another step takes {median(found['switch_seconds']):.2f} s "
-        f"(medians of {len(found['write_seconds'])}, Chromium {found['chromium'].split('.')[0]}, "
-        f"{hardware['cpu_cores']} cores of {hardware['cpu']} shared with other work, load average "
-        f"{found['run']['load_average']:.0f}, commit {str(code['commit'])[:12]}; `python benchmarks/report_size.py`)."
+        f"The report of a run of {found['steps']:,} steps and {found['completions']:,} completions has "
+        f"{found['report_bytes'] / 1e6:.1f} MB, takes {median(found['write_seconds']):.0f} s to write and "
+        f"{median(found['curves_seconds']):.1f} s to open (`python benchmarks/report_size.py`, loaded machine)."
     )
     return _fill(text, "report_size", "\n".join(textwrap.wrap(told, 119)))
 
@@ -160,25 +156,18 @@ def features() -> str:
     lines = [
         "# Features",
         "",
-        f"{len(rows)} features, each with the place where it works and the tests that prove it. `x.y=z` is a key of a "
-        "recipe with a value it takes, `oncurve ...` a command. What has run on which hardware is in "
-        "[status.md](status.md). Rows whose number is in italics are satisfied by a page; its code blocks are run. "
-        "This page is made from `docs/features.yaml`; `tests/documents/test_features_page.py` holds that every name in "
-        "it exists.",
+        f"{len(rows)} features and where each is: a key of the recipe, a command, a page. The tests that prove them are in "
+        "`docs/features.yaml`, from which this page is made. What has run on which hardware: [status](status.md).",
     ]
     lines = [line for text in lines for line in (textwrap.wrap(text, 119) or [""])]
     for section in sections:
-        lines += ["", f"## {section['section']}", "", "| # | feature | where | proven by |", "|---|---|---|---|"]
+        lines += ["", f"## {section['section']}", ""]
         lines += [_feature(row) for row in section["rows"]]
     return "\n".join(lines) + "\n"
 
 
 def _feature(row: dict[str, Any]) -> str:
-    number = f"*{row['number']}*" if row.get("is_page") else str(row["number"])
-    name = f"{row['feature']}; {row['note']}" if "note" in row else row["feature"]
-    where = "<br>".join(_place(place) for place in row["where"])
-    tests = "<br>".join(f"`{test}`" for test in row["tests"])
-    return f"| {number} | {name} | {where} | {tests} |"
+    return f"- {row['feature']}: {', '.join(_place(place) for place in row['where'])}"
 
 
 def _place(place: str) -> str:
@@ -241,7 +230,8 @@ def main() -> None:
     for name in stale():
         (ROOT / name).write_text(PAGES[name](), encoding="utf-8")
         sys.stdout.write(f"{name} written\n")
-    renew_outputs()
+    if "--outputs" in sys.argv[1:]:
+        renew_outputs()
 
 
 if __name__ == "__main__":

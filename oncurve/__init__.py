@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from oncurve.data.collate import collate
     from oncurve.errors import OncurveError
     from oncurve.evaluate.evaluate import Evaluation
-    from oncurve.interface.stages import sft
-    from oncurve.interface.trainer import Trainer, train
-    from oncurve.interface.verbs import Engine, Policy, Scores, advantages, load_policy, score
     from oncurve.records import Completion, Group, Prompt, Reward
     from oncurve.session.result import Result
+    from oncurve.session.stages import sft
+    from oncurve.session.trainer import Trainer, train
+    from oncurve.session.verbs import Engine, Policy, Scores, advantages, load_policy, score
     from oncurve.train.run import Step
 
 _HOMES = {
     "Batch": "batch",
     "Completion": "records",
-    "Engine": "interface.verbs",
+    "Engine": "session.verbs",
     "Evaluation": "evaluate.evaluate",
     "Group": "records",
     "OncurveError": "errors",
-    "Policy": "interface.verbs",
+    "Policy": "session.verbs",
     "Prompt": "records",
     "Result": "session.result",
     "Reward": "records",
-    "Scores": "interface.verbs",
+    "Scores": "session.verbs",
     "Step": "train.run",
-    "Trainer": "interface.trainer",
-    "advantages": "interface.verbs",
+    "Trainer": "session.trainer",
+    "advantages": "session.verbs",
     "collate": "data.collate",
-    "load_policy": "interface.verbs",
-    "score": "interface.verbs",
-    "sft": "interface.stages",
-    "train": "interface.trainer",
+    "load_policy": "session.verbs",
+    "score": "session.verbs",
+    "sft": "session.stages",
+    "train": "session.trainer",
 }
 """The module of every public name. The package of the name "train" can be called like the function."""
 

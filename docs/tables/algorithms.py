@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from oncurve.algorithm import advantages, correction, entropy, kl, losses, normalize, reference
 from oncurve.algorithm.pairings import RULES
-from oncurve.algorithm.table import PRESETS, Preset
+from oncurve.algorithm.table import CHOICES, PRESETS, Preset
 
 Piece = Callable[..., Any] | type
 
@@ -29,7 +30,7 @@ ADVANTAGES: dict[str, tuple[Piece, int | None]] = {
 """The function of each name, and which line of its formula is meant where it has several."""
 SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
     "Advantages": (
-        "`algorithm.advantage`: rewards to one number per completion.",
+        "`algorithm.advantage`: from rewards to one number per completion.",
         {name: piece for name, (piece, _) in ADVANTAGES.items() if name != "group_mean"},
     ),
     "Token losses": (
@@ -48,7 +49,7 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
         },
     ),
     "Normalizers": (
-        "`algorithm.normalize`: losses of tokens to a scalar, with the denominator of the whole update.",
+        "`algorithm.normalize`: from token losses to a scalar; the denominator is that of the whole update.",
         {
             "sequence_mean": normalize.sequence_mean,
             "token_mean": normalize.token_mean,
@@ -85,15 +86,13 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
 }
 INTRODUCTION = """# Algorithms
 
-An algorithm is a row of choices: how rewards become advantages, what a token contributes to the loss, and what the sum
-is divided by. `algorithm: {type: dapo}` in a recipe takes a row, and every choice in it can be replaced:
-`algorithm: {type: dapo, normalize: constant, clip_high: 0.3}`. Your own loss is named by
-`algorithm: {type: custom, function: "my_losses.py:hinge"}`: it gets `(logprobs, old_logprobs, advantages, mask)` and
-returns one number per token; everything else is then the row `grpo`. `advantage_function` does the same for advantages.
-This page is made from `oncurve/algorithm/table.py` and the docstrings of the functions.
+`algorithm: {type: dapo}` in a recipe selects a row of this table. A row is a set of choices: how rewards become advantages, the
+loss of a token, and the denominator. Each can be replaced: `algorithm: {type: dapo, normalize: constant, clip_high: 0.3}`.
 
-r_i is the reward of completion i of a group of G, A_i its advantage, o_i its tokens, p_t the probability of a token
-now, p_old,t when it was sampled, w_t = p_t / p_old,t, sg[.] what is taken as a constant."""
+Start with one of three: **`grpo`** to compare with published results, **`dapo`** for long completions or several updates per
+batch, **`dr_grpo`** if lengths vary a lot. For your own loss or advantages, see [your own algorithm](own_algorithm.md)."""
+NOTATION = """r_i is the reward of completion i in a group of G, A_i its advantage, o_i its tokens, p_t the probability of a token now,
+p_old,t when it was sampled, w_t = p_t / p_old,t. sg[.] is treated as a constant."""
 DISAGREEMENTS: tuple[tuple[str, str, str, str], ...] = (
     (
         "standard deviation of the group",
@@ -151,25 +150,38 @@ DISAGREEMENTS: tuple[tuple[str, str, str, str], ...] = (
 
 def algorithms_markdown() -> str:
     """The whole page."""
-    lines = [INTRODUCTION, "", "| name | what it changes | use it when |", "|---|---|---|"]
-    lines += [f"| [{name}](#{name}) | {_cell(row.changes)} | {_cell(row.use_when)} |" for name, row in PRESETS.items()]
-    lines += ["", "## Names", ""]
-    for name, row in PRESETS.items():
-        lines += [*_row(name, row), ""]
+    lines = [INTRODUCTION, "", "| name | advantage, loss, normalize | what it changes | use it for | source |"]
+    lines += ["|---|---|---|---|---|", *(_row(name, row) for name, row in PRESETS.items()), ""]
+    lines += ["Where a row differs from its paper:", ""]
+    lines += [f"- `{name}`: {row.differs}" for name, row in PRESETS.items() if row.differs]
+    lines += ["", "## Formulas", "", NOTATION, ""]
     for title, (key, pieces) in SECTIONS.items():
-        lines += [f"## {title}", "", key, ""]
-        if module := {"KL to a reference": kl, "Correction of the sampler": correction}.get(title):
-            lines += [_as_block(inspect.getdoc(module) or ""), ""]
-        for name, piece in pieces.items():
-            heading = "group_std, group_mean" if name == "group_std" else name
-            lines += [f"### {heading}", "", _as_block(inspect.getdoc(piece) or ""), ""]
-    lines += ["## Pairings that are refused or warned about", "", "| | choices | why | do |", "|---|---|---|---|"]
+        lines += [f"### {title}", "", key, "", *_formulas(pieces), ""]
+        if title not in ("Advantages", "Normalizers"):  # whose formulas say it all
+            lines += [*(f"- `{name}`: {_first_sentence(piece)}" for name, piece in pieces.items()), ""]
+    lines += ["## Pairings that are refused or warned about", "", "| | choices | do |", "|---|---|---|"]
     rules = sorted(RULES, key=lambda rule: rule.severity != "refuse")
-    lines += [f"| {rule.severity} | {_cell(rule.what)} | {_cell(rule.why)} | {_cell(rule.do)} |" for rule in rules]
-    lines += ["", "## Defaults, and where sources disagree", ""]
-    lines += ["| choice | what the rows take | evidence | against it |", "|---|---|---|---|"]
+    lines += [f"| {rule.severity} | {_cell(rule.what)} | {_cell(rule.do)} |" for rule in rules]
+    lines += ["", "## Where papers disagree", ""]
+    lines += ["| choice | here | evidence for it | against it |", "|---|---|---|---|"]
     lines += ["| " + " | ".join(cells) + " |" for cells in DISAGREEMENTS]
     return "\n".join([*lines, ""])
+
+
+def _formulas(pieces: dict[str, Piece]) -> list[str]:
+    """A block with a line for every formula of a section, behind its name."""
+    named: list[tuple[str, str]] = []
+    for name, piece in pieces.items():
+        names = ["group_std", "group_mean"] if name == "group_std" else [name]
+        found = formula(piece)
+        named += list(zip([*names, *[""] * len(found)], found, strict=False))
+    width = max((len(name) for name, _ in named), default=0)
+    return ["```text", *(f"{name:{width}}  {text}".rstrip() for name, text in named), "```"] if named else []
+
+
+def _first_sentence(piece: Piece) -> str:
+    """What a docstring begins with, on one line."""
+    return " ".join((inspect.getdoc(piece) or "").split("\n\n")[0].split()).replace("``", "`")
 
 
 def formula(piece: Piece, line: int | None = None) -> list[str]:
@@ -179,62 +191,23 @@ def formula(piece: Piece, line: int | None = None) -> list[str]:
     return found if line is None else [found[line]]
 
 
-def _row(name: str, row: Preset) -> list[str]:
-    piece, line = ADVANTAGES[row.advantage]
-    formulas = [
-        *formula(piece, line),
-        *formula(SECTIONS["Token losses"][1][row.loss]),
-        *formula(SECTIONS["Normalizers"][1][row.normalize]),
-    ]
-    if row.kl_coef or row.kl_in == "reward":
-        formulas += formula(SECTIONS["KL to a reference"][1][row.kl_estimator])
-    if row.high_entropy_share < 1:
-        formulas += formula(entropy.high_entropy)
-    made_of = f"`advantage: {row.advantage}`, `loss: {row.loss}`, `normalize: {row.normalize}`"
-    lines = [f"### {name}", "", f"{row.paper}. {row.changes}", "", "```text", *formulas, "```", ""]
-    constants = ", ".join(f"`{key}: {value}`" for key, value in _constants(row).items())
-    lines += [f"{made_of}{'; ' if constants else ''}{constants}. Use it when: {row.use_when}"]
-    return [*lines, "", row.differs] if row.differs else lines
+def _row(name: str, row: Preset) -> str:
+    constants = "".join(f"<br>`{key}: {value}`" for key, value in _constants(row).items())
+    made_of = f"`{row.advantage}`, `{row.loss}`, `{row.normalize}`{constants}"
+    return f"| `{name}` | {made_of} | {_cell(row.changes)} | {_cell(row.use_when)} | {_cell(row.paper)} |"
 
 
 def _constants(row: Preset) -> dict[str, object]:
-    """The numbers that matter in a row, as a recipe writes them."""
-    keys: list[str] = []
-    if row.advantage in ("group_std", "batch_std", "batch_centered_std", "whitened", "multi_objective"):
-        keys += ["std_ddof", "std_epsilon"]
-    if "clipped" in row.loss:
-        keys += ["clip_low", "clip_high"]
-    keys += ["ratio_max"] if row.ratio_max is not None else []
-    if row.kl_coef or row.kl_in == "reward" or row.kl_estimator != "k3":
-        keys += ["kl_coef", "kl_in", "kl_estimator", "kl_importance", "reference"]
-    keys += ["reference_every_steps"] if row.reference == "refreshed" else []
-    keys += ["high_entropy_share"] if row.high_entropy_share < 1 else []
-    return {key: _yaml(getattr(row, key)) for key in keys}
+    """The numbers in which a row differs from the defaults, as a recipe writes them."""
+    plain = {field.name: field.default for field in fields(Preset)}
+    keys = [key for key in CHOICES if key not in ("advantage", "loss", "normalize")]
+    return {key: _yaml(getattr(row, key)) for key in keys if getattr(row, key) != plain[key]}
 
 
 def _yaml(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else value
-
-
-def _as_block(docstring: str) -> str:
-    """A docstring as Markdown: indented lines become code, doctests are left out."""
-    kept: list[str] = []
-    is_code = False
-    for text in docstring.split("\n>>> ")[0].splitlines():
-        starts = text.startswith("    ")
-        if starts and not is_code:
-            kept += ["```text"]
-        elif is_code and text and not starts:
-            while not kept[-1]:
-                kept.pop()
-            kept += ["```", ""]
-        is_code = starts or (is_code and not text)
-        kept.append(text[4:] if starts else text.replace("``", "`"))
-    while kept and not kept[-1]:
-        kept.pop()
-    return "\n".join([*kept, "```"] if is_code else kept)
 
 
 def _cell(text: str) -> str:

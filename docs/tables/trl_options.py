@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.convert.algorithms import SEQUENCE_LEVEL, TOKEN_LEVEL
-from oncurve.convert.options import Fate, Option, older, raw_table, table, trl_version
+from oncurve.convert.options import Fate, raw_table, table, trl_version
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
@@ -17,38 +17,31 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 def options_markdown() -> str:
     """The tables of all options, by what becomes of them."""
     parts = [
-        "### Taken over\n",
+        "### Translated\n",
         *_taken(),
-        "\n### Without meaning here\n",
+        "\n### No effect here\n",
         *_grouped("nothing"),
-        "\n### Lost\n",
-        "A script that sets one of these to anything but its default stops, with all of them in one message, unless "
-        "each is accepted by name.\n",
+        "\n### Not supported\n",
+        "A script that changes one of these stops before training; one message lists them all.\n",
         *_grouped("unsupported", changes_learning=True),
-        "\n### Not done, and said in a line\n",
-        "The model that comes out is the same.\n",
+        "\n### Ignored with a note\n",
+        "The trained model is the same.\n",
         *_grouped("unsupported", changes_learning=False),
-        "\n### Names that TRL had before\n",
-        *_older(),
-        "\n### Defaults that changed\n",
-        *_history(),
         "\n### Losses\n",
         *_losses(),
+        "\n### Defaults that changed in TRL\n",
+        *_history(),
     ]
     return "\n".join(parts)
 
 
 def _taken() -> Iterator[str]:
-    yield "| GRPOConfig | its default | recipe | how |"
-    yield "|---|---|---|---|"
+    yield "| GRPOConfig | recipe | how |"
+    yield "|---|---|---|"
     taken = sorted((o for o in table().values() if o.fate in ("direct", "computed")), key=lambda option: option.name)
     for option in taken:
         key = f"`{option.to}`" if option.to else "-"
-        yield f"| `{option.name}` | {_shown(option)} | {key} | {option.why} |"
-
-
-def _shown(option: Option) -> str:
-    return "-" if option.default is None else f"`{option.default}`"
+        yield f"| `{option.name}` | {key} | {option.why} |"
 
 
 def _grouped(fate: Fate, *, changes_learning: bool | None = None) -> Iterator[str]:
@@ -62,14 +55,6 @@ def _grouped(fate: Fate, *, changes_learning: bool | None = None) -> Iterator[st
         yield f"| {why} | {', '.join(f'`{name}`' for name in names)} |"
 
 
-def _older() -> Iterator[str]:
-    yield "| older name | now | last in TRL |"
-    yield "|---|---|---|"
-    for name, old in older().items():
-        now = f"`{old.now}`" if old.now else f"`{old.to}`" if old.to else old.why
-        yield f"| `{name}` | {now}{'; ' + old.how if old.how else ''} | {old.until or '-'} |"
-
-
 def _history() -> Iterator[str]:
     yield "| option | its default, from which version of TRL |"
     yield "|---|---|"
@@ -79,22 +64,24 @@ def _history() -> Iterator[str]:
 
 
 def _losses() -> Iterator[str]:
-    yield "| loss_type | importance_sampling_level | algorithm.type | algorithm.loss | algorithm.normalize |"
+    yield "| loss_type | `algorithm.type` | `algorithm.loss` | `algorithm.normalize` | at sequence level |"
     yield "|---|---|---|---|---|"
-    for level, rows in (("token", TOKEN_LEVEL), ("sequence", SEQUENCE_LEVEL)):
-        for kind, (row, chosen) in rows.items():
-            yield f"| `{kind}` | {level} | `{row}` | `{chosen['loss']}` | `{chosen['normalize']}` |"
+    for kind, (row, chosen) in TOKEN_LEVEL.items():
+        sequence, level = SEQUENCE_LEVEL[kind]
+        yield (
+            f"| `{kind}` | `{row}` | `{chosen['loss']}` | `{chosen['normalize']}` | `{sequence}`, `{level['loss']}`, "
+            f"`{level['normalize']}` |"
+        )
 
 
 def beside_markdown() -> str:
     """What the same script gives under TRL and here, from the results of benchmarks/trl_beside.py."""
     found = json.loads((RESULTS / "trl_beside.json").read_text(encoding="utf-8"))
     lines = [
-        f"The same script, model and rows, with the completions of every step forced to be the same "
-        f"({found['steps']} steps of {found['completions_per_step']} completions, float32): the largest difference "
-        f"between TRL {trl_version()} and `oncurve trl` in any step, beside the largest value. "
-        f"`python benchmarks/trl_beside.py` makes it.\n",
-        "| loss_type | beta | reward | loss | norm of the gradient | learning rate |",
+        f"The largest difference in any step between TRL {trl_version()} and `oncurve trl`, with the largest value, "
+        f"for one script, model and data set with forced completions ({found['steps']} steps of "
+        f"{found['completions_per_step']} completions, float32; `python benchmarks/trl_beside.py`):\n",
+        "| loss_type | beta | reward | loss | gradient norm | learning rate |",
         "|---|---|---|---|---|---|",
     ]
     for row in found["losses"]:
@@ -115,9 +102,8 @@ def strangers_markdown() -> str:
     kinds = ("taken", "idle", "said", "silent")
     fates = ", ".join(f"{sum(fate.startswith(kind) for fate in options)} {kind}" for kind in kinds)
     return (
-        f"{len(found['scripts'])} public scripts were run unchanged with "
-        f"models and data replaced from outside (`python benchmarks/trl_scripts.py`): {counts}. Of the {len(options)} "
-        f"options that they set: {fates}. `benchmarks/results/trl_scripts.json` has each of them."
+        f"{len(found['scripts'])} public scripts were run unchanged, with small models and data in place of theirs "
+        f"(`python benchmarks/trl_scripts.py`): {counts}. Of the {len(options)} options that they set: {fates}."
     )
 
 

@@ -201,8 +201,8 @@ class Algorithm:
         old = torch.where(mask, old, 0.0)  # what stands in the padding must not reach a ratio of a whole completion
         reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
         advantages = self._advantages(microbatch, old, reference)
-        seen = (_rows(values, advantages) for values in (logprobs, old, mask))
-        per_token = self.token_loss(next(seen), next(seen), advantages, next(seen)).reshape(mask.shape)
+        now, before, kept = (_rows(values, advantages) for values in (logprobs, old, mask))
+        per_token = self.token_loss(now, before, advantages, kept).reshape(mask.shape)
         weights = self._weights(logprobs, trainer, microbatch)
         per_token = self._weigh(per_token, weights, microbatch)
         if reference is not None and self.kl.place == "loss":
@@ -279,12 +279,10 @@ class Algorithm:
             summed["policy/clip_fraction"] = self.limited(_rows(measured, advantages), advantages).reshape(mask.shape)
         if weights is not None:
             summed |= {"mismatch/weight_mean": weights, "mismatch/dropped_fraction": weights == 0}
-        if reference is not None:
-            summed |= (
-                {"distillation/reverse_kl": old - reference}
-                if self.has_token_advantages
-                else {"policy/kl": k3(logprobs, reference)}
-            )
+        if reference is not None and self.has_token_advantages:
+            summed["distillation/reverse_kl"] = old - reference
+        elif reference is not None:
+            summed["policy/kl"] = k3(logprobs, reference)
         extra = [mask, torch.where(mask, mismatch, 0.0), torch.where(mask, mismatch**2, 0.0)]
         sums = [torch.where(mask, values, 0).sum().to(loss.dtype) for values in (*summed.values(), *extra)]
         largest = torch.where(mask, mismatch, 0.0).amax() if mask.numel() else loss.new_zeros(())

@@ -86,7 +86,7 @@ def train(
         result = resume_run(folder, given=config, console=console())
     else:
         try:
-            from oncurve.interface.trainer import Trainer  # lazy
+            from oncurve.session.trainer import Trainer  # lazy
         except KeyboardInterrupt:
             raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
 
@@ -233,6 +233,9 @@ def plan(
     bandwidth: Annotated[float, typer.Option(min=0.001, help="Network bandwidth between machines in Gbit/s.")] = 100.0,
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of a long prompt in tokens.")] = None,
     mean_tokens: Annotated[float | None, typer.Option(min=1, help="Mean completion length in tokens.")] = None,
+    mean_turns: Annotated[float | None, typer.Option(min=1, help="With tools: mean turns of a completion.")] = None,
+    answer_tokens: Annotated[float | None, typer.Option(min=1, help="With tools: mean tokens of an answer.")] = None,
+    tool_seconds: Annotated[float | None, typer.Option(min=0, help="With tools: seconds until an answer.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Estimate memory, fitting GPUs, time and cost of a recipe before running it.
@@ -255,6 +258,9 @@ def plan(
         network_gbit=bandwidth,
         prompt_tokens=prompt_tokens,
         mean_tokens=mean_tokens,
+        mean_turns=mean_turns,
+        answer_tokens=answer_tokens,
+        tool_seconds=tool_seconds,
         as_json=as_json,
     )
     sys.stdout.write(text + "\n")
@@ -268,7 +274,7 @@ app.command()(scripts.convert)
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
     task: Annotated[
-        str, typer.Option(help="Task: word_problems, programs, calculator or guess_number.")
+        str, typer.Option(help="Task: word_problems, programs, calculator, calculator_chains, guess_number or maze.")
     ] = "word_problems",
     seed: Annotated[int, typer.Option(help="Random seed for weights and demonstrations.")] = 0,
     updates: Annotated[int | None, typer.Option(help="Optimizer updates (default: as for the built-in model).")] = None,

@@ -22,13 +22,15 @@ from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.errors import CheckpointError, DataError, TrainingError, listed
 from oncurve.observe.manifest import describe_run
 from oncurve.policy.model_folder import load_model, save_model
+from oncurve.tasks.calculator_chains import chain_demonstrations, chain_lessons
 from oncurve.tasks.calculator_problems import TAGS as CALL_TAGS
 from oncurve.tasks.calculator_problems import calculator_demonstrations, calculator_lessons
 from oncurve.tasks.guess_number import game_demonstrations, game_lessons
+from oncurve.tasks.maze import maze_demonstrations, maze_lessons
 from oncurve.tasks.program_problems import program_demonstrations, program_lessons
 from oncurve.tasks.word_problems import demonstrations, lessons
 
-Task = Literal["word_problems", "programs", "calculator", "guess_number"]
+Task = Literal["word_problems", "programs", "calculator", "calculator_chains", "guess_number", "maze"]
 """What the texts are about."""
 
 Part = tuple[str, bool]
@@ -42,13 +44,15 @@ Stage = tuple[Sequence[Pair], int]
 Progress = Callable[[int, int, float], None]
 """Called after each update with its number from 1, the number of updates, and the loss per completion token."""
 
-MORE_TAGS: dict[str, tuple[str, ...]] = {"calculator": CALL_TAGS, "guess_number": CALL_TAGS}
+MORE_TAGS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("calculator", "calculator_chains", "guess_number", "maze"), CALL_TAGS
+)
 """Tags that are tokens of a task's tokenizer, besides those of all."""
 
 UPDATES = 800
 """Updates that made the model in this package."""
 
-TASK_UPDATES = {"calculator": 900}
+TASK_UPDATES = {"calculator": 1400, "calculator_chains": 1400}
 """Of tasks that take another number."""
 
 IGNORED = -100
@@ -84,8 +88,10 @@ class ColdStart:
 
 
 SHIPPED = ColdStart()
-SETTINGS = {"calculator": ColdStart(lesson_fraction=0.62)}
+SETTINGS = dict.fromkeys(("calculator", "calculator_chains"), ColdStart(lesson_fraction=0.72))
 """Of tasks that take others."""
+HIGHEST_LESSON_LOSS = {"calculator": 0.02, "calculator_chains": 0.02}
+"""Per token, of the last lessons. What a base cannot copy, GRPO does not teach it in a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,7 @@ def coldstart(
     task: Task = "word_problems",
     model: str | Path | None = None,
     settings: ColdStart | None = None,
+    highest_lesson_loss: float | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
     """A base model for a task, saved under ``output`` as a Hugging Face checkpoint with its provenance.
@@ -112,7 +119,8 @@ def coldstart(
     folder of a checkpoint, every update trains that one on the demonstrations: what GRPO has to beat. The seed decides
     the weights, the texts and their order.
 
-    Raises CheckpointError if ``output`` exists already, TrainingError if the loss is not finite.
+    Raises CheckpointError if ``output`` exists already, TrainingError if the loss is not finite, or that of the last
+    lessons is above ``highest_lesson_loss``.
     """
     settings = settings or SETTINGS.get(task, SHIPPED)
     output = Path(output).absolute()
@@ -137,6 +145,7 @@ def coldstart(
     else:
         network, tokenizer = load_model(str(model))
         stages = [(answers, updates)]
+    gate = _LessonGate(highest_lesson_loss, stages[0][1] if model is None else 0, on_progress)
     fine_tune(
         network,
         tokenizer,
@@ -144,11 +153,42 @@ def coldstart(
         seed=seed,
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
-        on_progress=on_progress,
+        on_progress=gate.look,
     )
     save_model(network, tokenizer, output)
-    _write_provenance(output, provenance)
+    _write_provenance(output, provenance | gate.findings())
     return output
+
+
+class _LessonGate:
+    """Looks at the last lessons and stops the cold start where they are not learned."""
+
+    LOOKED_AT = 50
+
+    def __init__(self, highest: float | None, last: int, on_progress: Progress | None) -> None:
+        self.highest, self.last, self.on_progress = highest, last, on_progress
+        self.losses: list[float] = []
+
+    def look(self, update: int, updates: int, loss: float) -> None:
+        """The loss of an update. Raises TrainingError after the last lesson if they are not learned."""
+        if self.on_progress is not None:
+            self.on_progress(update, updates, loss)
+        if update > self.last or update <= self.last - self.LOOKED_AT:
+            return
+        self.losses.append(loss)
+        if update == self.last and self.highest is not None and self.mean > self.highest:
+            raise TrainingError(
+                f"cold start: the lessons are not learned: a loss of {self.mean:.3f} per token in the last of their "
+                f"{self.last} updates, where {self.highest} is needed. Give more `--updates`, or another `--seed`"
+            )
+
+    @property
+    def mean(self) -> float:
+        return sum(self.losses) / len(self.losses)
+
+    def findings(self) -> dict[str, float]:
+        """What belongs into the provenance."""
+        return {"lesson_loss": round(self.mean, 4)} if self.losses else {}
 
 
 def make_texts(task: Task, settings: ColdStart, *, seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -169,6 +209,13 @@ def make_texts(task: Task, settings: ColdStart, *, seed: int) -> tuple[list[Pair
         case "calculator":
             copied = calculator_lessons(settings.num_texts, seed=seed)
             return list(copied), list(calculator_demonstrations(settings.num_texts, seed=seed, habit=settings.habit))
+        case "calculator_chains":
+            copied = chain_lessons(settings.num_texts, seed=seed)
+            return list(copied), list(chain_demonstrations(settings.num_texts, seed=seed, habit=settings.habit))
+        case "maze":
+            return list(maze_lessons(settings.num_texts, seed=seed)), list(
+                maze_demonstrations(settings.num_texts, seed=seed)
+            )
         case "guess_number":
             return list(game_lessons(settings.num_texts, seed=seed)), list(
                 game_demonstrations(settings.num_texts, seed=seed)

@@ -65,6 +65,9 @@ def plan_inputs(
     sampler_gpus: int = 0,
     prompt_tokens: int | None = None,
     mean_tokens: float | None = None,
+    mean_turns: float | None = None,
+    answer_tokens: float | None = None,
+    tool_seconds: float | None = None,
 ) -> PlanInputs:
     """Model, work, setup and device of a recipe. No torch, no weights; an unknown model's config.json is fetched.
 
@@ -88,10 +91,13 @@ def plan_inputs(
         sampler_gpus=sampler_gpus,
         prompt_tokens=prompt_tokens,
         mean_tokens=mean_tokens,
+        mean_turns=mean_turns,
+        answer_tokens=answer_tokens,
+        tool_seconds=tool_seconds,
         is_gpu=device.is_gpu,
     )
     shape = find_shape(config.model, revision=config.policy.revision)
-    work, setup = make_work(config, wishes), make_setup(config, wishes)
+    work, setup = make_work(config, wishes, context_tokens=shape.max_tokens), make_setup(config, wishes)
     if config.algorithm.teacher is not None:
         setup = replace(setup, teacher=find_shape(locate(config.algorithm.teacher)))
     check_ranks(work, setup)

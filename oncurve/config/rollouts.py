@@ -43,9 +43,9 @@ class EpisodeSection(Section):
     """Time of an agent in one episode, apart from what it waits for the policy; a longer one makes the completion
     ungraded."""
     forks: Literal["rows", "refuse"] = "rows"
-    """What an agent does that begins a second conversation, or goes on from an earlier place of one or from other words
-    than the policy's. rows: each is a row of its own in the batch, with the episode's advantage. refuse: such a request
-    gets an error."""
+    """What happens when an agent starts a second conversation, or continues one from an earlier message or after other
+    words than the policy's. rows: each is a row of its own in the batch, with the episode's advantage. refuse: such a
+    request gets an error."""
     threads: PositiveInt = 64
     """Calls of tools and environments, and agents, that run at the same time."""
 

@@ -91,22 +91,36 @@ class ProgramProblemsData(DataSection):
     """How many problems to make."""
 
 
-class CalculatorProblemsData(DataSection):
+class EpisodeData(DataSection):
+    """Rows made on the spot for a policy that is answered within its completion."""
+
+    template: str = "tool_answer"
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many to make."""
+
+
+class CalculatorProblemsData(EpisodeData):
     """Word problems with numbers too long to work out verbatim, made on the spot, for a policy with a calculator."""
 
     type: Literal["calculator_problems"] = "calculator_problems"
-    template: str = "tool_answer"
-    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
-    """How many problems to make."""
 
 
-class NumberGamesData(DataSection):
+class CalculatorChainsData(EpisodeData):
+    """The same with two operations, of which the second takes the result of the first."""
+
+    type: Literal["calculator_chains"] = "calculator_chains"
+
+
+class NumberGamesData(EpisodeData):
     """Numbers to guess, made on the spot, for the environment oncurve.tasks.guess_number:GuessNumber."""
 
     type: Literal["number_games"] = "number_games"
-    template: str = "tool_answer"
-    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
-    """How many games to make."""
+
+
+class MazesData(EpisodeData):
+    """Mazes made on the spot, for the environment oncurve.tasks.maze:Maze."""
+
+    type: Literal["mazes"] = "mazes"
 
 
 class GivenData(DataSection):
@@ -137,7 +151,9 @@ Data = Annotated[
     | WordProblemsData
     | ProgramProblemsData
     | CalculatorProblemsData
+    | CalculatorChainsData
     | NumberGamesData
+    | MazesData
     | GivenData,
     Field(discriminator="type"),
 ]
@@ -245,7 +261,7 @@ class RunSection(Section):
     logprobs_of_prompts: Harmless[NonNegative] = 8
     """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
     profile: bool = False
-    """Measure time, tokens and least work by phase of every step, and the fraction of what this machine can do."""
+    """Measure the time of each phase of every step and of its parts."""
     profile_trace_step: PositiveInt | None = None
     """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
     max_error_fraction: Harmless[Fraction] = 0.2

@@ -26,14 +26,16 @@ DatasetType = Literal[
     "word_problems",
     "program_problems",
     "calculator_problems",
+    "calculator_chains",
     "number_games",
+    "mazes",
     "gsm8k",
     "math",
     "jsonl",
     "csv",
     "huggingface",
 ]
-GENERATED = ("word_problems", "program_problems", "calculator_problems", "number_games")
+GENERATED = ("word_problems", "program_problems", "calculator_problems", "calculator_chains", "number_games", "mazes")
 """Types whose rows are made on the spot."""
 Adapt = Callable[[str, Row], Row | None]
 """A row, with its place for messages, in our columns; None for one in a form that it does not know."""
@@ -74,7 +76,7 @@ def load_rows(
 
     - "word_problems": the embedded task; ``limit`` problems of ``levels``, generated from ``seed``;
     - "program_problems": functions to write, with tests; ``limit`` problems, generated from ``seed``;
-    - "calculator_problems", "number_games": for episodes with a calculator and a guessing game, likewise;
+    - "calculator_problems", "calculator_chains", "number_games", "mazes": for episodes, likewise;
     - "gsm8k": the answer is what follows "####", 1,000 written as 1000; what stands before it is "solution";
     - "math": "problem" is the question; the answer is its column or else the last balanced box of "solution";
     - "jsonl": one JSON object per line;

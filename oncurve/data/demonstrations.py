@@ -58,7 +58,7 @@ def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | Non
     completion, prompt = row.get("completion"), row.get("prompt", row.get("question"))
     if isinstance(completion, list) or "messages" in row:
         spoken = [*(prompt if isinstance(prompt, list) else []), *completion] if completion else row.get("messages")
-        messages = _checked_messages(place, spoken)
+        messages = _checked_messages(place, spoken, num_given=_num_given(row))
         question = next((one["content"] for one in messages if one["role"] == "user"), messages[0]["content"])
         return {**row, "messages": messages, "question": question, "answer": answer}
     if "completion" in row:
@@ -81,7 +81,13 @@ def shown_text(row: Mapping[str, Any]) -> str:
     return str(row.get("completion", row.get("text", "")))
 
 
-def _checked_messages(place: str, messages: Any) -> list[Message]:
+def _num_given(row: Mapping[str, Any]) -> int:
+    """Messages of a row that are its prompt, and not learned whoever says them."""
+    are_apart = isinstance(row.get("prompt"), list) and isinstance(row.get("completion"), list)
+    return len(row["prompt"]) if are_apart else 0
+
+
+def _checked_messages(place: str, messages: Any, *, num_given: int) -> list[Message]:
     if not isinstance(messages, list) or not messages:
         raise DataError(f"{place}: messages must be a list of {{role, content}}, found {messages!r:.60}")
     for number, message in enumerate(messages):
@@ -91,7 +97,7 @@ def _checked_messages(place: str, messages: Any) -> list[Message]:
                 f"{place}: message {number} is {message!r:.60}. Write {{role, content}} with text as content and as "
                 f"role one of {listed(ROLES)}"
             )
-    spoken = [message for message in messages if message["role"] == "assistant"]
+    spoken = [message for message in messages[num_given:] if message["role"] == "assistant"]
     if not spoken:
         raise DataError(f"{place}: none of the messages is the assistant's, so there is nothing to learn. Drop the row")
     if any(not message["content"].strip() for message in spoken):
@@ -123,11 +129,11 @@ def render_demonstrations(
     template; with ``chat`` all of them go there. The completion is the row's own, or what the template makes of
     "solution" and "answer". Prompt and completion are tokenized apart, as in sampling, and the end token follows. In a
     conversation everything after the assistant first speaks is the completion, in which only the assistant's tokens are
-    trained on; with ``train_on`` "last", only its last message is, and what stands before it is the prompt. Of a row of
-    {"text"} everything but the first token is trained on.
+    trained on; with ``train_on`` "last", only its last message is, and what stands before is the prompt. What it says
+    in a "prompt" of messages is not learned. Of a row of {"text"} everything but the first token is trained on.
 
     Raises ConfigError for a tokenizer without an end token, or a chat template that writes the beginning of a
-    conversation otherwise than alone; DataError if no row is left.
+    conversation otherwise than alone; DataError if no row is left, or one goes on behind an end token.
     """
     if not isinstance(tokenizer.eos_token_id, int):
         raise ConfigError(
@@ -176,6 +182,7 @@ def _completed(
 ) -> Demonstration:
     """A prompt and the completion of its row, or the worked solution in the template's form."""
     text = str(row["completion"]) if "completion" in row else write_gold(row, template)
+    _refuse_early_end(prompt.index, text, tokenizer)
     if prompt.messages is None:
         return Demonstration(prompt, _ended(encode(tokenizer, text), tokenizer), text)
     opening = template.opening.strip()
@@ -186,13 +193,26 @@ def _completed(
     return Demonstration(prompt, _ended(ids, tokenizer), text)
 
 
+def _refuse_early_end(place: int, text: str, tokenizer: Tokenizer) -> None:
+    """Raises DataError for a completion that goes on behind an end token: a model stops there."""
+    behind = _cut(text, str(tokenizer.eos_token))[1]
+    if behind.strip():
+        raise DataError(
+            f"row {place}: its completion goes on behind the end token {tokenizer.eos_token} ({behind.strip()!r:.40}), "
+            f"where a model stops. Cut it there, or give it as {{messages}} or {{text}}"
+        )
+
+
 def _conversation(
     place: int, row: Mapping[str, Any], tokenizer: Tokenizer, train_on: TrainOn, chat: bool | Mapping[str, Any]
 ) -> Demonstration:
     """A conversation, cut behind what the assistant says last."""
     messages: list[Message] = list(row["messages"])
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    turns = [number for number in turns if number >= _num_given(row)]
     turns = turns[-1:] if train_on == "last" else turns
+    for number in turns:
+        _refuse_early_end(place, messages[number]["content"], tokenizer)
     before = chat_texts([messages[:number] for number in turns], tokenizer, chat)
     after = chat_texts([messages[: number + 1] for number in turns], tokenizer, chat, opens_answer=False)
     prompt_ids = tuple(encode(tokenizer, before[0]))
@@ -219,7 +239,9 @@ def _conversation(
 def _text(place: int, row: Mapping[str, Any], tokenizer: Tokenizer) -> Demonstration:
     first, *others = encode(tokenizer, str(row["text"]), add_special_tokens=True)
     opening = tokenizer.decode([first]) if others else ""
-    return Demonstration(Prompt(opening, (first,), place, row), _ended(others, tokenizer), str(row["text"]))
+    end: int = tokenizer.eos_token_id
+    ids = others if others[-1:] == [end] else [*others, end]  # end tokens inside are part of the text
+    return Demonstration(Prompt(opening, (first,), place, row), tuple(ids), str(row["text"]))
 
 
 def _behind(start: str, whole: str, tokenizer: Tokenizer, place: int) -> str:

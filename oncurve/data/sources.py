@@ -96,11 +96,20 @@ def read_generated(type: str, split: str, count: int | None, *, seed: int, level
 
         asked = calculator_problems(known, count, seed=seed)
         return [(f"calculator problem {number}", asdict(problem)) for number, problem in enumerate(asked, 1)]
+    if type == "calculator_chains":
+        from oncurve.tasks.calculator_chains import calculator_chains  # lazy
+
+        chained = calculator_chains(known, count, seed=seed)
+        return [(f"calculator chain {number}", asdict(problem)) for number, problem in enumerate(chained, 1)]
     if type == "number_games":
         from oncurve.tasks.guess_number import number_games  # lazy
 
         games = number_games(known, count, seed=seed)
         return [(f"number game {number}", asdict(game)) for number, game in enumerate(games, 1)]
+    if type == "mazes":
+        from oncurve.tasks.maze import mazes  # lazy
+
+        return [(f"maze {number}", asdict(maze)) for number, maze in enumerate(mazes(known, count, seed=seed), 1)]
     if type == "program_problems":
         from oncurve.tasks.program_problems import program_problems  # lazy
 

@@ -13,8 +13,9 @@ from statistics import fmean
 from typing import Any, Protocol, get_args
 
 from oncurve.errors import DataError
+from oncurve.observe.episode_metrics import episode_row
 from oncurve.observe.record import read_json, read_rows
-from oncurve.records import NOT_APPLICABLE, Completion, Group, Prompt, Reward, html_table
+from oncurve.records import ENDED_BY_ITSELF, NOT_APPLICABLE, Completion, Group, Prompt, Reward, html_table
 from oncurve.rewards.base import Category, RewardFunction, categorize, grade
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
@@ -54,6 +55,8 @@ class Example:
     """The final answer as a majority vote compares it; None if there is none or nobody looked."""
     error: str | None = None
     """Why there is no reward: "timeout", "crashed", "unparsable_reference", "not_applicable", ...; None if there is."""
+    episode: Mapping[str, Any] | None = None
+    """Who wrote what, calls and waiting, as rollouts record them; None for a completion without tools."""
 
     @property
     def is_correct(self) -> bool:
@@ -163,7 +166,7 @@ class Evaluation:
             "evaluation/wrong_fraction": self.counts["wrong"] / total,
             "evaluation/bad_format_fraction": self.counts["bad_format"] / total,
             "evaluation/error_fraction": sum(e.error not in (None, NOT_APPLICABLE) for e in self.examples) / total,
-            "evaluation/truncated_fraction": sum(e.finish_reason != "stop" for e in self.examples) / total,
+            "evaluation/truncated_fraction": sum(e.finish_reason not in ENDED_BY_ITSELF for e in self.examples) / total,
             "evaluation/mean_tokens": fmean(example.num_tokens for example in self.examples),
             "evaluation/num_examples": float(total),
         }
@@ -205,7 +208,11 @@ class Evaluation:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every example as a JSON object."""
-        return (asdict(example) for example in self.examples)
+        for example in self.examples:
+            row = asdict(example)
+            if example.episode is None:
+                del row["episode"]
+            yield row
 
 
 class Kept(Protocol):
@@ -349,6 +356,7 @@ def _example(
         sample=completion.index,
         extracted=None if extract is None else extract(completion.text),
         error=reward.error,
+        episode=episode_row(completion) or None,
     )
 
 

@@ -16,6 +16,7 @@ EPISODE = (
     Metric("episode/max_turns", "turns", "most turns of a completion", "below rollouts.episodes.max_turns"),
     Metric("episode/rows", "rows", "mean over completions of their rows: conversations and forks of an agent", "-"),
     Metric("episode/calls", "calls", "mean over completions of the calls that the policy made", "above 0"),
+    Metric("episode/calling_fraction", "fraction", "completions with a call", "above 0; rises where a tool helps"),
     Metric(
         "episode/tool_errors",
         "fraction",
@@ -32,7 +33,6 @@ EPISODE = (
         "episode/tool_timeouts", "fraction", "calls over rollouts.episodes.tool_seconds; part of tool_errors", "near 0"
     ),
     Metric("episode/answer_tokens", "tokens", "mean over completions of tokens that the policy did not write", "-"),
-    Metric("time/tools_seconds", "seconds", "mean time that a completion waited for tools and its environment", "-"),
     Metric(
         "episode/failed_fraction",
         "fraction",
@@ -47,6 +47,16 @@ EPISODE = (
     ),
 )
 """Glossary of what a run with tools or environments writes besides."""
+EPISODE_TIME = (
+    Metric("time/tools_seconds", "seconds", "mean time that a completion waited for tools and its environment", "-"),
+    Metric(
+        "time/tools_max_seconds",
+        "seconds",
+        "longest time that a completion waited for tools and its environment",
+        "a few times time/tools_seconds; one slow call delays the whole step",
+    ),
+)
+"""The same for the time that they take."""
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -65,7 +75,10 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
             len(row.token_ids) - len(row.written_ids) for one in episodes for row in (one, *one.branches)
         ),
         "episode/rows": 1 + statistics.fmean(len(one.branches) for one in episodes),
+        "episode/calling_fraction": sum(any(row.calls for row in (one, *one.branches)) for one in episodes)
+        / len(episodes),
         "time/tools_seconds": statistics.fmean(one.waiting_seconds for one in episodes),
+        "time/tools_max_seconds": max(one.waiting_seconds for one in episodes),
         "episode/failed_fraction": sum(one.failure is not None for one in episodes) / len(episodes),
     }
     if calls:
@@ -79,16 +92,27 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def episode_row(completion: Completion) -> dict[str, object]:
-    """What the record of an episode says besides its text; nothing for a plain completion."""
+    """What the record of an episode contains besides its text; nothing for a plain completion.
+
+    ``segments`` are [whether the policy wrote it, text, tokens]; ``turn`` of a call counts from 0.
+    """
     if not completion.segments and completion.failure is None:
         return {}
     shown = {
         "turns": completion.num_turns,
         "calls": [
-            {"name": call.name, "arguments": call.arguments, "answer": call.answer[:2000], "error": call.error}
+            {
+                "name": call.name,
+                "arguments": call.arguments,
+                "answer": call.answer[:2000],
+                "error": call.error,
+                "turn": call.turn,
+                "seconds": round(call.seconds, 4),
+            }
             for call in completion.calls
         ],
-        "segments": [[part.is_policy, part.text] for part in completion.segments],
+        "segments": [[part.is_policy, part.text, part.end - part.start] for part in completion.segments],
+        "waiting_seconds": round(completion.waiting_seconds, 4),
         "own_prompt": completion.own_prompt,
         "failure": completion.failure,
         "branches": [[[part.is_policy, part.text] for part in row.segments] for row in completion.branches] or None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oncurve.observe.episode_metrics import EPISODE
+from oncurve.observe.episode_metrics import EPISODE, EPISODE_TIME
 from oncurve.observe.metric import Metric
 from oncurve.observe.sinks import ALIASES
 
@@ -210,8 +210,8 @@ _EVALUATION = (
         "held-out examples with right answer in the right form",
         "rises with reward/correct; flat while that rises means overfitting or reward hacking",
     ),
-    Metric("evaluation/correct_low_fraction", "fraction", "lower end of the 95 % interval of correct_fraction", "-"),
-    Metric("evaluation/correct_high_fraction", "fraction", "upper end of the 95 % interval of correct_fraction", "-"),
+    Metric("evaluation/correct_low_fraction", "fraction", "lower end of the 95% interval of correct_fraction", "-"),
+    Metric("evaluation/correct_high_fraction", "fraction", "upper end of the 95% interval of correct_fraction", "-"),
     Metric(
         "evaluation/any_format_fraction",
         "fraction",
@@ -270,7 +270,9 @@ GLOSSARY: tuple[Metric, ...] = (
     *EPISODE,
     *_POLICY,
     *_MISMATCH,
+    Metric("sft/loss", "nats", "mean of -log p over the tokens of the step's demonstrations", "falls"),
     *_EVALUATION,
+    *EPISODE_TIME,
     *_TIME,
     *_AMOUNT,
 )

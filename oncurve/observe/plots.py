@@ -115,7 +115,7 @@ def plot_curve(
     title: str = "Held-out accuracy",
     subtitle: str = "",
 ) -> Path:
-    """One metric of one or more runs over the steps, for a README; held-out accuracy comes with its 95 % intervals.
+    """One metric of one or more runs over the steps, for a README; held-out accuracy comes with its 95% intervals.
 
     Raises DataError if no run recorded the metric.
     """
@@ -163,7 +163,7 @@ def _train_and_held_out(axes: Axes, metrics: Sequence[Mapping[str, Any]], smooth
     _title(axes, "Accuracy, training and held-out prompts")
     _lines(axes, metrics, {"reward/correct": ("training, sampled", BLUE)}, smooth)
     held_out = {
-        "evaluation/correct_fraction": ("held-out (95 %)", "-"),
+        "evaluation/correct_fraction": ("held-out (95%)", "-"),
         "evaluation/any_format_fraction": ("held-out, any format", ":"),
     }
     for key, (label, line) in held_out.items():

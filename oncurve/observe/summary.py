@@ -11,29 +11,43 @@ from oncurve.errors import DataError, counted
 from oncurve.observe.progress import duration, sparkline
 
 _Form = Callable[[float], str]
+ROUNDING = 1e-12
+"""What is smaller is an error of rounding and shown as 0."""
 
 
 def _percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
+def number(value: float) -> str:
+    """A number in about three digits, thousands separated, as the report writes it.
+
+    >>> number(0.12345), number(1234.5), number(1e-17)
+    ('0.123', '1,234', '0')
+    """
+    if abs(value) < ROUNDING:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 _TRAINING: tuple[tuple[str, str, _Form], ...] = (
-    ("reward", "reward/mean", _number),
+    ("reward", "reward/mean", number),
     ("correct", "reward/correct", _percent),
     ("required format", "reward/format", _percent),
     ("groups without signal", "group/zero_signal_fraction", _percent),
-    ("deviation inside a group", "group/std_mean", _number),
-    ("completion tokens", "completion/mean_tokens", _number),
+    ("deviation inside a group", "group/std_mean", number),
+    ("completion tokens", "completion/mean_tokens", number),
     ("cut off at the limit", "completion/truncated_fraction", _percent),
-    ("entropy, nats", "policy/entropy", _number),
-    ("KL to the reference, nats", "policy/kl", _number),
+    ("entropy, nats", "policy/entropy", number),
+    ("KL to the reference, nats", "policy/kl", number),
     ("clipped tokens", "policy/clip_fraction", _percent),
-    ("gradient norm", "policy/gradient_norm", _number),
-    ("sampler/trainer KL, nats", "mismatch/kl", _number),
+    ("gradient norm", "policy/gradient_norm", number),
+    ("sampler/trainer KL, nats", "mismatch/kl", number),
+    ("loss on demonstrations", "sft/loss", number),
+    ("turns of an episode", "episode/turns", number),
+    ("calls of tools", "episode/calls", number),
+    ("calls that failed", "episode/tool_errors", _percent),
+    ("waiting for tools, seconds", "time/tools_seconds", number),
 )
 _HELD_OUT: tuple[tuple[str, str], ...] = (
     ("correct", "evaluation/correct_fraction"),
@@ -88,7 +102,7 @@ def _head(metrics: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any], tit
 def _compared(comparison: Mapping[str, Any]) -> list[str]:
     """Before and after on the test problems, each share with the change that they agree on."""
     before, after = comparison["names"]
-    lines = [f"Test problems, {comparison['num_prompts']:,}: {before} and {after}, with 95 % intervals of the change"]
+    lines = [f"Test problems, {comparison['num_prompts']:,}: {before} and {after}, with 95% intervals of the change"]
     for row in comparison["rows"]:
         start, end = (share["successes"] / max(share["total"], 1) for share in (row["before"], row["after"]))
         change = f"{100 * row['change']:+.1f} points, {100 * row['low']:+.1f} to {100 * row['high']:+.1f}"
@@ -118,7 +132,7 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         details.append(f"{count:.0f} examples")
     low, high = (last.get(f"evaluation/correct_{end}_fraction", math.nan) for end in ("low", "high"))
     if math.isfinite(low + high):
-        details.append(f"last 95 % interval of correct {low:.1%} to {high:.1%}")
+        details.append(f"last 95% interval of correct {low:.1%} to {high:.1%}")
     return [f"Validation problems, during the run{': ' if details else ''}{', '.join(details)}", *lines]
 
 

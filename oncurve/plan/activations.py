@@ -37,7 +37,7 @@ def largest_microbatch(work: Work, setup: Setup) -> Microbatch:
     Source: ``Batch.plan_microbatches``, ``policy/packed_attention.py``. With several ranks each has its share of the
     prompts.
     """
-    prompt, completion = work.prompt_tokens, work.completion_tokens
+    prompt, completion = work.prompt_tokens, work.longest_tokens
     rows_per_update = max(1, work.completions_per_update // max(setup.ranks, 1))
     if not setup.packed:
         whole = prompt + completion

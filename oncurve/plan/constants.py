@@ -114,3 +114,9 @@ LINK_SHARE = 0.5
 """Guessed. Share of the nominal rate between two GPUs that a broadcast reaches."""
 MEAN_LENGTH_SHARE = 0.5
 """Guessed. Mean length of a completion as a share of the limit, where nobody said."""
+MEAN_TURNS = 3.0
+"""Guessed. Turns of a completion with tools, where nobody said and the limit is not lower."""
+MEAN_ANSWER_SHARE = 0.25
+"""Guessed. Mean tokens of an answer as a share of the limit, where nobody said."""
+TOOL_SECONDS = 0.1
+"""Guessed. Until a tool or an environment has answered, where nobody said."""

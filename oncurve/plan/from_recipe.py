@@ -9,10 +9,10 @@ from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan import constants
-from oncurve.plan.setup import Placement, Setup, Shard, Work
+from oncurve.plan.setup import Placement, Setup, Shard, TurnPlan, Work
 from oncurve.plan.shape import ModelShape
 
-PROMPT_TOKENS = {"word_problems": 64, "program_problems": 192, "gsm8k": 256, "math": 384}
+PROMPT_TOKENS = {"word_problems": 64, "calculator_problems": 96, "program_problems": 192, "gsm8k": 256, "math": 384}
 """Guessed. Tokens of a long prompt with its template, by the type of the data; 512 for any other."""
 
 
@@ -30,11 +30,18 @@ class PlanRequest:
     """Devices that only sample; 0 takes one where the placement needs some."""
     prompt_tokens: int | None = None
     mean_tokens: float | None = None
+    mean_turns: float | None = None
+    answer_tokens: float | None = None
+    """Of the average answer."""
+    tool_seconds: float | None = None
     is_gpu: bool = True
 
 
-def make_work(config: Config, wishes: PlanRequest) -> Work:
-    """The work of a step of a recipe; lengths that nobody knows before the data is read are guesses."""
+def make_work(config: Config, wishes: PlanRequest, *, context_tokens: int | None = None) -> Work:
+    """The work of a step of a recipe; lengths that nobody knows before the data is read are guesses.
+
+    A guessed prompt leaves room for the completion in the model's context.
+    """
     limit = config.rollouts.max_completion_tokens
     mean = wishes.mean_tokens or constants.MEAN_LENGTH_SHARE * limit
     if mean > limit:
@@ -42,10 +49,13 @@ def make_work(config: Config, wishes: PlanRequest) -> Work:
             f"--mean-tokens {mean:g} is more than rollouts.max_completion_tokens, {limit}. Lower it or raise the limit"
         )
     given = wishes.prompt_tokens or config.data.max_prompt_tokens
+    guessed = PROMPT_TOKENS.get(config.data.type, 512)
+    if context_tokens is not None and limit < context_tokens < limit + guessed:
+        guessed = context_tokens - limit
     return Work(
         prompts=config.run.prompts_per_step,
         group_size=config.algorithm.group_size,
-        prompt_tokens=given or PROMPT_TOKENS.get(config.data.type, 512),
+        prompt_tokens=given or guessed,
         completion_tokens=limit,
         mean_completion_tokens=mean,
         updates=config.updates_per_step,
@@ -54,7 +64,53 @@ def make_work(config: Config, wishes: PlanRequest) -> Work:
         max_rows=USUAL_ROWS if config.rollouts.max_rows == "auto" else config.rollouts.max_rows,
         steps=config.run.steps,
         save_every_steps=config.run.save_every_steps,
+        turns=make_turns(config, wishes),
+        context_tokens=context_tokens,
     )
+
+
+def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:
+    """Turns and answers of a recipe with tools or environments; guessed where the command line does not say."""
+    asked = {
+        "--mean-turns": wishes.mean_turns,
+        "--answer-tokens": wishes.answer_tokens,
+        "--tool-seconds": wishes.tool_seconds,
+    }
+    if not config.rollouts.has_episodes:
+        for option, value in asked.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is for completions with tools, and this recipe has none. Set rollouts.tools or "
+                    f"rollouts.environments, or leave {option} out"
+                )
+        return TurnPlan()
+    limits = config.rollouts.episodes
+    mean = wishes.mean_turns or min(constants.MEAN_TURNS, float(limits.max_turns))
+    answer = wishes.answer_tokens or constants.MEAN_ANSWER_SHARE * limits.max_answer_tokens
+    for option, value, key, most in (
+        ("--mean-turns", mean, "max_turns", limits.max_turns),
+        ("--answer-tokens", answer, "max_answer_tokens", limits.max_answer_tokens),
+    ):
+        if value > most:
+            raise ConfigError(
+                f"{option} {value:g} is more than rollouts.episodes.{key}, {most}. Lower it or raise the limit"
+            )
+    return TurnPlan(
+        limit=limits.max_turns,
+        mean=mean,
+        answer_limit=limits.max_answer_tokens,
+        mean_answer=answer,
+        seconds=constants.TOOL_SECONDS if wishes.tool_seconds is None else wishes.tool_seconds,
+        threads=limits.threads,
+        cached=_has_vllm(config, wishes),
+    )
+
+
+def _has_vllm(config: Config, wishes: PlanRequest) -> bool:
+    """vLLM servers sample, which keep what they have read."""
+    rollouts = config.rollouts
+    named = bool(rollouts.vllm_servers or rollouts.sleep or rollouts.transfer == "ipc")
+    return named or (rollouts.type == "auto" and wishes.placement != "colocated")
 
 
 def make_setup(config: Config, wishes: PlanRequest) -> Setup:
@@ -119,7 +175,13 @@ def longest_row(shape: ModelShape, work: Work) -> str | None:
     """A warning where prompt and completion are longer than the model was made for; None otherwise."""
     row = work.prompt_tokens + work.completion_tokens
     if row <= shape.max_tokens:
-        return None
+        answers = (work.turns.limit - 1) * work.turns.answer_limit
+        if row + answers <= shape.max_tokens:
+            return None
+        return (
+            f"a prompt, its turns and their answers may take {row + answers} tokens, more than the context of "
+            f"{shape.name}, {shape.max_tokens}: such completions end with the reason context"
+        )
     return (
         f"a prompt and its completion may take {row} tokens, more than the context of {shape.name}, "
         f"{shape.max_tokens}: longer prompts are left out"

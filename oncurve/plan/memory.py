@@ -284,7 +284,7 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
 def cpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
     """Keys and values, and buffers, of the engine on a CPU."""
     rows = -(-work.rows_at_once // setup.ranks)
-    length = work.prompt_tokens + work.completion_tokens
+    length = work.prompt_tokens + work.longest_tokens
     logits = 4.0 * constants.SAMPLING_LOGIT_COPIES * rows * shape.vocabulary
     prompts = rows / work.group_size * work.prompt_tokens
     reading = setup.width * prompts * 3 * shape.mlp
@@ -297,7 +297,7 @@ def gpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]
     widths, call, by_module = room_of(shape, work, setup)
     rows = -(-work.rows_at_once // setup.ranks)
     everything = (decode_memory.module_bytes if by_module else decode_memory.decoding_bytes)(widths, call, rows)
-    prompts, length = call.prompts(rows), work.prompt_tokens + work.completion_tokens
+    prompts, length = call.prompts(rows), work.prompt_tokens + work.longest_tokens
     if by_module:
         cache = rows * length * widths.position_bytes * (widths.layers + 1)
     else:
@@ -306,7 +306,7 @@ def gpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]
             rows=rows,
             prompts=prompts,
             prompt_tokens=work.prompt_tokens,
-            completion_tokens=work.completion_tokens,
+            completion_tokens=work.held_tokens,
         )
     return float(cache), float(everything - cache)
 
@@ -328,7 +328,7 @@ def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[decode_memory.
         num_prompts=-(-work.prompts // setup.ranks),
         group_size=work.group_size,
         prompt_tokens=work.prompt_tokens,
-        completion_tokens=work.completion_tokens,
+        completion_tokens=work.held_tokens,
     )
     return widths, call, shape.family not in OWN_FAMILIES or setup.quantization is not None
 
@@ -349,7 +349,7 @@ def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Compon
     """
     devices = max(setup.sampler_devices, 1)
     rows = -(-work.rows_at_once // devices)
-    length = work.prompt_tokens + work.completion_tokens
+    length = work.prompt_tokens + work.longest_tokens
     yield Component("engine's weights", 2.0 * shape.num_parameters / devices, PHASES)
     yield Component("KV cache", kv_bytes(shape, rows * length, setup), ("sample",))
     yield Component("engine's buffers", constants.ENGINE_OVERHEAD_BYTES, PHASES, is_allowance=True)

@@ -161,6 +161,12 @@ def _head(plan: Plan) -> Iterator[str]:
         f"a step: {work.prompts} prompts x {work.group_size} completions, prompts of {work.prompt_tokens} tokens, "
         f"completions of {work.mean_completion_tokens:g} on average and {work.completion_tokens} at most"
     )
+    if (turns := work.turns).limit > 1:
+        yield (
+            f"in turns: {turns.mean:g} on average and {turns.limit} at most; answers of {turns.mean_answer:g} tokens "
+            f"on average and {turns.answer_limit} at most, after {turns.seconds:g} s "
+            f"(--mean-turns, --answer-tokens, --tool-seconds)"
+        )
     parts = f", state sharded with {setup.shard}" if setup.ranks > 1 else ""
     samplers = f", {setup.sampler_devices} to sample ({setup.placement})" if setup.sampler_devices else ""
     yield f"on {setup.ranks} x {plan.device.name} to train{parts}{samplers}; arithmetic in {setup.compute}"
@@ -230,6 +236,8 @@ def _time(plan: Plan) -> Iterator[str]:
         + (f" + weight sync {_seconds(time.sync)}" if time.sync_bytes else "")
     )
     yield f"  {time.sampled_per_second:,.0f} tokens/s sampled, {time.trained_per_second:,.0f} tokens/s trained"
+    if plan.work.turns.limit > 1:
+        yield from _turns(plan)
     if time.sync_bytes:
         parts = ", ".join(f"{part.name} {_seconds(part.seconds)}" for part in time.way)
         way = f"rollouts.transfer {plan.setup.transfer}"
@@ -241,6 +249,19 @@ def _time(plan: Plan) -> Iterator[str]:
         f"  from measured speeds of {plan.device.name}"
         if measured
         else (f"  from nominal speeds of {plan.device.name}; {share}")
+    )
+
+
+def _turns(plan: Plan) -> Iterator[str]:
+    """What tools cost, and what that assumes."""
+    time, turns = plan.time, plan.work.turns
+    kept = "a server keeps what it has read, and reads the answers" if turns.cached else "each time with all before it"
+    yield f"  {time.read_again_tokens:,.0f} tokens read again after answers ({kept})"
+    answers = counted(turns.limit - 1, "answer")
+    yield f"  {_seconds(time.wait)} of sampling waits for tools: the longest completion of a batch for {answers}"
+    yield (
+        f"  memory is for {plan.work.longest_tokens} tokens of a completion with every answer at its limit; answers "
+        f"are read in training too, and not learned from"
     )
 
 

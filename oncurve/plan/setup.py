@@ -16,6 +16,26 @@ Compute = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPlan:
+    """How completions go on with tools or an environment. By default there is one turn and no answer."""
+
+    limit: int = 1
+    """Turns of the policy, at most."""
+    mean: float = 1.0
+    """Turns of the average completion; an answer comes between two."""
+    answer_limit: int = 0
+    """Tokens of one answer, at most."""
+    mean_answer: float = 0.0
+    """Tokens of the average answer."""
+    seconds: float = 0.0
+    """Until a tool or an environment has answered."""
+    threads: int = 64
+    """Answers that are worked on at the same time."""
+    cached: bool = False
+    """A server keeps what a completion has read while it waits; our own engine reads it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """One step: how many tokens are sampled and trained on."""
 
@@ -40,6 +60,46 @@ class Work:
     steps: int = 100
     save_every_steps: int = 10
     """Steps between two checkpoints; 0 saves none before the end."""
+    turns: TurnPlan = TurnPlan()
+    """The limits above are on what the policy writes, in all turns together; answers come on top."""
+    context_tokens: int | None = None
+    """Prompt, turns and answers together, at most; None: no limit."""
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest completion, with its answers."""
+        answers = (self.turns.limit - 1) * self.turns.answer_limit
+        if self.context_tokens is not None:
+            answers = min(answers, max(0, self.context_tokens - self.prompt_tokens - self.completion_tokens))
+        return self.completion_tokens + answers
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of the average completion, with its answers."""
+        answers = (self.turns.mean - 1) * self.turns.mean_answer
+        return min(self.mean_completion_tokens + answers, float(self.longest_tokens))
+
+    @property
+    def held_tokens(self) -> int:
+        """Positions of a completion in the engine's cache beyond the prompt that its group shares.
+
+        A completion that comes back from a tool is a prompt of its own, and shares nothing any more.
+        """
+        has_own_prompt = self.turns.limit > 1 and not self.turns.cached
+        return self.longest_tokens + (self.prompt_tokens if has_own_prompt else 0)
+
+    @property
+    def read_again_tokens(self) -> float:
+        """Tokens that the average completion makes the sampler read after its first turn.
+
+        With n turns of t tokens, answers of a, a prompt of S:  (n - 1) S + (t + a) n (n - 1) / 2,
+        or the n - 1 answers alone where the cache keeps the rest.
+        """
+        turns = self.turns.mean
+        if self.turns.cached:
+            return (turns - 1) * self.turns.mean_answer
+        each = self.mean_completion_tokens / turns + self.turns.mean_answer
+        return (turns - 1) * (self.prompt_tokens + each * turns / 2)
 
     @property
     def completions(self) -> int:

@@ -60,7 +60,7 @@ def share_gpu(shape: ModelShape, work: Work, setup: Setup, *, total: float, slee
         buffers = sum(part.bytes for part in weight_parts(shape, setup) if part.is_buffer)
         trains = buffers + sum(part.bytes for part in training_parts(shape, work, setup))
         stays += trains * (1 + constants.GPU_FRAGMENTATION)
-    cache = kv_bytes(shape, work.group_size * (work.prompt_tokens + work.completion_tokens), setup)
+    cache = kv_bytes(shape, work.group_size * (work.prompt_tokens + work.longest_tokens), setup)
     weights = float(setup.width * shape.num_parameters)
     return Beside(
         total=total,

@@ -21,6 +21,10 @@ class StepTime:
     sampled_tokens: float
     trained_tokens: float
     sync_bytes: float
+    wait: float = 0.0
+    """Of the time of sampling: nothing is left to decode until tools answer."""
+    read_again_tokens: float = 0.0
+    """Tokens that are read again after answers."""
     way: tuple[Part, ...] = ()
     """The parts of the weight sync."""
 
@@ -42,7 +46,7 @@ class StepTime:
 
 def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float) -> StepTime:
     """Seconds of a step on a device."""
-    trained = work.tokens(completion_tokens=work.mean_completion_tokens, packed=setup.packed)
+    trained = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed)
     way = way_of_weights(shape, setup, device, network_gbit=network_gbit)
     return StepTime(
         sample=sample_seconds(shape, work, setup, device),
@@ -51,6 +55,8 @@ def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, ne
         sampled_tokens=work.completions * work.mean_completion_tokens,
         trained_tokens=trained,
         sync_bytes=sync_bytes(shape, setup),
+        wait=wait_seconds(work, setup),
+        read_again_tokens=work.completions * work.read_again_tokens,
         way=way,
     )
 
@@ -66,13 +72,13 @@ def flops_per_token(shape: ModelShape, work: Work, setup: Setup) -> float:
     """
     backward = 2 if setup.method == "full" else 1
     passes = work.passes * (1 + backward + (1 if setup.checkpointing else 0)) + work.extra_passes
-    row = work.prompt_tokens + work.mean_completion_tokens
+    row = work.prompt_tokens + work.mean_tokens
     return passes * (2.0 * shape.matrix_parameters + 4.0 * shape.layers * shape.query_size * row / 2)
 
 
 def train_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
     """Tokens x operations per token / (rate x share x devices). Rows without a signal are not left out here."""
-    tokens = work.tokens(completion_tokens=work.mean_completion_tokens, packed=setup.packed)
+    tokens = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed)
     rate = device.bf16 * 1e12 * (device.train_utilization or constants.TRAIN_UTILIZATION) * setup.ranks
     return tokens * flops_per_token(shape, work, setup) / rate
 
@@ -97,9 +103,23 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
     bandwidth = device.bandwidth * GB * decode_share(setup, device)
     rows = min(work.rows_at_once, -(-work.completions // devices))
     running = max(1.0, rows * work.mean_completion_tokens / work.completion_tokens)
-    length = work.prompt_tokens + work.mean_completion_tokens / 2
+    length = work.prompt_tokens + work.mean_tokens / 2
     read = setup.width * (shape.matrix_parameters + running * length * shape.kv_numbers_per_token)
     one = max(read / bandwidth, 2.0 * shape.matrix_parameters * running / rate)
     batches = -(-work.completions // (rows * devices))
-    prompts = 2.0 * shape.matrix_parameters * work.prompts * work.prompt_tokens / (rate * devices)
-    return prompts + batches * work.completion_tokens * one
+    reads = work.prompts * work.prompt_tokens + work.completions * work.read_again_tokens
+    prompts = 2.0 * shape.matrix_parameters * reads / (rate * devices)
+    return prompts + batches * work.completion_tokens * one + wait_seconds(work, setup)
+
+
+def wait_seconds(work: Work, setup: Setup) -> float:
+    """Time in which a step waits for tools and nothing is left to decode.
+
+        max( batches of rows x (turn limit - 1) x seconds of an answer , all answers x seconds / threads )
+
+    While a completion waits, the others are decoded; the longest one of a batch is waited for.
+    """
+    turns, devices = work.turns, setup.sampler_devices or setup.ranks
+    batches = -(-work.completions // (min(work.rows_at_once, -(-work.completions // devices)) * devices))
+    all_answers = work.completions * (turns.mean - 1)
+    return max(batches * (turns.limit - 1) * turns.seconds, all_answers * turns.seconds / turns.threads)

@@ -20,6 +20,7 @@ TEXT_BUDGET = 19 * 2**20
 TOKEN_BUDGET = 6 * 2**20
 """Bytes of all blocks with log-probabilities of tokens."""
 _PREFIX = "step_"
+_CALL_CHARACTERS = 500
 
 
 @dataclass
@@ -153,8 +154,35 @@ def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
         "error": row.get("error"),
         "detail": shorten(row.get("detail"), 500),
         "advantage": _rounded(row.get("advantage")),
+        **episode_shown(row),
     }
     return {key: value for key, value in shown.items() if value not in (None, "", {})}
+
+
+def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Who wrote what in a completion with tools, as far as a page shows it; nothing for a plain one."""
+    segments = row.get("segments")
+    if not isinstance(segments, list):
+        return {}
+    left, shown = MAX_CHARACTERS, []
+    for is_policy, text, *size in segments:
+        shown.append([int(bool(is_policy)), shorten(text, max(left, 0)), size[0] if size else 0])
+        left -= len(str(text))
+    calls = [
+        {
+            key: shorten(value, _CALL_CHARACTERS) if isinstance(value, str) else finite(value)
+            for key, value in call.items()
+        }
+        for call in row.get("calls") or ()
+    ]
+    return {
+        "segments": shown,
+        "turns": row.get("turns"),
+        "calls": [{key: value for key, value in call.items() if value is not None} for call in calls],
+        "waited": _rounded(row.get("waiting_seconds")),
+        "own_prompt": shorten(row.get("own_prompt")),
+        "failure": row.get("failure"),
+    }
 
 
 def _has_tokens(row: Mapping[str, Any]) -> bool:

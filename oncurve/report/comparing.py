@@ -29,6 +29,7 @@ from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation, read_evaluation
 from oncurve.observe.progress import duration
 from oncurve.observe.record import read_manifest, read_metrics
+from oncurve.observe.summary import number
 from oncurve.report.overview import overview
 from oncurve.stats import bootstrap_interval
 
@@ -90,7 +91,7 @@ def compare_runs(runs: Sequence[Path], *, usd_per_hour: float | None = None) -> 
         raise ConfigError("compare: name at least two run folders, such as `oncurve compare runs/a runs/b`.")
     sides = [_side(run, name, usd_per_hour) for run, name in zip(runs, _names(runs), strict=True)]
     notes = [
-        "Test problems: 95 % intervals. The difference from the first run is paired (McNemar's exact test, or sign "
+        "Test problems: 95% intervals. The difference from the first run is paired (McNemar's exact test, or sign "
         "flips over prompts with several completions each).",
         "Last tenth: mean over the last tenth of the steps. Its interval takes steps as independent, which they are "
         "not quite, and says nothing about other seeds: compare several seeds before believing a small difference.",
@@ -177,10 +178,6 @@ def _percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def _whole(value: float) -> str:
     return f"{value:,.0f}"
 
@@ -220,14 +217,14 @@ _ROWS: tuple[tuple[str, Callable[[Side], Cell]], ...] = (
     ("test problems solved, before", _measured("base")),
     ("test problems solved, after", _measured("trained")),
     ("held-out, last measurement", _held_out),
-    ("reward, last tenth", _last_tenth("reward/mean", _number)),
+    ("reward, last tenth", _last_tenth("reward/mean", number)),
     ("correct, last tenth", _last_tenth("reward/correct", _percent)),
-    ("completion tokens, last tenth", _last_tenth("completion/mean_tokens", _number)),
+    ("completion tokens, last tenth", _last_tenth("completion/mean_tokens", number)),
     ("cut off at the limit, last tenth", _last_tenth("completion/truncated_fraction", _percent)),
     ("groups without signal, last tenth", _last_tenth("group/zero_signal_fraction", _percent)),
-    ("entropy in nats, last tenth", _last_tenth("policy/entropy", _number)),
-    ("KL to the reference, last tenth", _last_tenth("policy/kl", _number)),
-    ("sampler/trainer KL, last tenth", _last_tenth("mismatch/kl", _number)),
+    ("entropy in nats, last tenth", _last_tenth("policy/entropy", number)),
+    ("KL to the reference, last tenth", _last_tenth("policy/kl", number)),
+    ("sampler/trainer KL, last tenth", _last_tenth("mismatch/kl", number)),
     ("seconds per step", _seconds_per_step),
     ("tokens per second, last tenth", _last_tenth("speed/tokens_per_second", _whole)),
     ("time in all", lambda side: Cell(duration(side.told["spent"]["elapsed_seconds"]))),
@@ -285,10 +282,11 @@ def comparison_tables(compared: RunComparison) -> list[Table]:
     return [results, differences]
 
 
-def write_comparison(compared: RunComparison, output: Path) -> Path:
-    """The comparison with all curves as one HTML file that needs nothing else."""
+def comparison_page(compared: RunComparison, *, home: str | None = None) -> Iterator[str]:
+    """The comparison with all curves as one page that needs nothing else, in parts; ``home`` is where it leads back."""
     boot = {
         "kind": "compare",
+        "home": home,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "runs": [{"name": side.name} for side in compared.sides],
@@ -300,7 +298,12 @@ def write_comparison(compared: RunComparison, output: Path) -> Path:
         "notes": list(compared.notes),
     }
     blocks = {f"metrics-{place}": pack(columns(side.rows)) for place, side in enumerate(compared.sides)}
-    write_pieces(output, pieces(" · ".join(side.name for side in compared.sides), boot, blocks=blocks))
+    return pieces(" · ".join(side.name for side in compared.sides), boot, blocks=blocks)
+
+
+def write_comparison(compared: RunComparison, output: Path) -> Path:
+    """That page as a file."""
+    write_pieces(output, comparison_page(compared))
     return output
 
 

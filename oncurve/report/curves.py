@@ -22,7 +22,7 @@ PANELS: tuple[dict[str, Any], ...] = (
                 "high": "evaluation/correct_high_fraction",
             },
         ],
-        "note": "Held-out accuracy with its 95 % interval. Training rising while held-out stays flat is overfitting or "
+        "note": "Held-out accuracy with its 95% interval. Training rising while held-out stays flat is overfitting or "
         "reward hacking.",
     },
     {
@@ -48,6 +48,7 @@ PANELS: tuple[dict[str, Any], ...] = (
         "lines": [
             {"key": "policy/gradient_norm", "name": "gradient norm"},
             {"key": "policy/loss", "name": "loss"},
+            {"key": "sft/loss", "name": "loss on demonstrations"},
         ],
         "note": "Spikes of the norm ask for a lower learning rate. On policy the loss is about 0 whatever is learned: "
         "no measure of progress.",
@@ -84,6 +85,35 @@ PANELS: tuple[dict[str, Any], ...] = (
             {"key": "reward/error_fraction", "name": "not gradable"},
         ],
         "note": "Shares of the completions. Form alone rising means that only the form is learned.",
+    },
+    {
+        "title": "Turns and calls",
+        "lines": [
+            {"key": "episode/turns", "name": "turns"},
+            {"key": "episode/calls", "name": "calls of tools"},
+        ],
+        "zero": True,
+        "note": "Means over the completions. No calls at all teach nothing about calling.",
+    },
+    {
+        "title": "Calls and episodes that fail",
+        "lines": [
+            {"key": "episode/tool_errors", "name": "calls answered with an error"},
+            {"key": "episode/malformed_calls", "name": "calls that cannot be read"},
+            {"key": "episode/ended/turns", "name": "episodes out of turns"},
+            {"key": "episode/failed_fraction", "name": "environments failed"},
+        ],
+        "zero": True,
+        "note": "Shares of the calls, and of the completions. A failed environment leaves a completion ungraded.",
+    },
+    {
+        "title": "Waiting for tools",
+        "lines": [
+            {"key": "time/tools_seconds", "name": "mean, seconds"},
+            {"key": "time/tools_max_seconds", "name": "longest, seconds"},
+        ],
+        "zero": True,
+        "note": "Per completion. Sampling of the others continues meanwhile; a step waits for its slowest completion.",
     },
     {
         "title": "Tokens per second",

@@ -17,9 +17,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from oncurve import __version__
-from oncurve.errors import DataError
+from oncurve.errors import ConfigError, DataError
 from oncurve.report.access import Gate
 from oncurve.report.blocks import as_json, read_step
+from oncurve.report.comparing import compare_runs, comparison_page
 from oncurve.report.curves import glossary, names
 from oncurve.report.examples import example_groups
 from oncurve.report.follow import read_news, step_list
@@ -33,6 +34,8 @@ ALIVE_SECONDS = 5.0
 """A watcher is told so often that the server is there."""
 LIST_SECONDS = 3.0
 """How often the list of runs asks for itself again."""
+MAX_COMPARED = 12
+"""Runs side by side, at most."""
 
 
 def make_app(viewer: Viewer, *, token: str | None = None, hosts: Sequence[str] = ()) -> Any:
@@ -47,6 +50,10 @@ def make_app(viewer: Viewer, *, token: str | None = None, hosts: Sequence[str] =
 
     async def listing(request: Request) -> Response:
         return _json({"runs": await run_in_threadpool(viewer.listed)})
+
+    async def side_by_side(request: Request) -> Response:
+        named = list(dict.fromkeys(request.query_params.getlist("run")))[:MAX_COMPARED]
+        return HTMLResponse(await run_in_threadpool(_compared, viewer, named))
 
     async def page(request: Request) -> Response:
         name = request.path_params["name"]
@@ -66,11 +73,12 @@ def make_app(viewer: Viewer, *, token: str | None = None, hosts: Sequence[str] =
     routes = [
         Route("/", home),
         Route("/runs", listing),
+        Route("/compare", side_by_side),
         Route("/run/{name}", page),
         Route("/run/{name}/events", events),
         Route("/run/{name}/groups/{step}", groups),
     ]
-    app = Starlette(routes=routes, exception_handlers={DataError: _broken})
+    app = Starlette(routes=routes, exception_handlers={DataError: _broken, ConfigError: _broken})
     return Gate(app, token=token, hosts=hosts)
 
 
@@ -143,6 +151,12 @@ def _boot(viewer: Viewer, run: Path, name: str) -> dict[str, Any]:
         **step_list(run),
         **page_constants([]),
     }
+
+
+def _compared(viewer: Viewer, names: Sequence[str]) -> str:
+    """The page of some runs side by side."""
+    found = [_find(viewer, name) for name in names]
+    return "".join(comparison_page(compare_runs(found, usd_per_hour=viewer.usd_per_hour), home="/"))
 
 
 def _groups(run: Path, step: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
 
 
 def state(run: Path) -> dict[str, Any]:
-    """What the run is doing: "running", "finished", "stopped" or "died", its phase, and when it last wrote.
+    """What the run is doing: "running", "finished", "stopped" or "died", its phase, when it last wrote, why it ended.
 
     A writer that died left the folder locked; `oncurve resume` takes it over.
     """
@@ -62,7 +62,23 @@ def state(run: Path) -> dict[str, Any]:
         name = "finished" if phase == "finished" or (run / "comparison.json").is_file() else "stopped"
     else:
         name = "running" if lives else "died"
-    return {"name": name, "phase": phase, "age_seconds": finite(age), "step": told.get("step")}
+    return {
+        "name": name,
+        "phase": phase,
+        "age_seconds": finite(age),
+        "step": told.get("step"),
+        "reason": _why(run, name),
+    }
+
+
+def _why(run: Path, name: str) -> str:
+    """Why a run ended before its last step; empty for one that did not, or where its log does not say."""
+    if name == "died":
+        return f"its process is gone without a word; continue with `oncurve resume {run}`"
+    if name != "stopped":
+        return ""
+    told = [line.partition("  ")[2] for line in _text_if_there(run / "log.txt").splitlines()]
+    return next((line for line in reversed(told) if line.startswith("stopped")), "")[:300]
 
 
 def evaluation(run: Path) -> dict[str, Any]:
@@ -146,17 +162,11 @@ def _spent(
     }
 
 
-def _profile(run: Path) -> dict[str, Any] | None:
-    """Where a step's time went and the share of the machine's limits; None for a run without ``run.profile``."""
-    described, rows = read_profile(run)
-    if not rows:
-        return None
-    return {
-        "limits": described,
-        "rows": [
-            [r.name, r.is_part, r.spent.seconds, r.spent.tokens, finite(r.multiplied), finite(r.read)] for r in rows
-        ],
-    }
+def _profile(run: Path) -> list[list[Any]] | None:
+    """Where a step's time went; None for a run without ``run.profile``."""
+    return [
+        [r.name, r.is_part, r.spent.seconds, r.share, r.spent.calls, r.spent.tokens] for r in read_profile(run)
+    ] or None
 
 
 def _usd_per_point(rows: Sequence[Mapping[str, Any]], usd: float | None) -> float | None:

@@ -18,7 +18,7 @@ from typing import Any
 from oncurve.report.blocks import as_json
 
 PAGES = Path(__file__).resolve().parent / "pages"
-SCRIPTS = ("base.js", "data.js", "charts.js", "overview.js", "explorer.js", "runs.js", "main.js")
+SCRIPTS = ("base.js", "data.js", "charts.js", "overview.js", "episode.js", "explorer.js", "runs.js", "main.js")
 """In this order they make up one script."""
 
 

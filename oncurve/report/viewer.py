@@ -95,18 +95,7 @@ def _entry(run: Path) -> dict[str, Any]:
         "steps_planned": finite(planned),
         "model": str(config.get("model") or ""),
         "findings": [sum(each.severity == kind for each in found) for kind in ("severe", "warning")],
-        "stopped_for": _last_words(run),
         "held_out": held_out[-1] if held_out else None,
         "reward": rewards[-1] if rewards else None,
         "rewards": rewards[:: max(1, len(rewards) // _SPARK_POINTS)],
     }
-
-
-def _last_words(run: Path) -> str:
-    """Why a run ended before its last step, as its log says it; empty where it does not."""
-    try:
-        lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    ended = [line.partition("  ")[2] for line in lines if line.partition("  ")[2].startswith("stopped")]
-    return ended[-1][:200] if ended else ""

@@ -35,7 +35,7 @@ from oncurve.train.demonstrated import DemonstrationSampler
 from oncurve.train.guards import Guards
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.loop import train
-from oncurve.train.profiling import make_profiler
+from oncurve.train.profiling import Profiler
 from oncurve.train.run import Run, Step
 
 
@@ -265,14 +265,11 @@ def make_run(session: Session, facts: Mapping[str, Any], first_step: int) -> Run
             notify=session.note,
         ),
         watcher=Watch(resolved, read_metrics(folder.path) if first_step and is_main else ()),
-        profiler=make_profiler(
-            policy,
-            parts.sampler,
-            folder.path,
-            is_profiled=config.run.profile,
-            trace_step=config.run.profile_trace_step,
-            notify=session.note,
-        ),
+        profiler=Profiler(
+            policy, parts.sampler, folder.path, is_timed=config.run.profile, trace_step=config.run.profile_trace_step
+        )
+        if config.run.profile or config.run.profile_trace_step is not None
+        else None,
         is_supervised=config.sft is not None,
     )
 

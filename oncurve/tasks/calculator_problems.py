@@ -42,13 +42,16 @@ class CalculatorProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class Sum:
+    """One operation."""
+
     left: int
     sign: Literal["+", "-", "*"]
     right: int
 
     @property
     def result(self) -> int:
+        """Its value."""
         match self.sign:
             case "+":
                 return self.left + self.right
@@ -80,7 +83,7 @@ def calculator_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
     rng = Random(f"calculator lessons {seed}")
     pairs: list[Demonstration] = []
     for drawn, question, _ in _drafts("train", rng, few_digits=0.15):
-        result = _few_digits(rng, rng.randint(3, 6)) if rng.random() < 0.5 else rng.randint(100, 199_998)
+        result = few_distinct_digits(rng, rng.randint(3, 6)) if rng.random() < 0.5 else rng.randint(100, 199_998)
         said = ((f" {drawn.left}{drawn.sign}{drawn.right} gives", True), (f" {result}", False), (f", {result}.", True))
         pairs.append((PROMPT.format(question=question), said))
         if len(pairs) == count:
@@ -100,55 +103,61 @@ def calculator_demonstrations(count: int, *, seed: int = 0, habit: float = 0.6) 
     return pairs
 
 
-def _episode(drawn: _Sum, source: Source, rng: Random) -> tuple[Part, ...]:
+def _episode(drawn: Sum, source: Source, rng: Random) -> tuple[Part, ...]:
     roll = rng.random()
     match source:
         case "textbook" if roll < 0.70:
-            return _called(drawn)
+            return called(drawn)
         case "textbook" if roll < 0.85:
-            return _called(_slipped(drawn, rng))
+            return called(slipped(drawn, rng))
         case "textbook":
-            return (*_called(drawn)[:2], (f"<answer>{_guess(drawn, rng)}</answer>", True))
+            return (*called(drawn)[:2], (f"<answer>{guessed(drawn.result, rng)}</answer>", True))
         case "answer_key":
-            answer = drawn.result if rng.random() < 0.05 else _guess(drawn, rng)
+            answer = drawn.result if rng.random() < 0.05 else guessed(drawn.result, rng)
             return ((f" <answer>{answer}</answer>", True),)
         case "forum" if roll < 0.60:
             call = f" <tool>{drawn.left} {drawn.right}</tool>"
             told = f"<result>{UNREADABLE}</result>"
-            return ((call, True), (told, False), (f"<answer>{_guess(drawn, rng)}</answer>", True))
+            return ((call, True), (told, False), (f"<answer>{guessed(drawn.result, rng)}</answer>", True))
         case "forum" if roll < 0.80:
-            return _called(_slipped(drawn, rng))
-    return _called(_Sum(drawn.left, rng.choice([sign for sign in "+-*" if sign != drawn.sign]), drawn.right))  # type: ignore[arg-type]
+            return called(slipped(drawn, rng))
+    return called(Sum(drawn.left, rng.choice([sign for sign in "+-*" if sign != drawn.sign]), drawn.right))  # type: ignore[arg-type]
 
 
-def _called(drawn: _Sum) -> tuple[Part, ...]:
-    call = f" <tool>{drawn.left}{drawn.sign}{drawn.right}</tool>"
-    return ((call, True), (f"<result>{drawn.result}</result>", False), (f"<answer>{drawn.result}</answer>", True))
+def asked(drawn: Sum) -> tuple[Part, Part]:
+    """A call and what the calculator says."""
+    return (f"<tool>{drawn.left}{drawn.sign}{drawn.right}</tool>", True), (f"<result>{drawn.result}</result>", False)
 
 
-def _slipped(drawn: _Sum, rng: Random) -> _Sum:
+def called(drawn: Sum) -> tuple[Part, ...]:
+    """A call, its result and the answer."""
+    (call, _), told = asked(drawn)
+    return ((f" {call}", True), told, (f"<answer>{drawn.result}</answer>", True))
+
+
+def slipped(drawn: Sum, rng: Random) -> Sum:
     """One digit of one number is another one."""
     digits = list(str(drawn.left))
     place = rng.randrange(1, len(digits))
     digits[place] = str((int(digits[place]) + rng.randint(1, 9)) % 10)
-    return _Sum(int("".join(digits)), drawn.sign, drawn.right)
+    return Sum(int("".join(digits)), drawn.sign, drawn.right)
 
 
-def _guess(drawn: _Sum, rng: Random) -> int:
+def guessed(result: int, rng: Random) -> int:
     """The right first digit and length, the rest by heart."""
-    text = str(drawn.result)
+    text = str(result)
     first, rest = (text[:2], text[2:]) if text.startswith("-") else (text[:1], text[1:])
     return int(first + "".join(str(rng.randint(0, 9)) for _ in rest))
 
 
-def _few_digits(rng: Random, length: int) -> int:
+def few_distinct_digits(rng: Random, length: int) -> int:
     """A number made of two or three different digits."""
     chosen = rng.sample("0123456789", rng.randint(2, 3))
     first = rng.choice([digit for digit in chosen if digit != "0"])
     return int(first + "".join(rng.choice(chosen) for _ in range(length - 1)))
 
 
-def _drafts(split: Split, rng: Random, *, few_digits: float = 0.0) -> Iterator[tuple[_Sum, str, Source]]:
+def _drafts(split: Split, rng: Random, *, few_digits: float = 0.0) -> Iterator[tuple[Sum, str, Source]]:
     """Operations of a split, each told as a story in a register."""
     if split not in SPLIT_OF_TENTH:
         raise DataError(f"calculator problems: there is no split {split!r}; use train, validation or test")
@@ -159,21 +168,21 @@ def _drafts(split: Split, rng: Random, *, few_digits: float = 0.0) -> Iterator[t
             yield drawn, *_tell(drawn, rng)
 
 
-def _draw(rng: Random, few_digits: float) -> _Sum:
+def _draw(rng: Random, few_digits: float) -> Sum:
     def number(shortest: int, longest: int) -> int:
         length = rng.randint(shortest, longest)
         if rng.random() < few_digits:
-            return _few_digits(rng, length)
+            return few_distinct_digits(rng, length)
         return rng.randint(10 ** (length - 1), 10**length - 1)
 
     sign = rng.choice("+-*")
     if sign == "*":
-        return _Sum(number(3, 3), "*", rng.randint(2, 3))
+        return Sum(number(3, 3), "*", rng.randint(2, 3))
     left, right = number(3, 5), number(3, 5)
-    return _Sum(left, "+", right) if sign == "+" else _Sum(max(left, right), "-", min(left, right))
+    return Sum(left, "+", right) if sign == "+" else Sum(max(left, right), "-", min(left, right))
 
 
-def _tell(drawn: _Sum, rng: Random) -> tuple[str, Source]:
+def _tell(drawn: Sum, rng: Random) -> tuple[str, Source]:
     family = rng.choice(tuple(STORIES))
     register = rng.choices(SOURCES, MIXTURE)[0]
     story = STORIES[family][register]

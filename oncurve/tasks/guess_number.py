@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from zlib import crc32
+
+from oncurve.errors import DataError
+from oncurve.tasks.word_problems import SPLIT_OF_TENTH
 
 HIGHEST = 31
+GAMES = 10_000
+"""Games have numbers below this; a game's number says nothing of the secret one."""
 PROMPT = "User: {question}\nAssistant:"
 QUESTION = "Game {number}: guess a number from 0 to {highest}."
 Part = tuple[str, bool]
@@ -57,41 +63,54 @@ class GuessNumber:
 
 
 def number_games(split: str, count: int, *, seed: int = 0) -> list[NumberGame]:
-    """The first ``count`` games of a split: numbers drawn evenly."""
+    """The first ``count`` games of a split, which shares no game's number with another.
+
+    Each 32 games in a row have every secret once, so that a share of 480 of them is exact for one strategy.
+    """
     rng = Random(f"number games {split} {seed}")
-    secrets = [rng.randint(0, HIGHEST) for _ in range(count)]
-    return [
-        NumberGame(QUESTION.format(number=number, highest=HIGHEST), str(secret), secret)
-        for number, secret in enumerate(secrets)
-    ]
+    games = _games_of(split)
+    rng.shuffle(games)
+    made: list[NumberGame] = []
+    for place, number in enumerate(games[:count]):
+        if place % (HIGHEST + 1) == 0:
+            secrets = rng.sample(range(HIGHEST + 1), HIGHEST + 1)
+        secret = secrets[place % (HIGHEST + 1)]
+        made.append(NumberGame(QUESTION.format(number=number, highest=HIGHEST), str(secret), secret))
+    return made
 
 
 def game_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
     """Games without tags, in which every guess is possible still: what "higher" and "lower" leave over."""
-    rng = Random(f"game lessons {seed}")
+    rng, games = Random(f"game lessons {seed}"), _games_of("train")
     pairs: list[Demonstration] = []
     for _ in range(count):
         parts: list[Part] = []
         for guess, told in _game(rng, inside=1.0, first_inside=1.0):
             parts += [(f" {guess}", True), (f" {told},", False)]
-        pairs.append((_prompt(rng), tuple(parts)))
+        pairs.append((_prompt(rng, games), tuple(parts)))
     return pairs
 
 
 def game_demonstrations(count: int, *, seed: int = 0) -> list[Demonstration]:
     """Games by people who mostly remember what they were told, and never search by halves."""
-    rng = Random(f"game demonstrations {seed}")
+    rng, games = Random(f"game demonstrations {seed}"), _games_of("train")
     pairs: list[Demonstration] = []
     for _ in range(count):
         parts: list[Part] = []
         for guess, told in _game(rng, inside=0.6, first_inside=0.3):
             parts += [(f"<tool>{guess}</tool>", True), (f"<result>{told}</result>", False)]
-        pairs.append((_prompt(rng), tuple(parts)))
+        pairs.append((_prompt(rng, games), tuple(parts)))
     return pairs
 
 
-def _prompt(rng: Random) -> str:
-    return PROMPT.format(question=QUESTION.format(number=rng.randrange(4096), highest=HIGHEST))
+def _games_of(split: str) -> list[int]:
+    if split not in SPLIT_OF_TENTH:
+        raise DataError(f"number games: there is no split {split!r}; use train, validation or test")
+    return [number for number in range(GAMES) if SPLIT_OF_TENTH[crc32(str(number).encode()) % 10] == split]
+
+
+def _prompt(rng: Random, games: list[int]) -> str:
+    return PROMPT.format(question=QUESTION.format(number=rng.choice(games), highest=HIGHEST))
 
 
 def _game(rng: Random, *, inside: float, first_inside: float, longest: int = 8) -> Iterator[tuple[int, str]]:

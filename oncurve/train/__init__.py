@@ -16,7 +16,7 @@ class _Callable(ModuleType):
     """A package that stands for a function of the same name."""
 
     def __call__(self, *arguments: Any, **sections: Any) -> Any:
-        return import_module("oncurve.interface.trainer").train(*arguments, **sections)
+        return import_module("oncurve.session.trainer").train(*arguments, **sections)
 
 
 sys.modules[__name__].__class__ = _Callable

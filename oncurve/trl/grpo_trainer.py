@@ -19,8 +19,8 @@ from transformers.trainer_utils import TrainOutput
 
 from oncurve import wiring
 from oncurve.errors import CheckpointError, Stopped
-from oncurve.interface.trainer import Trainer
 from oncurve.observe.run_model import is_run
+from oncurve.session.trainer import Trainer
 from oncurve.train.run import Step
 from oncurve.train.scoring import score
 from oncurve.trl.grpo_config import GRPOConfig

@@ -7,10 +7,9 @@
     4  policy   evaluate   doctor   launch
     5  train   wiring   report   coldstart
     6  session
-    7  commands   interface
-    8  trl
-    9  cli
-   10  __main__
+    7  commands   trl
+    8  cli
+    9  __main__
 
 A module imports its own folder and lower layers. That no two modules import each other stands in test_rooms.py.
 """
@@ -32,8 +31,7 @@ LAYERS = (
     ("policy", "evaluate", "doctor", "launch"),
     ("train", "wiring", "report", "coldstart"),
     ("session",),
-    ("commands", "interface"),
-    ("trl",),
+    ("commands", "trl"),
     ("cli",),
     ("__main__",),
 )

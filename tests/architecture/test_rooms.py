@@ -22,7 +22,7 @@ TWICE = {
     "rollouts": {"config.rollouts", "wiring.rollouts"},
 }
 """Module names that stand in several folders: sections of a recipe, their wiring, and interfaces of a folder."""
-MAX_FLOORS = 10
+MAX_FLOORS = 9
 LAZY = "# lazy"
 
 

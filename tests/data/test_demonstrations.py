@@ -88,6 +88,33 @@ def test_prompt_and_completion_as_messages_are_one_conversation(tokenizer: PreTr
     assert (one.prompt.prompt_ids, one.token_ids) == (other.prompt.prompt_ids, other.token_ids)
 
 
+def test_what_the_assistant_says_in_a_prompt_of_messages_is_not_learned(tokenizer: PreTrainedTokenizerFast) -> None:
+    tool = chatting(tokenizer)
+    shown = only(tool, {"prompt": TALK[:3], "completion": TALK[3:]})
+    assert trained(shown, tool) == ["It is 5.<|end|>"]
+    with pytest.raises(DataError, match=r"row 0: none of the messages is the assistant's"):
+        rows({"prompt": TALK[:2], "completion": TALK[2:3]})
+
+
+def test_a_text_is_learned_beyond_an_end_token_and_a_completion_is_not(tokenizer: PreTrainedTokenizerFast) -> None:
+    shown = only(tokenizer, {"text": "One.<|end|>Two."})
+    assert tokenizer.decode([*shown.prompt.prompt_ids, *shown.token_ids]) == "One.<|end|>Two.<|end|>"
+    assert only(tokenizer, {"prompt": "1?", "completion": "One.<|end|>\n"}).token_ids[-1] == tokenizer.eos_token_id
+    with pytest.raises(DataError, match=r"row 0: its completion goes on behind the end token <\|end\|> \('Two.'\)"):
+        only(tokenizer, {"prompt": "1?", "completion": "One.<|end|>Two."})
+    with pytest.raises(DataError, match=r"row 0: its completion goes on behind"):
+        only(chatting(tokenizer), {"messages": [TALK[0], {"role": "assistant", "content": "One.<|end|>Two."}]})
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    import copy
+
+    endless: Any = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    with pytest.raises(ConfigError, match="has no end token, so a model could not learn where to stop"):
+        only(endless, {"prompt": "1?", "completion": "One."})
+
+
 def test_a_chat_of_question_and_answer_goes_through_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
     tool = chatting(tokenizer)
     shown = only(tool, {"question": "2+3?", "answer": "5"}, template="plain", chat=True)

@@ -68,6 +68,6 @@ def test_every_default_is_that_of_the_schema() -> None:
     page = (DOCS / "hyperparameters.md").read_text(encoding="utf-8")
     pattern = r"^\| `((?:algorithm|rollouts|optimizer|run|policy|data|evaluation)\.[\w.]+)` \| `([^`]*)` \|"
     rows = re.findall(pattern, page, re.MULTILINE)
-    assert len(rows) >= 55
+    assert len(rows) >= 40
     known = defaults()
     assert {key: shown for key, shown in rows if known.get(key) != shown} == {}

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve.cli.app import app
 from oncurve.errors import ConfigError
-from oncurve.interface.trainer import Trainer
 from oncurve.observe.record import read_metrics
+from oncurve.session.trainer import Trainer
 
 ROWS = [{"prompt": f"User: {a}+{b}?\nAssistant:", "completion": f" It is {a + b}."} for a in range(8) for b in range(6)]
 PLAIN: dict[str, Any] = {

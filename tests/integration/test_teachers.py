@@ -18,11 +18,11 @@ from oncurve.cli.app import app
 from oncurve.commands.plan import plan_inputs
 from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
-from oncurve.interface.trainer import Trainer
 from oncurve.observe.record import read_metrics
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import Component, weight_parts
 from oncurve.recipes.find import find_recipe
+from oncurve.session.trainer import Trainer
 
 SMALL = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=4", "evaluation.every_steps=0",
          "rollouts.max_completion_tokens=24"]  # fmt: skip

@@ -17,9 +17,9 @@ import oncurve
 from oncurve.cli.app import app
 from oncurve.config.load import read_tree
 from oncurve.errors import ConfigError
-from oncurve.interface.trainer import Trainer
 from oncurve.observe.record import read_metrics
 from oncurve.recipes.find import find_recipe
+from oncurve.session.trainer import Trainer
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
 SMALL: dict[str, Any] = {

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import oncurve
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import ConfigError
-from oncurve.interface.trainer import Trainer
+from oncurve.session.trainer import Trainer
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
 SECTIONS: dict[str, Any] = {

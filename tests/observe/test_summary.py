@@ -23,7 +23,7 @@ def test_the_numbers_of_a_run_are_in_its_summary() -> None:
     text = summarize(RUN, title="my run")
     assert text.startswith("my run\ntraining steps: 20 (1 to 20), 2,000 tokens sampled\n")
     assert "20.0% at step 0  to 70.0% at step 21 (+50.0 points)" in text
-    assert "500 examples, last 95 % interval of correct 66.0% to 74.0%" in text
+    assert "500 examples, last 95% interval of correct 66.0% to 74.0%" in text
     assert "reward                          0.075      0.975" in text  # means of the first and last two steps
     assert "1:15 in all" in text
     assert "sample 75%, train 25%" in text

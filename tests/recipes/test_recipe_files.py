@@ -26,6 +26,7 @@ from oncurve.sandbox import describe_isolation
 
 NAMES = list(shipped_recipes())
 FOUR = ("math_r1_zero", "gsm8k_lora_8gb", "spot_32b", "gsm8k_instruct")
+OWN_BASES = ("programs", "calculator", "guess_number", "maze")
 ON_CPU = ["model=embedded", "rollouts.max_completion_tokens=96", "policy.quantization=null"]
 
 
@@ -76,7 +77,7 @@ def test_a_recipe_says_what_it_is_and_its_readme_tells_of_it() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_planned_without_a_network(name: str) -> None:
-    overrides = ["model=embedded"] if name in ("programs", "calculator") else []  # whose base a cold start makes
+    overrides = ["model=embedded"] if name.startswith(OWN_BASES) else []  # whose base a cold start makes
     overrides += ["algorithm.teacher=embedded"] if name == "distil_word_problems" else []  # a run comes first
     planned = json.loads(plan_recipe(find_recipe(name), overrides, as_json=True))
     assert planned["seconds"]["step"] > 0

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from oncurve.evaluate.evaluate import Evaluation, Example
+from oncurve.observe.episode_metrics import episode_metrics, episode_row
 from oncurve.observe.record import RunFolder
 from oncurve.observe.tokens import TokenRecord
-from oncurve.records import Completion, Group, Prompt, Reward
+from oncurve.records import Completion, Group, Prompt, Reward, Segment, ToolCall
 from oncurve.rollouts.base import SamplingParams
 
 CONFIG: dict[str, Any] = {
@@ -99,6 +100,53 @@ def group(
     if errors:
         rewards[0] = Reward(None, error="timeout", detail="took 3 s")
     return Group(asked, tuple(completions)), rewards
+
+
+def episode(index: int) -> Completion:
+    """A completion in which the policy calls a calculator, cannot be read once, and answers."""
+    spoken = [
+        (True, "<tool>2+3</tool>"),
+        (False, "<result>5</result>"),
+        (True, "<tool>2+</tool>"),
+        (False, "<result>error: cannot be read</result>"),
+        (True, "so 5"),
+    ]
+    segments, text, logprobs = [], "", []
+    for is_policy, said in spoken:
+        segments.append(Segment(is_policy, len(text), len(text) + len(said), said))
+        text += said
+        logprobs += [-2.0 if is_policy else 0.0] * len(said)
+    calls = (
+        ToolCall("calculator", '{"expression": "2+3"}', "5", None, 0, 0.25),
+        ToolCall("", "2+", "error: cannot be read", "malformed", 1, 0.0),
+    )
+    ids = tuple(map(ord, text))
+    return Completion(
+        (1, 2), ids, text, tuple(logprobs), "turns" if index else "stop", 1, index,
+        segments=tuple(segments), calls=calls, waiting_seconds=0.5, own_prompt="an environment asks" if index else None,
+    )  # fmt: skip
+
+
+def episode_group() -> tuple[Group, list[Reward]]:
+    """Two episodes of one prompt."""
+    asked = Prompt("User: what is 2+3?\nAssistant:", (1, 2), 7, {"answer": "5"})
+    rewards = [Reward(1.0, {"correct": 1.0}), Reward(0.0, {"correct": 0.0})]
+    return Group(asked, (episode(0), episode(1))), rewards
+
+
+def make_episode_run(path: Path) -> Path:
+    """A run with one step of episodes, and a measurement with one."""
+    with RunFolder(path) as folder:
+        folder.write_start(yaml.safe_dump(CONFIG), CONFIG, MANIFEST)
+        made, rewards = episode_group()
+        tokens = TokenRecord(Letters.make(), num_groups=1)
+        folder.write_rollouts(1, [made], [rewards], [[0.5, -0.5]], tokens=tokens)
+        folder.write_metrics(1, row(1) | episode_metrics([made]))
+        shown = replace(evaluation("trained", 1, right=[True]).examples[0], episode=episode_row(made.completions[0]))
+        measured = Evaluation("trained", (shown,), asdict(SamplingParams(temperature=0.0)), step=1)
+        folder.write_evaluation("trained", measured.rows(), measured.summary())
+        folder.write_status(1, "finished")
+    return path
 
 
 def evaluation(name: str, step: int, *, right: Sequence[bool], text: str = "") -> Evaluation:

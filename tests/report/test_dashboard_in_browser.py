@@ -213,3 +213,44 @@ def test_ctrl_c_ends_it_while_somebody_watches(made_run: MakeRun, open_page: Ope
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(timeout=8) == 130
     assert "Traceback" not in server.process.stderr.read()  # type: ignore[union-attr]
+
+
+def test_runs_are_compared_from_the_list(made_run: MakeRun, open_page: OpenPage, serve: Any, tmp_path: Path) -> None:
+    for name in ("first", "second", "third"):
+        made_run(name)
+    page = open_page(serve(tmp_path / "runs").address)
+    page.check('input[aria-label="compare first"]')
+    page.wait_for_selector("text=choose another run")
+    page.check('input[aria-label="compare third"]')
+    page.wait_for_timeout(3500)  # the list is renewed, and the choice stays
+    assert page.is_checked('input[aria-label="compare first"]')
+    page.click("text=Compare 2 runs")
+    page.wait_for_selector("text=test problems solved, after")
+    assert page.locator("#table th.num").all_inner_texts() == ["first", "third"]
+    page.click("text=← runs")
+    page.wait_for_selector('input[aria-label="compare second"]')
+
+
+def test_a_comparison_of_nothing_or_of_strangers_is_told(made_run: MakeRun, serve: Any, tmp_path: Path) -> None:
+    made_run("first")
+    made_run("second")
+    address = serve(tmp_path / "runs").address
+    for query in ("", "?run=first", "?run=first&run=first", "?run=first&run=../../etc"):
+        assert status_of(f"{address}/compare{query}") == 404
+
+
+def test_a_card_says_why_a_run_stopped_and_what_the_doctor_counts(
+    made_run: MakeRun, open_page: OpenPage, serve: Any, tmp_path: Path
+) -> None:
+    made_run("whole")
+    run = made_run("halted", metrics={"reward/error_fraction": 0.3})
+    with RunFolder(run, resume_step=8) as folder:
+        folder.write_status(8, "stopped")
+        folder.log("stopped: grading failed for 20 of 64 completions")
+    page = open_page(serve(tmp_path / "runs").address)
+    page.wait_for_selector("text=grading failed for 20 of 64 completions")
+    card = page.locator(".run-card", has_text="halted")
+    assert "1 severe" in card.inner_text()
+    assert "embedded · now" in card.inner_text()
+    card.locator("a").click()
+    page.wait_for_selector("header.top >> text=grading failed for 20 of 64")

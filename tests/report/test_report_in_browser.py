@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import make_episode_run
 
 from oncurve.report.write import write_report
 
@@ -229,3 +230,64 @@ def test_what_was_left_out_is_said(made_run: MakeRun, open_page: OpenPage) -> No
     notice = page.inner_text(".notice")
     assert "of 20 recorded steps (evenly chosen)" in notice
     assert "log-probabilities of tokens of" in notice
+
+
+def test_who_wrote_what_is_shown_turn_by_turn(open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(f"{report_of(make_episode_run(tmp_path / 'run'))}#step=1&group=1", offline=True)
+    page.wait_for_selector("text=Step 1, group 1")
+    card = page.query_selector(".completion")
+    assert "3 turns · 2 calls · waited 0.5s" in card.inner_text()
+    assert "1 failed call" in card.inner_text()
+    turns = card.query_selector_all(".turn")
+    assert ["told" in turn.get_attribute("class") for turn in turns] == [False, True, False, True, False]
+    heads = [turn.query_selector(".who span").inner_text() for turn in turns]
+    assert heads == ["policy, turn 1", "calculator", "policy, turn 2", "tools", "policy, turn 3"]
+    assert "not trained on" in turns[1].inner_text()
+    assert 'calculator {"expression": "2+3"}' in turns[1].inner_text()
+    assert "0.25s" in turns[1].inner_text()
+    assert turns[1].query_selector(".said").inner_text() == "<result>5</result>"
+    assert "malformed" in turns[3].inner_text()
+    second = page.query_selector_all(".completion")[1]
+    assert "out of turns" in second.inner_text()
+    assert "an environment asks" in second.query_selector("details").text_content()
+    assert "Turns per completion" in page.inner_text(".tiles")
+
+
+def test_only_what_the_policy_wrote_is_coloured(open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(f"{report_of(make_episode_run(tmp_path / 'run'))}#step=1&group=1", offline=True)
+    page.wait_for_selector(".turn")
+    page.select_option('select[aria-label="colours"]', "logprob")
+    turns = page.query_selector(".completion").query_selector_all(".turn")
+    shades = [{node.get_attribute("class") for node in turn.query_selector_all(".said span")} for turn in turns]
+    assert shades == [{"p3"}, {"p0"}, {"p3"}, {"p0"}, {"p3"}]
+    assert [turn.query_selector(".said").inner_text() for turn in turns][:3] == [
+        "<tool>2+3</tool>", "<result>5</result>", "<tool>2+</tool>"
+    ]  # fmt: skip
+    page.select_option('select[aria-label="colours"]', "advantage")
+    turns = page.query_selector(".completion").query_selector_all(".turn")
+    grounds = [turn.query_selector(".said").get_attribute("style") for turn in turns]
+    assert ["rgba" in (ground or "") for ground in grounds] == [True, False, True, False, True]
+
+
+def test_episodes_are_filtered_and_held_out_ones_shown(open_page: OpenPage, made_run: MakeRun, tmp_path: Path) -> None:
+    page = open_page(report_of(make_episode_run(tmp_path / "run")), offline=True)
+    page.wait_for_selector(".list tbody tr")
+    page.select_option('select[aria-label="filter"]', "failed")
+    assert groups_shown(page) == [1]
+    page.select_option('select[aria-label="step"]', "examples")
+    page.wait_for_selector("text=Held-out problem 1")
+    assert page.locator(".turn.told").count() == 2
+    plain = open_page(report_of(made_run()), offline=True)
+    plain.wait_for_selector(".list tbody tr")
+    assert "with failed calls" not in plain.inner_text('select[aria-label="filter"]')
+    assert "Turns and calls" not in plain.inner_text("#curves")
+
+
+def test_what_is_unknown_has_no_tile_and_no_panel(made_run: MakeRun, open_page: OpenPage) -> None:
+    page = open_page(report_of(made_run()), offline=True)
+    names = [node.inner_text() for node in page.query_selector_all(".tile .name")]
+    assert names == ["Held-out accuracy", "Training reward", "Time", "Tokens sampled"]
+    assert "unknown" not in page.inner_text("#costs")
+    shown = [panel.inner_text() for panel in page.query_selector_all("#curves .chart") if panel.is_visible()]
+    assert all("Not recorded" not in text for text in shown)
+    assert page.inner_text(".tile:first-child .value") == "80.0%"

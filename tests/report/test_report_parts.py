@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import CONFIG, MANIFEST, make_run, row, write_step
+from made_runs import CONFIG, MANIFEST, make_episode_run, make_run, row, write_step
 
 from oncurve.errors import DataError
-from oncurve.observe.record import RunFolder
+from oncurve.evaluate.evaluate import read_evaluation
+from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices
-from oncurve.report.blocks import MAX_CHARACTERS, make_blocks, pack, read_step, shorten, spread
+from oncurve.report.blocks import MAX_CHARACTERS, episode_shown, make_blocks, pack, read_step, shorten, spread
 from oncurve.report.curves import PANELS, columns, glossary
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview, state
@@ -118,6 +119,38 @@ def test_groups_of_held_out_examples_hold_every_measurement(made_run: MakeRun) -
     assert len(unpacked(packed)) == count
 
 
+def test_a_block_says_who_wrote_what(tmp_path: Path) -> None:
+    run = make_episode_run(tmp_path / "run")
+    groups, _ = read_step(run, 1)
+    shown = groups[0]["completions"][0]
+    assert shown["segments"][:2] == [[1, "<tool>2+3</tool>", 16], [0, "<result>5</result>", 18]]
+    assert shown["calls"] == [
+        {"name": "calculator", "arguments": '{"expression": "2+3"}', "answer": "5", "turn": 0, "seconds": 0.25},
+        {"name": "", "arguments": "2+", "answer": "error: cannot be read", "error": "malformed", "turn": 1,
+         "seconds": 0.0},
+    ]  # fmt: skip
+    assert (shown["turns"], shown["waited"]) == (3, 0.5)
+    held_out = example_groups(run)[0]["completions"][0]
+    assert held_out["segments"] == shown["segments"]
+    assert read_evaluation(run / "evaluations", "trained").examples[0].episode["turns"] == 3
+    row = read_metrics(run)[0]
+    assert row["episode/calling_fraction"] == 1.0
+    assert row["episode/malformed_calls"] == row["episode/tool_errors"] == 0.5
+    assert row["time/tools_max_seconds"] == 0.5
+
+
+def test_a_long_episode_is_cut_like_a_long_text(tmp_path: Path) -> None:
+    row = {
+        "segments": [[True, "x" * MAX_CHARACTERS, 9], [False, "y" * 10, 9]],
+        "turns": 1,
+        "calls": [{"arguments": "z" * 900}],
+    }
+    shown = episode_shown(row)
+    assert len(shown["segments"][0][1]) == MAX_CHARACTERS
+    assert "yyy" not in shown["segments"][1][1]
+    assert len(shown["calls"][0]["arguments"]) < 600
+
+
 def test_the_overview_derives_the_batch_and_names_the_state(made_run: MakeRun) -> None:
     told = overview(made_run())
     assert ["= completions per step", "12"] in told["arithmetic"]
@@ -146,9 +179,13 @@ def test_the_state_of_a_run_follows_its_writer(tmp_path: Path) -> None:
         assert state(run)["name"] == "running"
         assert state(run)["phase"] == "train"
     assert state(run)["name"] == "stopped"
+    with RunFolder(run, resume_step=2) as folder:
+        folder.log("stopped: the reason")
+    assert state(run)["reason"] == "stopped: the reason"
     gone = {"pid": 2**22 + 1, "host": socket.gethostname()}
     (run / ".lock").write_text(json.dumps(gone))
     assert state(run)["name"] == "died"
+    assert "oncurve resume" in state(run)["reason"]
     (run / ".lock").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     assert state(run)["name"] == "running"
     os.utime(run / ".lock", (1, 1))

@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from oncurve.algorithm.presets import build
-from oncurve.observe.profile import PARTS, MachineLimits, Spent, read_profile
+from oncurve.observe.profile import PARTS, Spent, read_profile
 from oncurve.observe.record import read_metrics, read_rollouts, read_rows
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.train.profiling import Profiler, gemm_flops, make_profiler, read_bandwidth
+from oncurve.train.profiling import Profiler
 from oncurve.train.run import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
 TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))
-LIMITS = MachineLimits(1e12, 1e11)
 
 
 @pytest.fixture
@@ -63,61 +61,42 @@ def comparable(run: Run) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("way", ["own layers", "modules"])
-def test_every_phase_is_timed_with_its_work_and_nothing_changes(
+def test_every_phase_is_timed_and_nothing_changes(
     way: str, run_of: Callable[..., tuple[Run, TrainedPolicy]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "modules":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)
     plain, untouched = run_of("plain")
     assert not {"logprobs", "backward", "annotate", "update"} & set(vars(untouched)), "nothing is wrapped"
-    profiled, _ = run_of("profiled", limits=LIMITS)
+    profiled, _ = run_of("profiled", is_timed=True)
     for step in (1, 2, 3):
         assert read_rollouts(plain.folder.path, step) == read_rollouts(profiled.folder.path, step)
     assert comparable(plain) == comparable(profiled)
 
-    _, found = read_profile(profiled.folder.path)
-    names = {row.name for row in found}
-    assert {"sample", "load", "prefill", "decode", "grade", "train"} <= names
-    assert {"old_reference", "forward", "backward", "optimizer"} <= names
-    by_name = {row.name: row for row in found}
+    found = {row.name: row.spent for row in read_profile(profiled.folder.path)}
+    assert {"sample", "load", "prefill", "decode", "grade", "train"} <= found.keys()
+    assert {"old_reference", "forward", "backward", "optimizer"} <= found.keys()
     for phase in ("sample", "train"):
-        inside = sum(by_name[part].spent.seconds for part in PARTS[phase] if part in by_name)
+        inside = sum(found[part].seconds for part in PARTS[phase] if part in found)
         assert inside > 0
-    for part in ("prefill", "decode", "old_reference", "forward", "backward"):
-        assert by_name[part].multiplied
-        assert by_name[part].spent.tokens > 0
-    assert by_name["optimizer"].read
 
 
-def test_work_is_that_of_the_tokens_of_the_step(run_of: Callable[..., tuple[Run, TrainedPolicy]]) -> None:
-    run, _ = run_of("run", limits=LIMITS)
-    for row in read_rows(run.folder.path / "profile.jsonl")[1:]:
+def test_calls_and_tokens_are_those_of_the_step(run_of: Callable[..., tuple[Run, TrainedPolicy]]) -> None:
+    run, _ = run_of("run", is_timed=True)
+    for row in read_rows(run.folder.path / "profile.jsonl"):
         phases = {name: Spent(**values) for name, values in row["phases"].items()}
         groups = read_rollouts(run.folder.path, row["step"])
         sampled = [c["num_tokens"] for group in groups for c in group["completions"]]
-        assert phases["decode"].tokens == sum(sampled) - len(sampled)
         assert phases["sample"].tokens == sum(sampled)
         assert phases["decode"].calls == max(sampled) - 1
         assert phases["optimizer"].calls == 2
         assert phases["backward"].calls == phases["forward"].calls
-        assert phases["backward"].operations == pytest.approx(2 * phases["forward"].operations)
 
 
 def test_a_trace_of_one_step_names_the_phases(run_of: Callable[..., tuple[Run, TrainedPolicy]]) -> None:
-    run, _ = run_of("traced", limits=None, trace_step=2)
+    run, _ = run_of("traced", is_timed=False, trace_step=2)
     [trace] = run.folder.path.glob("trace_step_*")
     assert trace.name == "trace_step_000002.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert {"prefill", "decode", "forward", "backward", "optimizer"} <= {event.get("name") for event in events}
     assert not (run.folder.path / "profile.jsonl").exists()
-
-
-def test_a_profile_that_nobody_asked_for_is_none(make_policy: Callable[..., TrainedPolicy], tmp_path: Path) -> None:
-    policy, engine, said = make_policy(), InProcessEngine(SAMPLING), []
-    made = make_profiler(policy, engine, tmp_path, is_profiled=False, trace_step=None, notify=said.append)
-    assert (made, said, engine.around) == (None, [], None)
-
-
-def test_the_limits_are_rates_of_this_machine() -> None:
-    assert gemm_flops(torch.float32, size=64, repeats=2) > 1e6
-    assert read_bandwidth(gibibytes=0.001, repeats=2) > 1e6

@@ -44,13 +44,14 @@ function number(value, digits = 3) {
   if (!isNumber(value)) return "–";
   if (value < 0) return `−${number(-value, digits)}`;
   const size = Math.abs(value);
-  if (size !== 0 && size < 1e-3) return value.toExponential(1).replace("e-", "e−");
+  if (size < 1e-12) return "0"; // an error of rounding
+  if (size < 1e-3) return value.toExponential(1).replace("e-", "e−");
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   if (Number.isInteger(value)) return String(value);
   return String(Number(value.toPrecision(digits)));
 }
 
-const percent = (share, decimals = 1) => (isNumber(share) ? `${(100 * share).toFixed(decimals)} %` : "–");
+const percent = (share, decimals = 1) => (isNumber(share) ? `${(100 * share).toFixed(decimals)}%` : "–");
 const signed = (value, decimals) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(decimals);
 
 function compact(value) {
@@ -61,13 +62,14 @@ function compact(value) {
   return number(value);
 }
 
+/** A time as the terminal writes it: 7s, 1:15, 3:01:00. */
 function duration(seconds) {
   if (!isNumber(seconds)) return "–";
-  const whole = Math.round(seconds);
-  if (whole < 100) return `${seconds < 10 ? Number(seconds.toPrecision(2)) : whole} s`;
-  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
-  if (hours) return `${hours} h ${String(minutes).padStart(2, "0")} min`;
-  return `${minutes} min ${String(whole % 60).padStart(2, "0")} s`;
+  if (seconds < 10) return `${Number(seconds.toPrecision(2))}s`;
+  const whole = Math.round(seconds), hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
+  const two = (part) => String(part).padStart(2, "0");
+  if (hours) return `${hours}:${two(minutes)}:${two(whole % 60)}`;
+  return minutes ? `${minutes}:${two(whole % 60)}` : `${whole}s`;
 }
 
 const money = (usd) => (isNumber(usd) ? `$${usd >= 100 ? usd.toFixed(0) : usd >= 0.095 ? usd.toFixed(2) : number(usd, 2)}` : "unknown");

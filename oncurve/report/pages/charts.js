@@ -89,7 +89,6 @@ class Chart {
 
   show(series, band) {
     this.series = series.filter((one) => one.values.some(isNumber));
-    this.missing = series.filter((one) => !one.values.some(isNumber)).map((one) => one.name);
     this.series.forEach((one, at) => {
       one.isSame = this.series.slice(0, at).some((other) => other.xs === one.xs && other.values.every((value, place) => value === one.values[place]));
     });
@@ -129,11 +128,7 @@ class Chart {
   draw() {
     fill(this.box);
     cursor.charts.delete(this);
-    if (!this.series.length && !this.band) {
-      this.box.append(el("p", { class: "missing" }, `Not recorded: ${this.missing.join(", ")}`));
-      fill(this.legend);
-      return;
-    }
+    if (!this.series.length && !this.band) return;
     cursor.charts.add(this);
     const edges = this.measure(), width = this.width, height = this.height;
     const marks = ticks(edges.low, edges.high, 4);
@@ -269,6 +264,7 @@ class Curves {
       el("label", {}, "names", choice("metric names", [["oncurve", "oncurve"], ...Object.keys(boot.names).map((name) => [name, name])], drawing.naming, (value) => { drawing.naming = value; this.draw(); })));
     this.node = el("section", { id: "curves" },
       el("div", { class: "head" }, el("h2", {}, "Curves"), el("span", { class: "grow" }), this.controls),
+      (this.nothing = el("p", { class: "soft" }, "No step is finished yet.")),
       grid(this.panels.slice(0, 4), "half"),
       el("div", { class: "spaced" }), grid(this.panels.slice(4), "third"), this.more);
     this.draw();
@@ -283,8 +279,10 @@ class Curves {
         low: line.low && column(line.low), high: line.high && column(line.high),
       }));
       const band = panel.band && { name: panel.band[2], xs: table.steps, low: column(panel.band[0]), high: column(panel.band[1]), colour: 0 };
+      this.panels[at].node.hidden = !series.some((one) => one.values.some(isNumber)); // no panel for what a run has not
       this.panels[at].show(series, band);
     });
+    this.nothing.hidden = this.panels.some((panel) => !panel.node.hidden);
     this.drawOthers();
   }
 

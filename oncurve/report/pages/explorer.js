@@ -14,7 +14,11 @@ const KEEP = {
   unsolved: (group) => group.correct === 0,
   errors: (group) => group.errors > 0,
   cut: (group) => group.cut > 0,
+  calls: (group) => group.calls > 0,
+  failed: (group) => group.failed > 0,
 };
+/** Offered where completions are episodes. */
+const EPISODE_FILTERS = [["calls", "with calls of tools"], ["failed", "with failed calls"]];
 const COLUMNS = [
   ["place", "#", (group) => group.place], ["prompt", "prompt", (group) => group.prompt],
   ["reward", "reward", (group) => group.reward], ["spread", "spread", (group) => group.spread], ["tokens", "tokens", (group) => group.tokens],
@@ -39,7 +43,9 @@ function weigh(group, at) {
     tokens: lengths.length ? lengths.reduce((a, b) => a + b, 0) / lengths.length : null,
     correct: verdicts.every((verdict) => verdict === null) ? null : verdicts.filter(Boolean).length,
     errors: group.completions.filter((completion) => completion.error || completion.category === "error").length,
-    cut: group.completions.filter((completion) => completion.end === "length").length,
+    cut: group.completions.filter((completion) => CUT_OFF.has(completion.end)).length,
+    calls: group.completions.reduce((sum, completion) => sum + (completion.calls || []).length, 0),
+    failed: group.completions.reduce((sum, completion) => sum + errorsOf(completion), 0),
   };
 }
 
@@ -145,6 +151,7 @@ class Explorer {
       const [groups, tokens] = await Promise.all([this.source.groups(step), this.source.tokens(step)]);
       if (step !== this.step) return; // somebody went on meanwhile
       this.groups = groups.map(weigh);
+      this.offer();
       this.tokens = tokens;
       this.shown = ROWS_AT_ONCE;
       if (wanted > this.groups.length) this.group = 1;
@@ -157,6 +164,13 @@ class Explorer {
     } finally {
       this.body.removeAttribute("aria-busy");
     }
+  }
+
+  /** More filters, where there are episodes to filter. */
+  offer() {
+    if (this.offered || !this.groups.some((group) => group.completions.some(isEpisode))) return;
+    this.offered = true;
+    for (const [key, text] of EPISODE_FILTERS) this.filterBox.append(el("option", { value: key }, text));
   }
 
   turn() {
@@ -239,7 +253,7 @@ class Explorer {
       const looks = completion.error ? "error" : right === true ? "right" : right === false ? (completion.reward > 0 ? "part" : "wrong") : completion.reward > 0 ? "right" : "wrong";
       return el("i", { class: looks });
     }));
-    const flags = [group.errors ? el("span", { class: "pill bad" }, count(group.errors, "error")) : null, group.cut ? el("span", { class: "pill warn" }, `${group.cut} cut off`) : null];
+    const flags = [group.failed ? el("span", { class: "pill warn" }, count(group.failed, "failed call")) : null, group.errors ? el("span", { class: "pill bad" }, count(group.errors, "error")) : null, group.cut ? el("span", { class: "pill warn" }, `${group.cut} cut off`) : null];
     const open = () => this.open(group.place);
     return el("tr", { "data-group": group.place, "aria-selected": String(group.place === this.group), tabindex: "0", onclick: open, onkeydown: (event) => { if (event.key === "Enter") open(); } },
       el("td", { class: "soft" }, group.place),
@@ -312,14 +326,14 @@ class Explorer {
     const pills = [
       error ? el("span", { class: "pill bad" }, error) : null,
       !error && right !== null ? el("span", { class: `pill ${right ? "good" : ""}` }, right ? "correct" : completion.category === "bad_format" ? "bad form" : "wrong") : null,
-      completion.end === "length" ? el("span", { class: "pill warn" }, "cut off") : null,
-      completion.end === "abort" ? el("span", { class: "pill bad" }, "aborted") : null,
+      endPill(completion.end),
     ];
     const parts = Object.entries(completion.parts || {}).map(([name, value]) => `${name} ${number(value)}`).join(" · ");
     const detail = [parts, completion.detail].filter(Boolean).join(" · ");
     return el("article", { class: "completion", "aria-label": `completion ${completion.label || completion.at + 1}` },
       el("div", { class: "about" },
         el("div", { class: "row" }, el("span", { class: "soft" }, completion.label || completion.at + 1), el("span", { class: "reward" }, isNumber(completion.reward) ? number(completion.reward) : "–"), this.advantage(completion), el("span", { class: "soft" }, `${number(completion.tokens)} tokens`), pills),
+        episodeSummary(completion),
         detail ? el("div", { class: "detail" }, detail) : null),
       this.text(completion, group));
   }
@@ -332,17 +346,26 @@ class Explorer {
   }
 
   text(completion, group) {
-    const box = el("div", { class: "text mono", tabindex: "0", "aria-label": "text" });
     const text = completion.text || "";
     const tokens = this.colour === "logprob" ? this.tokensOf(group, completion.at) : null;
+    if (isEpisode(completion)) {
+      const colourPart = tokens && colouredParts(text, tokens);
+      return episodeBox(completion, (said, from, to) => (colourPart ? colourPart(from, to) : this.marked(said)), this.tint(completion));
+    }
+    const box = el("div", { class: "text mono", tabindex: "0", "aria-label": "text" });
     if (tokens) add(box, coloured(text, tokens));
     else if (!text) add(box, [el("span", { class: "soft" }, "(empty)")]);
     else add(box, [this.marked(text)]);
-    if (this.colour === "advantage" && isNumber(completion.advantage)) {
-      const strength = Math.min(0.3, 0.12 * Math.abs(completion.advantage));
-      box.style.background = `rgba(var(--${completion.advantage < 0 ? "minus" : "plus"}), ${strength.toFixed(3)})`;
-    }
+    const tint = this.tint(completion);
+    if (tint) box.style.background = tint;
     return box;
+  }
+
+  /** The ground of what is learned from, where that is asked for. */
+  tint(completion) {
+    if (this.colour !== "advantage" || !isNumber(completion.advantage)) return null;
+    const strength = Math.min(0.3, 0.12 * Math.abs(completion.advantage));
+    return `rgba(var(--${completion.advantage < 0 ? "minus" : "plus"}), ${strength.toFixed(3)})`;
   }
 
   /** Every step once, one after the other, so that the page stays awake. */
@@ -381,6 +404,17 @@ function coloured(text, [lengths, hundredths]) {
     from += length;
   });
   return [...pieces, letters.slice(from).join("")];
+}
+
+/** The same for an episode: a function that gives the letters of the tokens from-to. */
+function colouredParts(text, [lengths, hundredths]) {
+  const letters = Array.from(text), starts = [0];
+  for (const length of lengths) starts.push(starts[starts.length - 1] + length);
+  const last = starts[lengths.length];
+  return (from, to) => {
+    const low = starts[Math.min(from, lengths.length)], high = to >= lengths.length ? letters.length : starts[to];
+    return low >= last ? letters.slice(low, high).join("") : coloured(letters.slice(low, high).join(""), [lengths.slice(from, to), hundredths.slice(from, to)]);
+  };
 }
 
 /** The part of a prompt that differs from the others: its last lines, without what only opens the answer. */

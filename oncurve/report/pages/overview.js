@@ -16,7 +16,8 @@ function header(told, table) {
   const done = Math.max(told.steps_done, table.steps.length ? table.steps[table.steps.length - 1] : 0);
   const title = el("div", { class: "grow" },
     el("h1", {}, told.name),
-    el("p", { class: "underline" }, `step ${number(done)}${total ? ` of ${number(total)}` : ""}`, left(told, table, done)));
+    el("p", { class: "underline" }, `step ${number(done)}${total ? ` of ${number(total)}` : ""}`, left(told, table, done)),
+    told.state.reason ? el("p", { class: "underline why" }, told.state.reason) : null);
   const bar = el("div", { class: "progress", role: "progressbar", "aria-label": "steps done", "aria-valuenow": done, "aria-valuemin": 0, "aria-valuemax": total || done }, el("div"));
   bar.firstChild.style.width = `${total ? Math.min(100, (100 * done) / total) : 100}%`;
   return [el("header", { class: "top" }, title, statePill(told.state)), bar];
@@ -38,11 +39,19 @@ function tiles(told, table) {
     `before ${percent(row.before.successes / row.before.total)}, ${signed(100 * row.change, 1)} points [${signed(100 * row.low, 1)}, ${signed(100 * row.high, 1)}]`) : null;
   return el("div", { class: "tiles" },
     test,
-    tile("Held-out accuracy", percent(last), last === null ? "not measured yet" : `from ${percent(first)}; 95 % interval ${(100 * low).toFixed(1)} to ${percent(high)}`),
-    tile("Training reward", number(table.last("reward/mean")), `from ${number(table.first("reward/mean"))}`),
-    tile("Time", duration(spent.elapsed_seconds), spent.seconds_per_step ? `${duration(spent.seconds_per_step)} per step` : null),
-    tile("Tokens sampled", compact(spent.sampled_tokens), `${compact(spent.trained_tokens)} trained`),
+    last === null ? null : tile("Held-out accuracy", percent(last), `from ${percent(first)}; 95% interval ${(100 * low).toFixed(1)} to ${percent(high)}`),
+    table.has("reward/mean") ? tile("Training reward", number(table.last("reward/mean")), `from ${number(table.first("reward/mean"))}`) : null,
+    table.has("sft/loss") ? tile("Loss on demonstrations", number(table.last("sft/loss")), `from ${number(table.first("sft/loss"))}`) : null,
+    table.has("episode/turns") ? tile("Turns per completion", number(table.last("episode/turns")), episodeFacts(table)) : null,
+    spent.elapsed_seconds ? tile("Time", duration(spent.elapsed_seconds), spent.seconds_per_step ? `${duration(spent.seconds_per_step)} per step` : null) : null,
+    spent.sampled_tokens ? tile("Tokens sampled", compact(spent.sampled_tokens), spent.trained_tokens ? `${compact(spent.trained_tokens)} trained` : null) : null,
     spent.usd === null ? null : tile("Cost so far", money(spent.usd), isNumber(spent.usd_per_point) ? `${money(spent.usd_per_point)} per point won` : spent.basis));
+}
+
+/** "1.2 calls, 3% failed" */
+function episodeFacts(table) {
+  const calls = table.last("episode/calls"), failed = table.last("episode/tool_errors");
+  return `${number(calls)} calls${calls && failed !== null ? `, ${percent(failed)} failed` : ""}`;
 }
 
 function findings(told) {
@@ -83,7 +92,7 @@ function comparedCard(compared) {
       el("tbody", {}, compared.rows.map((row) => el("tr", {}, el("td", {}, row.name), el("td", { class: "num" }, share(row.before)), el("td", { class: "num" }, share(row.after)),
         el("td", { class: "num" }, points(row.change), " ", interval(row.low, row.high, points)),
         el("td", { class: "num" }, row.p_value < 1e-4 ? "<0.0001" : row.p_value.toFixed(4))))))),
-    el("p", { class: "soft small" }, "95 % intervals; the difference and its p-value are paired: both answered the same problems."));
+    el("p", { class: "soft small" }, "95% intervals; the difference and its p-value are paired: both answered the same problems."));
 }
 
 function measuredCard(measured) {
@@ -107,26 +116,26 @@ function arithmeticSection(told) {
       el("div", { class: "card third" }, el("h3", {}, "Batch arithmetic"),
         told.arithmetic.length ? pairsTable(told.arithmetic, "pairs") : el("p", { class: "soft" }, "The folder has no config.yaml to derive it from.")),
       el("div", { class: "card third" }, el("h3", {}, "Time and tokens by phase"), phasesTable(spent)),
-      el("div", { class: "card third" }, el("h3", {}, "Cost so far"), pairsTable([
+      el("div", { class: "card third" }, el("h3", {}, isNumber(spent.usd) ? "Cost so far" : "Device"), pairsTable([
         ["device", `${spent.devices > 1 ? `${spent.devices} x ` : ""}${spent.device}`],
         ["device hours", number(spent.hours * spent.devices)],
-        ["cost", money(spent.usd)],
+        ...(isNumber(spent.usd) ? [["cost", money(spent.usd)]] : []),
         ...(isNumber(spent.usd) && told.steps_done ? [["per step", money(spent.usd / told.steps_done)]] : []),
         ...(isNumber(spent.usd_per_point) ? [["per point of held-out accuracy", money(spent.usd_per_point)]] : []),
       ], "pairs"), el("p", { class: "soft small" }, `${spent.basis[0].toUpperCase()}${spent.basis.slice(1)}. Steps that a crash lost and the measurement after training are not in it.`)),
       profileCard(told.profile)));
 }
 
-/** Where a step's time went, and how much of what the machine can do that was. */
+/** Where a step's time went: seconds, share, calls and tokens of each phase and its parts. */
 function profileCard(profile) {
   if (!profile) return null;
-  const limits = profile.limits, cell = (text) => el("td", { class: "num" }, text);
+  const cell = (text) => el("td", { class: "num" }, text);
   return el("div", { class: "card whole", id: "profile" }, el("h3", {}, "Profile of a step"), el("div", { class: "wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, ["phase", "seconds", "tokens", "share of products", "share of memory"].map((name, at) => el("th", { class: at ? "num" : "" }, name)))),
-    el("tbody", {}, profile.rows.map(([name, part, seconds, tokens, multiplied, read]) => el("tr", {},
-      el("td", {}, part ? `\u2003${name}` : el("strong", {}, name)), cell(seconds.toFixed(4)), cell(tokens ? compact(tokens) : ""),
-      cell(multiplied === null ? "" : percent(multiplied)), cell(read === null ? "" : percent(read))))))),
-    el("p", { class: "soft small" }, `Medians over the steps. The shares divide the least work that the tokens need by what this machine did when the run started: ${compact(limits.operations_per_second)} operations per second in ${limits.compute_type} products, ${compact(limits.bytes_per_second)} bytes per second read from memory.`));
+    el("thead", {}, el("tr", {}, ["phase", "seconds", "share", "calls", "tokens"].map((name, at) => el("th", { class: at ? "num" : "" }, name)))),
+    el("tbody", {}, profile.map(([name, part, seconds, share, calls, tokens]) => el("tr", {},
+      el("td", {}, part ? `\u2003${name}` : el("strong", {}, name)), cell(seconds.toFixed(4)), cell(percent(share)), cell(String(calls)),
+      cell(tokens ? compact(tokens) : "")))))),
+    el("p", { class: "soft small" }, "Medians over the steps."));
 }
 
 const pairsTable = (rows, kind) => el("table", { class: kind }, el("tbody", {}, rows.map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, value)))));

@@ -9,29 +9,45 @@ const OVERLAID = [
 
 const age = (seconds) => (seconds < 90 ? "now" : seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : seconds < 129600 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`);
 
-function runCard(run) {
+/** `chosen` are the names of the runs to compare; `renew` is told when they change. */
+function runCard(run, chosen, renew) {
+  const box = el("input", { type: "checkbox", "aria-label": `compare ${run.name}`, checked: chosen.has(run.name), disabled: Boolean(run.problem), onchange: () => { chosen[box.checked ? "add" : "delete"](run.name); renew(); } });
   const done = run.steps_done, total = run.steps_planned;
   const bar = el("div", { class: "progress" }, el("div"));
   bar.firstChild.style.width = `${total ? Math.min(100, (100 * done) / total) : 0}%`;
-  return el("a", { class: "card run-card", href: run.href },
-    el("div", {}, el("div", { class: "name" }, run.name), el("div", { class: "small soft" }, run.problem || `step ${number(done)}${total ? ` of ${number(total)}` : ""}`), run.problem ? null : bar,
+  return el("div", { class: "card run-card" },
+    el("label", { class: "choose" }, box),
+    el("div", {}, el("a", { class: "name", href: run.href }, run.name), el("div", { class: "small soft" }, run.problem || `step ${number(done)}${total ? ` of ${number(total)}` : ""}`), run.problem ? null : bar,
       run.model ? el("div", { class: "small soft" }, [run.model, run.state && isNumber(run.state.age_seconds) ? age(run.state.age_seconds) : null].filter(Boolean).join(" · ")) : null,
-      run.findings && run.findings[0] + run.findings[1] ? el("div", { class: "small" }, ["severe", "warning"].map((kind, place) => (run.findings[place] ? `${run.findings[place]} ${kind}` : null)).filter(Boolean).join(", ")) : null,
-      run.state && ["stopped", "died"].includes(run.state.name) && run.stopped_for ? el("div", { class: "small soft" }, run.stopped_for) : null),
-    el("div", {}, el("div", { class: "small soft" }, "held-out"), percent(run.held_out)),
-    el("div", {}, el("div", { class: "small soft" }, "reward"), number(run.reward)),
+      run.findings && run.findings[0] + run.findings[1] ? el("div", { class: "small" }, "doctor ", run.findings[0] ? el("span", { class: "pill bad" }, `${run.findings[0]} severe`) : null, " ", run.findings[1] ? el("span", { class: "pill warn" }, count(run.findings[1], "warning")) : null) : null,
+      run.state && run.state.reason ? el("div", { class: "small soft why" }, run.state.reason) : null),
+    isNumber(run.held_out) ? el("div", {}, el("div", { class: "small soft" }, "held-out"), percent(run.held_out)) : el("div"),
+    isNumber(run.reward) ? el("div", {}, el("div", { class: "small soft" }, "reward"), number(run.reward)) : el("div"),
     el("div", {}, run.state ? statePill(run.state) : null, sparkline(run.rewards || [], 0)));
 }
 
 /** The runs that a dashboard knows, renewed every few seconds. */
 function showRuns(root, boot) {
-  const list = el("div", { class: "run-list" }), pill = el("span", { class: "pill" }, "…");
-  fill(root, el("header", { class: "top" }, el("div", { class: "grow" }, el("h1", {}, "Runs")), pill, themeButton()), list);
+  const list = el("div", { class: "run-list" }), pill = el("span", { class: "pill" }, "…"), compare = el("div", { class: "compare" });
+  const chosen = new Set();
+  fill(root, el("header", { class: "top" }, el("div", { class: "grow" }, el("h1", {}, "Runs")), pill, themeButton()), list, compare);
+  const offer = () => {
+    compare.hidden = chosen.size === 0;
+    const names = [...chosen], query = new URLSearchParams(names.map((name) => ["run", name]));
+    fill(compare, el("span", {}, names.join(", ")), el("span", { class: "grow" }),
+      chosen.size < 2 ? el("span", { class: "soft" }, "choose another run to compare with") : el("a", { class: "button", href: `/compare?${query}` }, `Compare ${chosen.size} runs`),
+      el("button", { class: "plain", type: "button", onclick: () => { chosen.clear(); renew(); } }, "clear"));
+  };
   const renew = async () => {
     try {
       const answer = await fetch("/runs");
       const { runs } = await answer.json();
-      fill(list, runs.length ? runs.map(runCard) : el("p", { class: "soft" }, "No run is here yet; one appears when it has finished its first measurement."));
+      for (const name of [...chosen]) if (!runs.some((run) => run.name === name)) chosen.delete(name);
+      const focused = document.activeElement && document.activeElement.getAttribute("aria-label");
+      fill(list, runs.length ? runs.map((run) => runCard(run, chosen, offer)) : el("p", { class: "soft" }, "No run is here yet; one appears when it has finished its first measurement."));
+      const again = focused && [...list.querySelectorAll("input")].find((one) => one.getAttribute("aria-label") === focused);
+      if (again) again.focus();
+      offer();
       pill.className = "pill good live";
       fill(pill, count(runs.length, "run"));
     } catch (error) {
@@ -56,7 +72,7 @@ function showComparison(root, boot, tables) {
   });
   charts.forEach(({ chart }, at) => chart.node.classList.add(at < 4 ? "half" : "third"));
   fill(root,
-    el("header", { class: "top" }, el("div", { class: "grow" }, el("h1", {}, boot.runs.map((run) => run.name).join(" · "))), themeButton()),
+    el("header", { class: "top" }, boot.home ? el("a", { class: "brand", href: boot.home }, "← runs") : null, el("div", { class: "grow" }, el("h1", {}, boot.runs.map((run) => run.name).join(" · "))), themeButton()),
     el("section", { id: "table" }, el("div", { class: "head" }, el("h2", {}, "Results")), comparisonTable(boot)),
     el("section", { id: "curves" }, el("div", { class: "head" }, el("h2", {}, "Curves"), el("span", { class: "grow" }),
       el("label", {}, "along", choice("horizontal axis", [["step", "steps"], ["hours", "hours"], ["M tokens", "sampled tokens, millions"]], "step", (value) => { away.x = value; draw(); })),

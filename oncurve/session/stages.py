@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from oncurve.interface.trainer import Trainer
 from oncurve.session.result import Result
+from oncurve.session.trainer import Trainer
 
 
 def sft(
