@@ -104,6 +104,18 @@ class LoraSettings(Section):
     """Which biases are trained as well; only none leaves the base as it is."""
 
 
+class DeltaSettings(Section):
+    """How servers get weights as differences from the version before."""
+
+    anchor_every: Harmless[PositiveInt] = 20
+    """Versions after which one is written whole as well, for servers that join."""
+    relay: Harmless[bool] = False
+    """One of our servers fetches from the trainer, and gives to the others."""
+    mbit: Harmless[PositiveFloat | None] = None
+    """Megabits per second that the trainer sends over rollouts.weights_address, to all servers together; None: no
+    limit."""
+
+
 class Deadlines(Section):
     """servers: seconds after which the trainer stops waiting for one."""
 

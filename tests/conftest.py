@@ -53,6 +53,7 @@ SLOW = (
     "resilience/test_surroundings.py",
     "sandbox/test_redteam.py",
     "rollouts/test_transfer.py",
+    "rollouts/test_weight_histories.py",
     "test_heap.py",
     "policy/test_lora_runs.py",
 )

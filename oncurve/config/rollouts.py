@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.settings import Deadlines, Fraction, Harmless, NonNegative, Section
+from oncurve.settings import Deadlines, DeltaSettings, Fraction, Harmless, NonNegative, Section
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
@@ -112,7 +112,11 @@ class RolloutSection(Section):
     """servers: where new weights are put for them; None takes this machine's memory for servers that the run starts, if
     two versions fit, and otherwise run.folder."""
     weights_address: Harmless[str | None] = None
-    """servers: host:port where those that do not see that folder fetch weights from this process."""
+    """servers: host:port where those that do not see that folder fetch weights from this process; with rollouts.deltas
+    also a URL, such as that of an object store, under which they find what is in rollouts.weights_folder."""
+    deltas: DeltaSettings | None = None
+    """servers: send what changed of the weights, in bfloat16, as rollouts.deltas={} does. For slow links. null: send
+    all of them after every step."""
     staleness: Annotated[int, Field(ge=0, le=1)] = 0
     """servers: 1 samples the next step while this one trains, from weights that are one step old."""
     deadlines: Deadlines = Deadlines()
@@ -214,6 +218,27 @@ class RolloutSection(Section):
         is_here = all(urlsplit(url).hostname in LOOPBACK for url in self.servers)
         is_one = self.vllm_servers + len(self.servers) == 1 and self.registry is None
         return is_one and is_here and self.tensor_parallel == 1
+
+    @model_validator(mode="after")
+    def _check_deltas(self) -> RolloutSection:
+        is_url = self.weights_address is not None and self.weights_address.startswith(("http://", "https://"))
+        if is_url and self.deltas is None:
+            raise ValueError(
+                f"rollouts.weights_address is the URL {self.weights_address}, which only rollouts.deltas can use. Set "
+                f"`rollouts.deltas={{}}`, or give host:port where this process listens, as in "
+                f"`rollouts.weights_address=10.0.0.5:8200`"
+            )
+        if is_url and self.weights_folder is None:
+            raise ValueError(
+                f"rollouts.weights_address is the URL {self.weights_address}, and rollouts.weights_folder is not set. "
+                f"Name the folder whose files are found there, as in `rollouts.weights_folder=/mnt/bucket`"
+            )
+        if self.deltas is not None and (self.transfer in ("nccl", "ipc") or self.sleep):
+            raise ValueError(
+                "rollouts.deltas is set, which is for servers that fetch files, not for those on the trainer's GPUs. "
+                "Set `rollouts.transfer=fetch rollouts.sleep=false`, or `rollouts.deltas=null`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_kv_dtype(self) -> RolloutSection:

@@ -18,8 +18,17 @@ from oncurve.rollouts.base import PolicyView, Sampler, SamplingParams
 class Prefetch:
     """A sampler that is one step ahead. The one inside must not read the policy's weights after ``load_weights``."""
 
-    def __init__(self, sampler: Sampler, prompts_at: Callable[[int], Sequence[Prompt]], *, total_steps: int) -> None:
-        """``prompts_at`` gives the prompts of a step, also of one that has not come yet."""
+    def __init__(
+        self,
+        sampler: Sampler,
+        prompts_at: Callable[[int], Sequence[Prompt]],
+        *,
+        total_steps: int,
+        prepare: Callable[[PolicyView, int], None] | None = None,
+    ) -> None:
+        """``prompts_at`` gives the prompts of a step, also of one that has not come yet; ``prepare`` hears of weights
+        while rollouts from older ones are under way."""
+        self._prepare = prepare
         self.sampler, self.prompts_at, self.total_steps = sampler, prompts_at, total_steps
         self._given: tuple[PolicyView, int] | None = None
         """Weights that the loop gave, and the sampler does not have yet."""
@@ -29,6 +38,8 @@ class Prefetch:
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Remember the weights: rollouts that are under way still need the old ones."""
         self._given = (policy, version)
+        if self._prepare is not None and self._ahead is not None and not self._ahead.future.done():
+            self._prepare(policy, version)
 
     def sample(
         self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None

@@ -127,7 +127,8 @@ def make_sampler(
     servers = wiring.make_server_sampler(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
     if leader is not None and config.rollouts.staleness and config.sft is None:
-        leader = Prefetch(leader, data.at, total_steps=config.run.steps)
+        prepare = servers.prepare if servers is not None else None
+        leader = Prefetch(leader, data.at, total_steps=config.run.steps, prepare=prepare)
     return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
 
 

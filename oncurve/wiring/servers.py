@@ -64,6 +64,8 @@ def _settle_transfer(config: Config) -> tuple[Config, str | None]:
 
     chosen, why = config.rollouts, None
     way = "fetch"
+    if chosen.deltas is not None:
+        return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": way})}), None
     on_gpus = torch.cuda.is_available() and config.policy.device != "cpu" and torch.cuda.device_count() > 1
     if chosen.vllm_servers and on_gpus and not chosen.sleep:
         if config.policy.lora is not None:
@@ -177,6 +179,7 @@ def make_server_sampler(config: Config) -> ServerSampler:
         local=local,
         transfer=transfer,
         sleep=chosen.sleep,
+        deltas=chosen.deltas,
     )
 
 

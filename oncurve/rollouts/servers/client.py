@@ -119,6 +119,10 @@ class ServerClient:
         """Tell it where the weights are; it fetches and checks them, and its model stays as it is."""
         await self._call("POST", protocol.UPDATE, within=within, body={"update_info": dict(message)})
 
+    async def fetch_ahead(self, message: Mapping[str, Any], *, within: float) -> None:
+        """Let one of ours bring its copy of the weights up to date. It samples meanwhile, from what it has."""
+        await self._call("POST", protocol.UPDATE, within=within, body={"update_info": {**message, "ahead": True}})
+
     async def finish_update(self, label: str, *, within: float) -> None:
         """Let the new weights take the place of the old ones."""
         await self._call("POST", protocol.FINISH, within=within, body={"weight_version": label})

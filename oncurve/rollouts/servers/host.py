@@ -9,20 +9,24 @@ from pathlib import Path
 from aiohttp import web
 
 from oncurve.errors import ConfigError
+from oncurve.rollouts.servers.bandwidth import Bandwidth
 from oncurve.rollouts.servers.weight_manifest import Manifest
 
 
 class WeightHost:
     """Hands out the files of published versions and nothing else."""
 
-    def __init__(self, published: Callable[[], list[Manifest]], *, address: str, token: str) -> None:
-        """``address`` is host:port, as servers reach it; port 0 takes a free one.
+    def __init__(
+        self, published: Callable[[], list[Manifest]], *, address: str, token: str, limit: Bandwidth | None = None
+    ) -> None:
+        """``address`` is host:port, as servers reach it; port 0 takes a free one. ``limit`` is on all that it sends.
 
         Raises ConfigError for an address without a port, or without a token: whoever reaches it can read the weights.
         """
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f"rollouts.weights_address is {address!r}; give host:port, such as 10.0.0.5:8200")
+        self._limit = limit
         self._published, self._token, self._host, self._port = published, token, host, int(port)
         self._runner: web.AppRunner | None = None
 
@@ -52,7 +56,7 @@ class WeightHost:
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
             return web.json_response({"error": "the token is missing or wrong"}, status=401)
         for manifest in self._published():
-            names = [file.name for file in manifest.files]
-            if manifest.label == request.match_info["label"] and request.match_info["name"] in names:
-                return web.FileResponse(Path(manifest.folder) / request.match_info["name"])
+            path = Path(manifest.folder) / request.match_info["name"]
+            if manifest.label == request.match_info["label"] and path.name in manifest.given and path.is_file():
+                return await self._limit.send(request, path) if self._limit else web.FileResponse(path)
         return web.json_response({"error": "no such version or file; a newer one may have replaced it"}, status=404)

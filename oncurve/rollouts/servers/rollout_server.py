@@ -30,8 +30,12 @@ class FleetState(Protocol):
         """The version that completions must come from; None before the first."""
         ...
 
-    async def message(self, manifest: Manifest) -> dict[str, object]:
+    async def message(self, manifest: Manifest, server: RolloutServer) -> dict[str, object]:
         """What a server is told of a version. Raises ServerFailed while there are no files of it."""
+        ...
+
+    async def repair(self, manifest: Manifest) -> None:
+        """A server could not make the version of what it was told: let it be there whole."""
         ...
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:
@@ -63,6 +67,8 @@ class RolloutServer:
         """Another number whenever what was agreed with it, such as a group, may be forgotten."""
         self.declined: str | None = None
         """Why it is given weights as files alone, until it is started again."""
+        self.sync_seconds = self.stood_seconds = 0.0
+        """Of the last version that it fetched: until it had it; of that, standing still for it."""
         self.is_asleep = self.is_wanted = False
         self.tasks: set[asyncio.Task[object]] = set()
         """Requests that end when the server is lost: a dead server's open connection would keep them for ever."""
@@ -189,17 +195,37 @@ class RolloutServer:
     async def _sync(self, target: Manifest, old: str) -> None:
         """Hand over the current weights as files. Its next report tells whether it has them."""
         limit = self.fleet.deadlines.push_seconds
-        message = await self.fleet.message(target)
-        await self.halt(f"has {old}, takes {target.label}")
+        message, begin = await self.fleet.message(target, self), time.monotonic()
+        self._move("syncing", f"has {old}, takes {target.label}")
         try:
-            await self.client.start_update(within=limit)
-            await self.client.send_update(message, within=limit)
+            if target.chain and self.takes_keys:
+                await self.client.fetch_ahead(message, within=limit)
+            stood = time.monotonic()
+            await self.halt(self.why)
+            try:
+                await self.client.start_update(within=limit)
+                await self.client.send_update(message, within=limit)
+            except ServerFailed:
+                if not self.is_asleep:  # its model is as it was
+                    await self._resume()
+                raise
         except ServerFailed:
-            if not self.is_asleep:  # its model is as it was
-                await self._resume()
+            if target.chain:
+                await self.fleet.repair(target)
             raise
         self.life += 1  # a group that it was in is left with that
         await self.adopt(target.label)
+        self.sync_seconds, self.stood_seconds = time.monotonic() - begin, time.monotonic() - stood
+
+    async def fetch_ahead(self, manifest: Manifest) -> None:
+        """Bring its copy of the weights up to date while it samples. What fails is done when the weights are wanted."""
+        if self.state != "ready" or not self.takes_keys:
+            return
+        try:
+            message = await self.fleet.message(manifest, self)
+            await self.client.fetch_ahead(message, within=self.fleet.deadlines.push_seconds)
+        except (ServerLost, ServerFailed, SamplerError) as error:
+            self.why = f"could not fetch ahead: {error}"
 
     async def halt(self, why: str) -> None:
         """Before new weights: it samples nothing, and has room for them."""

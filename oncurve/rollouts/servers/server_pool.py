@@ -67,18 +67,22 @@ class ServerPool:
         restart: Callable[[str], None] | None = None,
         push: Push | None = None,
         files: Callable[[str], Manifest | None] = lambda label: None,
+        repair: Callable[[str], Manifest | None] = lambda label: None,
+        relay: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``find`` names servers that came later; ``max_rows`` completions are asked of one server at a time, each
         group whole; ``address`` is where servers fetch weights that do not see the trainer's disk; ``restart`` starts a
         server again that must not be used any more; ``push`` hands weights over without files, of which ``files`` gives
-        those of a version, None while it cannot."""
+        those of a version, None while it cannot. ``repair`` writes one whole of which a server could not apply the
+        differences; with ``relay`` one server gives files to the others."""
         self.deadlines, self.max_rows, self.token, self.address = deadlines, max_rows, token, address
         self.servers: list[RolloutServer] = []
         self.counts: Counter[str] = Counter()
         """What happened so far: attempts that were lost, failed, cut off, or of another version."""
         self._urls, self._find, self._restart, self._say = list(urls), find, restart, notify
-        self._push, self._files = push, files
+        self._push, self._files, self._repair, self.relay = push, files, repair, relay
+        self._order: list[RolloutServer] = []
         self._target: Manifest | None = None
         self._session: aiohttp.ClientSession | None = None
         self._waiting: deque[asyncio.Future[RolloutServer]] = deque()
@@ -138,14 +142,38 @@ class ServerPool:
         """The version that completions must come from."""
         return self._target
 
-    async def message(self, manifest: Manifest) -> dict[str, object]:
+    async def message(self, manifest: Manifest, server: RolloutServer) -> dict[str, object]:
         """What a server is told of a version. Raises ServerFailed while there are no files of it."""
         if not manifest.files:
             found = await aside(partial(self._files, manifest.label), name="writes-weights")
             if found is None:
                 raise ServerFailed(f"there are no files of {manifest.label} while the policy trains")
             manifest = found
-        return manifest.message(address=self.address, token=self.token)
+        return manifest.message(address=self.address, token=self.token, relays=self._relays(manifest, server))
+
+    def _relays(self, manifest: Manifest, server: RolloutServer) -> list[str]:
+        """Who is asked for files before the trainer: of our servers the first, which has none before it."""
+        if not self.relay or not manifest.chain or self.address is None:
+            return []
+        ours = [one for one in self._order if one.takes_keys and one.state in ("ready", "syncing", "stale")]
+        return [] if server not in ours[1:] else [f"{ours[0].url}{protocol.RELAY}"]
+
+    async def repair(self, manifest: Manifest) -> None:
+        """A server could not make the version of what it was told: let it be there whole."""
+        self.counts["repaired"] += 1
+        found = await aside(partial(self._repair, manifest.label), name="writes-weights")
+        if found is not None and self._target is not None and self._target.label == found.label:
+            self._target = found
+
+    async def announce(self, manifest: Manifest) -> None:
+        """Let servers fetch a version while they sample from the one before."""
+        self._order = self._by_speed()
+        for server in self.servers:
+            self._start(server.fetch_ahead(manifest))
+
+    def _by_speed(self) -> list[RolloutServer]:
+        """Who had the last version first is first."""
+        return sorted(self.servers, key=lambda server: server.sync_seconds)
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:
         """A server is in another state: say it if it matters to a person, and let it work if it can."""
@@ -194,6 +222,7 @@ class ServerPool:
         Raises SamplerError if no server has it in time.
         """
         self._ready_at = started = time.monotonic()
+        self._order = self._by_speed()
         async with AsyncExitStack() as held:
             members = await self._hold(held) if shipment is not None else []
             self._target = manifest

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys
+from oncurve.rollouts.servers.bandwidth import Bandwidth
 from oncurve.rollouts.servers.children import ChildServers
+from oncurve.rollouts.servers.delta_store import DeltaStore
 from oncurve.rollouts.servers.event_loop import EventLoopThread
 from oncurve.rollouts.servers.host import WeightHost
 from oncurve.rollouts.servers.local_vllm import VllmServers
@@ -29,9 +32,9 @@ from oncurve.rollouts.servers.store import Contents, WeightStore
 from oncurve.rollouts.servers.transfer.endpoints import give_back_cache
 from oncurve.rollouts.servers.transfer.fallback import Copies
 from oncurve.rollouts.servers.transfer.transfer import Transfer
-from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
+from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment, named_weights
 from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
-from oncurve.settings import Deadlines
+from oncurve.settings import Deadlines, DeltaSettings
 
 
 class ServerSampler:
@@ -57,27 +60,32 @@ class ServerSampler:
         local: ChildServers | None = None,
         transfer: Transfer | None = None,
         sleep: bool = False,
+        deltas: DeltaSettings | None = None,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
         ``matrix_type`` is that of the matrices of vLLM servers, None for full width. ``weights_address`` is host:port
         where servers fetch weights that do not see the folder; ``local`` are servers that were started for this
         sampler, and end with it; ``transfer`` brings them weights without files; ``sleep`` lets them give memory back
-        whenever the completions of a step are there."""
+        whenever the completions of a step are there. With ``deltas`` servers get what changed of the weights, all of
+        them in half width; ``weights_address`` may then be the URL under which others find ``weights_folder``."""
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
         self._matrix_type = matrix_type
-        self._store = WeightStore(
-            weights_folder, run=secrets.token_hex(4), memory=memory_folder, notify=lambda text: self.notify(text)
-        )
+        words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
+        self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words) if deltas else None
+        self._store = self._deltas or WeightStore(weights_folder, **words)
+        self._prepared: Manifest | None = None
         self._transfer, self._sleep = transfer, sleep
         self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
         if transfer is not None:
-            transfer.push.notify = lambda text: self.notify(text)
+            transfer.push.notify = self._say
         self._host: WeightHost | None = None
-        if weights_address is not None:
+        is_url = weights_address is not None and weights_address.startswith(("http://", "https://"))
+        if weights_address is not None and not is_url:
             token = token or secrets.token_hex(16)
-            self._host = WeightHost(lambda: self._store.published, address=weights_address, token=token)
+            limit = Bandwidth(deltas.mbit) if deltas is not None and deltas.mbit is not None else None
+            self._host = WeightHost(lambda: self._store.published, address=weights_address, token=token, limit=limit)
         self.pool = ServerPool(
             [*urls, *(local.urls if local is not None else ())],
             find=partial(registered, registry) if registry is not None else tuple,
@@ -87,11 +95,24 @@ class ServerSampler:
             restart=local.restart if local is not None else None,
             push=transfer.push if transfer is not None else None,
             files=self._copies.files,
-            notify=lambda text: self.notify(text),
+            address=f"{weights_address.rstrip('/')}/{self._store.name}" if weights_address and is_url else None,
+            repair=self._deltas.renew if self._deltas is not None else lambda label: None,
+            relay=deltas is not None and deltas.relay,
+            notify=self._say,
         )
         self._loop: EventLoopThread | None = None
         self._policy: PolicyView | None = None
         self._manifest: Manifest | None = None
+
+    def _say(self, text: str) -> None:
+        self.notify(text)
+
+    def prepare(self, policy: PolicyView, version: int) -> None:
+        """Let servers fetch the difference to these weights while they sample from the ones before. ``load_weights``
+        comes next, with the same."""
+        if self._loop is not None and self._deltas is not None and policy.thin_weights() is None:
+            self._prepared = self._write(policy, version)
+            self._loop.call(self.pool.announce(self._prepared))
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Publish the weights and wait until servers have them.
@@ -106,7 +127,9 @@ class ServerSampler:
         if self._transfer is not None:
             self._hand_over(policy, version)
             return
-        manifest = self._write(policy, version)
+        manifest, self._prepared = self._prepared, None
+        if manifest is None or manifest.version != version:
+            manifest = self._write(policy, version)
         if manifest is not self._manifest or not self.pool.ready:
             self._loop.call(self.pool.publish(manifest))
         self._policy, self._manifest = policy, manifest
@@ -137,6 +160,9 @@ class ServerSampler:
     def _write(self, policy: PolicyView, version: int) -> Manifest:
         """An adapter alone where one is trained, whole weights otherwise."""
         thin = policy.thin_weights()
+        if thin is None and self._deltas is not None:
+            shipment = Shipment("", version, named_weights(policy), torch.bfloat16)
+            return self._deltas.publish_shipment(shipment)
         if thin is None:
             shipment = make_shipment(policy, self._store.run, version, matrix_type=self._file_type())
             write = partial(write_weights, shipment)

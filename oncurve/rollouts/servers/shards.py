@@ -10,10 +10,10 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from oncurve.rollouts.servers.weight_manifest import SIDE_BY_SIDE, WeightFile
 FILE_BYTES = 2**25
 """Of a file, about; a weight that is larger has one for itself."""
 MOST_FILES = 256
+Result = TypeVar("Result")
 
 
 def write_weights(shipment: Shipment, folder: Path) -> tuple[tuple[WeightFile, ...], tuple[str, ...]]:
@@ -32,16 +33,23 @@ def write_weights(shipment: Shipment, folder: Path) -> tuple[tuple[WeightFile, .
 
     Raises ValueError for a type that files cannot hold, OSError for a disk that does not take them.
     """
+    files = tuple(
+        at_once(lambda name, part: _write_file(folder / name, shipment, part), cut_into_files(shipment).items())
+    )
+    return files, tuple(sorted(shipment.weights))
+
+
+def at_once(work: Callable[[str, list[str]], Result], parts: Iterable[tuple[str, list[str]]]) -> list[Result]:
+    """What some work gives for each file, in several threads."""
+    with ThreadPoolExecutor(min(SIDE_BY_SIDE, os.cpu_count() or 1), thread_name_prefix="writes-weights") as threads:
+        return [task.result() for task in [threads.submit(work, name, part) for name, part in parts]]
+
+
+def cut_into_files(shipment: Shipment) -> dict[str, list[str]]:
+    """The names of files with those of their weights, the same for every version of a model."""
     parts = _cut(shipment)
     names = [f"model-{place + 1:05d}-of-{len(parts):05d}.safetensors" for place in range(len(parts))]
-    if len(parts) == 1:
-        names = ["model.safetensors"]
-    with ThreadPoolExecutor(min(SIDE_BY_SIDE, os.cpu_count() or 1), thread_name_prefix="writes-weights") as threads:
-        tasks = [
-            threads.submit(_write_file, folder / name, shipment, part) for name, part in zip(names, parts, strict=True)
-        ]
-        files = tuple(task.result() for task in tasks)
-    return files, tuple(sorted(shipment.weights))
+    return dict(zip(names if len(parts) > 1 else ["model.safetensors"], parts, strict=True))
 
 
 def _cut(shipment: Shipment) -> list[list[str]]:
@@ -63,14 +71,14 @@ def _cut(shipment: Shipment) -> list[list[str]]:
 def _write_file(path: Path, shipment: Shipment, names: Sequence[str]) -> WeightFile:
     digest, size = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as file:
-        for piece in _pieces(shipment, names):
+        for piece in file_pieces(shipment, names):
             digest.update(piece)
             write_all(file, piece)
             size += len(piece)
     return WeightFile(path.name, size, digest.hexdigest())
 
 
-def _pieces(shipment: Shipment, names: Sequence[str]) -> Iterator[memoryview]:
+def file_pieces(shipment: Shipment, names: Sequence[str]) -> Iterator[memoryview]:
     """The bytes of a file: the length of its header, the header, the weights. Wide types stand before narrow ones, so
     that each begins at a multiple of its own width."""
     ordered = sorted(names, key=lambda name: -shipment.type_of(shipment.weights[name]).itemsize)

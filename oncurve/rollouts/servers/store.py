@@ -41,8 +41,8 @@ class WeightStore:
         """``run`` goes into every label. With ``memory``, a folder in the machine's memory, the versions are put there
         if ``keep`` of them fit. Folders of processes that died on this machine are removed."""
         self.run, self.keep, self._memory, self._say = run, keep, memory, notify
-        self._name = f"{own_prefix()}{run}"
-        self.root = root.resolve() / self._name
+        self.name = f"{own_prefix()}{run}"
+        self.root = root.resolve() / self.name
         self.published: list[Manifest] = []
         self._is_placed = False
         for one in (root, memory):
@@ -114,7 +114,7 @@ class WeightStore:
         self._is_placed = True
         needed, free = self.keep * size, free_bytes(self._memory)
         if needed <= ROOM * free:
-            self.root = self._memory.resolve() / self._name
+            self.root = self._memory.resolve() / self.name
             return
         self._say(
             f"weights for the rollout servers are written to {self.root.parent}: {self.keep} versions take "

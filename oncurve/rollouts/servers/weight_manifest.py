@@ -26,6 +26,59 @@ class WeightFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """What a version can be made of: the files of another one and their differences, its own files, or both."""
+
+    label: str
+    base: str | None
+    """The version that the differences apply to; None where there are none."""
+    deltas: tuple[WeightFile, ...]
+    """One for each file that changed."""
+    whole: tuple[WeightFile, ...]
+    """All files; empty where there are differences alone."""
+
+    @property
+    def delta_bytes(self) -> int:
+        """Of all differences."""
+        return sum(file.size for file in self.deltas)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way from files that can be had to a version."""
+
+    whole: Link | None
+    """Begin with the files of this version; None: with what is here already."""
+    links: tuple[Link, ...]
+    """Then apply the differences of these, one after another."""
+
+    @property
+    def num_bytes(self) -> int:
+        """That must be fetched."""
+        begin = sum(file.size for file in self.whole.whole) if self.whole else 0
+        return begin + sum(link.delta_bytes for link in self.links)
+
+
+def find_routes(have: str | None, chain: Sequence[Link]) -> list[Route]:
+    """All ways to the last version of a chain for who has the version ``have``, those with the fewest bytes first."""
+    found: list[Route] = []
+    links: tuple[Link, ...] = ()
+    for place in reversed(range(len(chain))):
+        link = chain[place]
+        if link.label == have:
+            found.append(Route(None, links))
+        if link.whole:
+            found.append(Route(link, links))
+        if link.base is None:
+            break
+        links = (link, *links)
+        if place == 0 or chain[place - 1].label != link.base:
+            found += [Route(None, links)] if link.base == have else []
+            break
+    return sorted(found, key=lambda route: route.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One version of the weights, file by file: an ordinary checkpoint, or an adapter."""
 
@@ -40,17 +93,47 @@ class Manifest:
     """Where the files are, for who sees the same disk."""
     adapter: Mapping[str, Any] | None = None
     """What servers must know of an adapter that is to be added to their base; None for whole weights."""
+    chain: tuple[Link, ...] = ()
+    """How the version is made of older ones; it is the last of them. Empty where its files are all that there is."""
 
-    def message(self, *, address: str | None, token: str | None) -> dict[str, Any]:
-        """What a server is told: read the folder, or fetch the files from an address with a token."""
+    @property
+    def given(self) -> set[str]:
+        """Names of the files that may be asked for; those of a version that is made of an older one may be missing."""
+        own = [file.name for link in self.chain if link.label == self.label for file in link.deltas]
+        return {*own, *(file.name for file in self.files)}
+
+    def message(self, *, address: str | None, token: str | None, relays: Sequence[str] = ()) -> dict[str, Any]:
+        """What a server is told: read the folder, or fetch the files from an address with a token. ``relays`` are
+        asked before."""
         source = {"folder": self.folder} if address is None else {"address": f"{address}/{self.label}", "token": token}
+        chain = {"chain": [asdict(link) for link in self.chain], "relays": list(relays)} if self.chain else {}
         return {
             "label": self.label,
             "files": [asdict(file) for file in self.files],
             "names": list(self.names),
             "adapter": self.adapter,
             **source,
+            **chain,
         }
+
+
+def read_chain(message: Mapping[str, Any]) -> tuple[Link, ...]:
+    """The chain in a message. Raises ValueError if it does not lead to the version that is announced."""
+    try:
+        chain = tuple(
+            Link(
+                str(link["label"]),
+                link["base"],
+                tuple(WeightFile(**file) for file in link["deltas"]),
+                tuple(WeightFile(**file) for file in link["whole"]),
+            )
+            for link in message["chain"]
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the chain of versions cannot be read: {error}") from None
+    if not chain or chain[-1].label != message["label"]:
+        raise ValueError(f"the chain of versions does not lead to {message['label']}")
+    return chain
 
 
 def label_of(run: str, version: int, files: Sequence[WeightFile]) -> str:

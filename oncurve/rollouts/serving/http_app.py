@@ -19,6 +19,7 @@ from oncurve.errors import ConfigError, SamplerError
 from oncurve.rollouts.base import PolicyView
 from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.registry import register
+from oncurve.rollouts.serving.relay import give_to_other
 from oncurve.rollouts.serving.sampling import Paused, Sampling
 from oncurve.rollouts.serving.weight_update import WeightUpdate
 
@@ -60,6 +61,7 @@ class SamplingServer:
         app.router.add_post(protocol.START, self.start)
         app.router.add_post(protocol.UPDATE, self.stage)
         app.router.add_post(protocol.FINISH, self.finish)
+        app.router.add_get(f"{protocol.RELAY}/{{label}}/{{name}}", self.relay)
         return app
 
     @web.middleware
@@ -144,6 +146,13 @@ class SamplingServer:
     async def stage(self, request: web.Request) -> web.Response:
         """Fetch and check weights. If they are not good, the model and the version stay what they are."""
         message = (await _json(request))["update_info"]
+        if message.get("ahead"):  # what is needed for it is fetched while the server samples
+            try:
+                await asyncio.to_thread(self.update.mirror.bring, message)
+            except (ValueError, OSError) as error:
+                return _say(str(error), 500)
+            mirror = self.update.mirror
+            return web.json_response({"seconds": mirror.seconds, "bytes": mirror.bytes})
         async with self._control:
             if not self._is_updating:
                 return _say("no update was started", 500)
@@ -154,12 +163,17 @@ class SamplingServer:
                 return _say(f"{error}. The server keeps the weights {self.sampling.label}", 500)
         return web.json_response({})
 
+    async def relay(self, request: web.Request) -> web.StreamResponse:
+        """A file of the newest weights, or a difference that led to them, for another server."""
+        asked = request.match_info
+        return await give_to_other(self.update.mirror, asked["label"], asked["name"])
+
     async def finish(self, request: web.Request) -> web.Response:
         """Let the staged weights take the place of the old ones, under their name."""
         label = str((await _json(request))["weight_version"])
         async with self._control:
-            if not self.update.is_staged:
-                return _say(f"no weights were sent. The server keeps the weights {self.sampling.label}", 500)
+            if not self.update.is_staged or self.update.label != label:
+                return _say(f"no weights {label} were sent. The server keeps {self.sampling.label}", 500)
             try:
                 await asyncio.to_thread(self.sampling.change, self.update.apply, label)
             except SamplerError as error:

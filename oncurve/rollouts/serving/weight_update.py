@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from oncurve.rollouts.servers.fetch import fetched
 from oncurve.rollouts.servers.lora_weights import check_base, merged, read_thin
+from oncurve.rollouts.servers.mirror import Mirror
 
 
 class WeightUpdate:
@@ -20,6 +21,9 @@ class WeightUpdate:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self.label: str | None = None
+        """The version that was staged."""
+        self._mirror: Mirror | None = None
         self._staged: dict[str, torch.Tensor] | None = None
         self._base: dict[str, torch.Tensor] = {}
         """The matrices that adapters are added to, as they were before the first of them."""
@@ -30,13 +34,21 @@ class WeightUpdate:
 
         Raises ValueError for files that are not there or not whole, and for weights that are not those of this model.
         """
-        self._staged = None
-        with fetched(message) as paths:
+        self._staged = self.label = None
+        with self.mirror.opened(message) if message.get("chain") else fetched(message) as paths:
             try:
                 staged = self._merge(paths, message["adapter"]) if message.get("adapter") else self._read(paths)
             except SafetensorError as error:
                 raise ValueError(f"{paths[0].name} cannot be read: {error}") from None
         self._staged, self._is_whole = staged, not message.get("adapter")
+        self.label = str(message["label"])
+
+    @property
+    def mirror(self) -> Mirror:
+        """The copy of the newest weights that differences are applied to."""
+        if self._mirror is None:
+            self._mirror = Mirror()
+        return self._mirror
 
     def _read(self, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
         staged: dict[str, torch.Tensor] = {}

@@ -32,6 +32,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 from oncurve.rollouts.servers.fetch import fetched
 from oncurve.rollouts.servers.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
 from oncurve.rollouts.servers.lora_weights import LoraWeights, check_base, merged, read_thin
+from oncurve.rollouts.servers.mirror import Mirror
 from oncurve.rollouts.servers.weight_manifest import names_in
 
 BACKEND = "file"
@@ -62,6 +63,9 @@ class FileUpdate(WeightTransferUpdateInfo):
     token: str | None = None
     adapter: dict[str, Any] | None = None
     """What belongs to an adapter that is to be added to the base; None for whole weights."""
+    chain: list[dict[str, Any]] = field(default_factory=list)
+    """How the version is made of older ones; empty where all files are sent."""
+    relays: list[str] = field(default_factory=list)
     give_up: bool = False
     """End an update that somebody left in its middle."""
 
@@ -81,6 +85,7 @@ class FileEngine(WeightTransferEngine):
         self._staged: ExitStack | None = None
         self._opened: list[Any] = []
         self._thin: LoraWeights | None = None
+        self._mirror: Mirror | None = None
         self._expected: frozenset[str] | None = own_names(self.model_config.model)
         self._device: DeviceWay | None = None
         """How weights come without files, where that was agreed on."""
@@ -109,8 +114,13 @@ class FileEngine(WeightTransferEngine):
         if update_info.give_up:
             raise ValueError("the update is given up, as asked")
         self._forget()
-        with ExitStack() as stack:
-            paths = stack.enter_context(fetched(vars(update_info)))
+        message = vars(update_info)
+        with ExitStack() as stack, ExitStack() as copy:  # other workers may want the copy before all have finished
+            if update_info.chain:
+                self._mirror = self._mirror or Mirror()
+                paths = copy.enter_context(self._mirror.opened(message))
+            else:
+                paths = stack.enter_context(fetched(message))
             if update_info.adapter is not None:
                 self._thin = read_thin(paths[0], update_info.adapter)
                 paths = base_files(self.model_config.model)

@@ -43,7 +43,7 @@ class Shipment:
         own width.
         """
         chosen = self.matrix_type
-        if chosen is None or not weight.is_floating_point() or weight.dim() < 2:
+        if chosen is None or not weight.is_floating_point() or weight.dim() < 2 or weight.itemsize <= chosen.itemsize:
             return weight.dtype
         return chosen if weight.numel() * chosen.itemsize % _ALIGNED_BYTES == 0 else weight.dtype
 
@@ -68,9 +68,14 @@ class Shipment:
 
 def make_shipment(policy: PolicyView, run: str, version: int, *, matrix_type: torch.dtype | None) -> Shipment:
     """The policy's current weights, as ``save_pretrained`` would name them. Nothing is copied."""
-    plain = remove_tied_weights_from_state_dict(dict(policy.ordinary_weights()), policy.model)
-    weights: dict[str, Tensor] = revert_weight_conversion(policy.model, plain)
+    weights = named_weights(policy)
     return Shipment(f"{run}:{version}:{fingerprint(weights)}", version, weights, matrix_type)
+
+
+def named_weights(policy: PolicyView) -> dict[str, Tensor]:
+    """All weights by their names in a checkpoint, each once."""
+    plain = remove_tied_weights_from_state_dict(dict(policy.ordinary_weights()), policy.model)
+    return revert_weight_conversion(policy.model, plain)
 
 
 @torch.no_grad()

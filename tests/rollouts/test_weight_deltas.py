@@ -1,0 +1,314 @@
+"""Do servers get what changed of the weights, sample from nothing else, and help themselves where something is lost?"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import torch
+from aiohttp import web
+from served import FAST, Listener, LocalServer
+
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.records import Prompt
+from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.prefetch import Prefetch
+from oncurve.rollouts.servers import mirror, protocol
+from oncurve.rollouts.servers.bandwidth import Bandwidth
+from oncurve.rollouts.servers.fetch import PART, download
+from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.rollouts.servers.weight_manifest import Link, WeightFile, find_routes
+from oncurve.settings import DeltaSettings
+
+PARAMS = SamplingParams(max_completion_tokens=4)
+
+
+@pytest.fixture
+def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
+    return make_policy()
+
+
+@pytest.fixture
+def servers(policy: TrainedPolicy) -> Iterator[list[LocalServer]]:
+    made = [LocalServer(policy) for _ in range(2)]
+    yield made
+    for server in made:
+        server.close()
+
+
+@torch.no_grad()
+def train_a_little(policy: TrainedPolicy) -> None:
+    for parameter in policy.model.parameters():
+        parameter.add_(1e-6 * torch.randn_like(parameter))
+
+
+def prompts(policy: TrainedPolicy, count: int = 3) -> list[Prompt]:
+    ids = tuple(policy.tokenizer("a b")["input_ids"])
+    return [Prompt("a b", ids, index, {}) for index in range(count)]
+
+
+def assert_has(server: LocalServer, policy: TrainedPolicy) -> None:
+    """The server has the policy's weights as they are published: matrices in half width."""
+    found = server.server.sampling.policy.model.state_dict()
+    for name, weight in policy.model.state_dict().items():
+        expected = weight.bfloat16().float() if weight.dim() > 1 else weight
+        assert torch.equal(found[name].float(), expected), name
+
+
+def make(servers: list[LocalServer], folder: Path, **settings: object) -> ServerSampler:
+    address = settings.pop("address", None)
+    return ServerSampler(
+        PARAMS,
+        urls=[server.url for server in servers],
+        weights_folder=folder,
+        weights_address=address,  # type: ignore[arg-type]
+        deadlines=FAST,
+        deltas=DeltaSettings(**settings),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("way", ["folder", "http", "url"])
+def test_a_step_costs_a_small_share_of_the_bytes_and_servers_sample_from_the_result(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, way: str
+) -> None:
+    listener, address = Listener(), None
+    if way == "url":
+        app = web.Application()
+        app.router.add_static("/bucket", tmp_path)
+        address = f"{listener.listen(app)}/bucket"
+    elif way == "http":
+        address = "127.0.0.1:0"
+    sampler = make(servers, tmp_path, address=address)
+    try:
+        for version in range(4):
+            train_a_little(policy)
+            sampler.load_weights(policy, version)
+            groups = sampler.sample(prompts(policy), 2, step=version)
+            assert {one.policy_version for group in groups for one in group.completions} == {version}
+            for server in servers:
+                assert_has(server, policy)
+        last = sampler._deltas.last if sampler._deltas else None
+        assert last is not None
+        assert 0 < last.changed_fraction < 0.1
+        assert last.bytes < 0.1 * last.whole_bytes
+        for server in servers:
+            assert server.server.update.mirror.bytes == last.bytes, "what it fetched is the difference"
+    finally:
+        sampler.close()
+        if way == "url":
+            listener.close()
+        else:
+            listener.loop.close()
+
+
+def test_a_damaged_difference_is_repaired_without_anybody_asking(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = make(servers, tmp_path)
+    try:
+        sampler.load_weights(policy, 0)
+        deltas = sampler._deltas
+        assert deltas is not None
+        usual = deltas.publish_shipment
+
+        def damage(shipment: object) -> object:
+            manifest = usual(shipment)  # type: ignore[arg-type]
+            for path in Path(manifest.folder).glob("*.delta"):
+                path.write_bytes(path.read_bytes()[:-1])
+            for path in deltas.root.glob("*:0:*/*.safetensors"):
+                path.unlink()
+            return manifest
+
+        monkeypatch.setattr(deltas, "publish_shipment", damage)
+        train_a_little(policy)
+        sampler.load_weights(policy, 1)
+        sampler.sample(prompts(policy), 2, step=1)
+        assert sampler.pool.counts["repaired"] >= 1
+        assert any(server.server.sampling.label.split(":")[1] == "1" for server in servers)
+        for server in servers:
+            if server.server.sampling.label.split(":")[1] == "1":
+                assert_has(server, policy)
+    finally:
+        sampler.close()
+
+
+def test_a_server_gives_to_the_next_and_the_trainer_sends_each_byte_once(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    usual = Bandwidth.send
+
+    async def send(self: Bandwidth, request: web.Request, path: Path) -> web.StreamResponse:
+        sent.append(f"{path.parent.name}/{path.name}")
+        return await usual(self, request, path)
+
+    monkeypatch.setattr(Bandwidth, "send", send)
+    sampler = make(servers, tmp_path, address="127.0.0.1:0", relay=True, mbit=1e4)
+    try:
+        for version in range(4):
+            train_a_little(policy)
+            sampler.load_weights(policy, version)
+            while len(sampler.pool.ready) < len(servers):
+                sampler.load_weights(policy, version)
+        assert len(sent) == len(set(sent)) >= 4, "no file left the trainer twice"
+        for server in servers:
+            assert_has(server, policy)
+    finally:
+        sampler.close()
+
+
+def test_weights_are_fetched_while_servers_sample_the_step_before(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path
+) -> None:
+    sampler = make(servers[:1], tmp_path)
+    copy = servers[0].server.update.mirror
+    try:
+        sampler.load_weights(policy, 0)
+        label = servers[0].server.sampling.label
+        train_a_little(policy)
+        sampler.prepare(policy, 1)
+        prepared = sampler._prepared
+        assert prepared is not None
+        while copy.find(prepared.label, "manifest.json") is None:
+            pass
+        assert servers[0].server.sampling.label == label, "it has the files, and samples from the old weights"
+        groups = sampler.sample(prompts(policy), 2, step=1)
+        assert {one.policy_version for group in groups for one in group.completions} == {0}
+        sampler.load_weights(policy, 1)
+        assert servers[0].server.sampling.label == prepared.label
+        assert_has(servers[0], policy)
+    finally:
+        sampler.close()
+
+
+def test_a_step_ahead_tells_of_new_weights_while_rollouts_are_under_way(policy: TrainedPolicy) -> None:
+    heard: list[int] = []
+    gate = threading.Event()
+
+    class Slow:
+        def load_weights(self, policy: object, version: int) -> None:
+            self.version = version
+
+        def sample(self, asked: list[Prompt], size: int, *, step: int = 0, params: object = None) -> list[object]:
+            if step == 1:
+                gate.wait(20)
+            return []
+
+        def close(self) -> None:
+            pass
+
+    ahead = Prefetch(
+        Slow(),  # type: ignore[arg-type]
+        lambda step: [],
+        total_steps=5,
+        prepare=lambda policy, version: heard.append(version),
+    )
+    ahead.load_weights(policy, 0)
+    ahead.sample([], 2, step=0)
+    ahead.load_weights(policy, 1)
+    gate.set()
+    ahead.sample([], 2, step=1)
+    ahead.close()
+    assert heard == [1], "nothing was under way from the first weights"
+
+
+def test_weights_that_were_not_sent_do_not_get_their_name(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path
+) -> None:
+    """An end of an update that comes late, after another update was begun."""
+    sampler = make(servers[:1], tmp_path)
+    server = servers[0]
+    try:
+        sampler.load_weights(policy, 0)
+        manifest = sampler._manifest
+        assert manifest is not None
+        server.server.update.stage(manifest.message(address=None, token=None))
+
+        async def finish(label: str) -> int:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{server.url}{protocol.FINISH}", json={"weight_version": label}) as answer,
+            ):
+                return answer.status
+
+        assert server.listener.loop.call(finish("run:9:another")) == 500
+        assert server.server.sampling.label == manifest.label
+    finally:
+        sampler.close()
+
+
+def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 400
+    (tmp_path / "file").write_bytes(data)
+    listener, asked = Listener(), list[str | None]()
+
+    async def give(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers.get("Range"))
+        begin = int((asked[-1] or "bytes=0-")[6:-1])
+        answer = web.StreamResponse(status=206 if begin else 200)
+        answer.content_length = len(data) - begin
+        await answer.prepare(request)
+        await answer.write(data[begin : begin + 40_000])
+        if begin + 40_000 < len(data):
+            assert request.transport is not None
+            request.transport.close()
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/file", give)
+    try:
+        place = tmp_path / "here"
+        url = f"{listener.listen(app)}/file"
+        facts = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        download(url, None, place, facts)
+        assert place.read_bytes() == data
+        assert asked[0] is None
+        assert asked[-1] not in (None, "bytes=0-")
+        place.with_name(place.name + PART).write_bytes(data[:90_000])  # of a process that was killed
+        asked.clear()
+        download(url, None, place, facts)
+        assert asked == ["bytes=90000-"]
+        place.with_name(place.name + PART).write_bytes(b"?" + data[1:90_000])
+        with pytest.raises(ValueError, match="SHA-256 differs"):
+            download(url, None, place, facts)
+        download(url, None, place, facts)
+        assert place.read_bytes() == data, "what was wrong is not kept"
+    finally:
+        listener.close()
+
+
+def test_ways_to_a_version_are_the_chain_from_what_is_here_or_whole_files() -> None:
+    def file(size: int) -> tuple[WeightFile, ...]:
+        return (WeightFile("f", size, ""),)
+
+    a = Link("a", None, (), file(100))
+    b, c, d = (Link(name, base, file(10), ()) for name, base in (("b", "a"), ("c", "b"), ("d", "c")))
+    chain = [a, b, c, d]
+
+    def ways(have: str | None, links: list[Link]) -> list[tuple[str | None, list[str], int]]:
+        return [
+            (way.whole.label if way.whole else None, [link.label for link in way.links], way.num_bytes)
+            for way in find_routes(have, links)
+        ]
+
+    whole = ("a", ["b", "c", "d"], 130)
+    assert ways("c", chain) == [(None, ["d"], 10), whole]
+    assert ways("a", chain) == [(None, ["b", "c", "d"], 30), whole]
+    assert ways("d", chain) == [(None, [], 0), whole]
+    assert ways("elsewhere", chain) == ways(None, chain) == [whole]
+    assert ways("a", [b, c]) == [(None, ["b", "c"], 20)], "a version before the chain"
+    big = Link("b", "a", file(99), file(100))
+    assert ways("a", [a, big, c]) == [(None, ["b", "c"], 109), ("b", ["c"], 110), ("a", ["b", "c"], 209)]
+    assert ways(None, [b, c]) == [], "nothing to begin with"
+    assert ways("a", [a, Link("x", "lost", file(1), ())]) == [], "the chain is broken"
+
+
+def test_a_copy_takes_no_names_that_lead_elsewhere(tmp_path: Path) -> None:
+    copy = mirror.Mirror(tmp_path / "copy")
+    for label, name in (("..", "x"), ("a", "../x"), (".partial", "x"), ("fetched", "x"), ("", "x")):
+        with pytest.raises(ValueError, match="is no name of a version or a file"):
+            copy.find(label, name)
