@@ -76,4 +76,4 @@ def test_the_document_has_a_row_for_every_key() -> None:
         assert f"| `{metric.key}` |" in text
     for table in ALIASES.values():
         assert all(f"| `{key}` |" in aliases and f"| `{name}` |" in aliases for key, name in table.items())
-    assert all(line.count(" | ") == 3 for line in text.splitlines() if line.startswith("| `"))
+    assert all(line.count(" | ") == 2 for line in text.splitlines() if line.startswith("| `"))
