@@ -317,8 +317,8 @@ def _alias_lines() -> list[str]:
     lines = [
         "## Names of other trainers",
         "",
-        "`run.track_aliases: [trl]` also logs these names to trackers; `oncurve report RUN --names trl` shows them. A part",
-        "of the reward, `reward/<part>`, is `rewards/<part>/mean` in TRL. Quantities that differ have no row.",
+        "`run.track_aliases: [trl]` also logs these names to trackers; `oncurve report RUN --names trl` shows them. A",
+        "part of the reward, `reward/<part>`, is `rewards/<part>/mean` in TRL. Quantities that differ have no row.",
         "",
         "| oncurve | " + " | ".join(sets) + " |",
         "|---|" + "---|" * len(sets),
