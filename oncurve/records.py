@@ -121,6 +121,9 @@ class Completion:
     """Time that the episode waited for tools and its environment."""
     environment: Any = field(default=None, compare=False, repr=False)
     """The environment itself, where a reward function asks for ``environments``."""
+    branches: tuple[Completion, ...] = ()
+    """Further rows of the same episode: other conversations of an agent, and forks, each with what it has read for its
+    prompt. They have the reward and the advantage of this one."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.sampler_logprobs):
@@ -155,13 +158,14 @@ class Completion:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the policy wrote: the length that limits, rewards and statistics mean."""
-        return len(self.written_ids)
+        """How many tokens the policy wrote, in branches too: the length that rewards and statistics mean."""
+        return len(self.written_ids) + sum(branch.num_tokens for branch in self.branches)
 
     @property
     def num_turns(self) -> int:
-        """How often the policy wrote."""
-        return sum(part.is_policy for part in self.segments) if self.segments else 1
+        """How often the policy wrote, in branches too."""
+        own = sum(part.is_policy for part in self.segments) if self.segments else 1
+        return own + sum(branch.num_turns for branch in self.branches)
 
     def as_graded(self) -> Completion:
         """What a reward function may read as the policy's answer: its own words, turn by turn, and nobody else's."""

@@ -40,8 +40,12 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
     if config.rollouts.sleep:
         raise ConfigError(
             "rollouts.sleep is true, and a server that gives its memory back between steps cannot be asked turn by "
-            "turn yet. Set `rollouts.sleep=false`, or go without rollouts.tools and rollouts.environments"
+            "turn yet. Set `rollouts.sleep=false`, or go without rollouts.tools, environments and agent"
         )
+    if config.rollouts.agent is not None:
+        from oncurve.wiring.agents import with_agent  # lazy
+
+        return with_agent(sampler, config, given)
     made = EpisodeSampler(sampler, make_sampling(config), make_setup(config, given))
     made.keeps_environments = not config.rollouts.staleness
     return made
@@ -149,7 +153,7 @@ def give_rewards(environments: Any) -> bool:
 
 def make_tools_of(config: Config, given: Given) -> ToolsOf | None:
     """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
-    if not config.rollouts.has_episodes or not config.data.chat:
+    if not config.rollouts.has_episodes or not config.data.chat or config.rollouts.agent is not None:
         return None
     setup = make_setup(config, given)
     return lambda row: [tool.schema for tool in setup.tools_of(row).values()] or None
