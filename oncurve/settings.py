@@ -63,14 +63,21 @@ class OptimizerSettings(Section):
     type: Literal["adamw", "adamw_8bit"] = "adamw"
     """adamw_8bit keeps the moments in 8 bits, through bitsandbytes."""
     learning_rate: PositiveFloat = 1e-6
+    """About how much AdamW moves each weight per update."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Decay of the mean of squared gradients."""
     epsilon: PositiveFloat = 1e-8
+    """Added to the root of the mean square."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
     max_gradient_norm: Annotated[float, Field(ge=0)] = 1.0
-    """The gradient is scaled down to this norm; 0 leaves it alone."""
+    """Clip the gradient to this norm; 0 is off."""
     warmup_updates: NonNegative = 0
+    """Updates of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or down to 0."""
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -94,14 +101,15 @@ class LoraSettings(Section):
     hundredth of the weights is trained, and the model under them is frozen."""
 
     rank: PositiveInt = 16
+    """Width of the two matrices."""
     alpha: PositiveFloat = 32.0
     """The adapter's output is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Fraction of the adapter's inputs that is dropped in training passes."""
+    """Fraction of the adapter's inputs dropped in training passes."""
     target_modules: str | tuple[str, ...] = "all-linear"
-    """Names of the layers, as they end, such as [q_proj, v_proj]; all-linear takes every linear layer but the head."""
+    """Endings of layer names, such as [q_proj, v_proj]; all-linear is every linear layer but the head."""
     bias: Literal["none", "all", "lora_only"] = "none"
-    """Which biases are trained as well; only none leaves the base as it is."""
+    """Which biases are trained too; only none leaves the base unchanged."""
 
 
 class DeltaSettings(Section):
@@ -117,19 +125,18 @@ class DeltaSettings(Section):
 
 
 class Deadlines(Section):
-    """servers: seconds after which the trainer stops waiting for one."""
+    """Timeouts of rollout servers, in seconds."""
 
     connect_seconds: Harmless[PositiveFloat] = 5.0
-    """Opening a connection."""
+    """To open a connection."""
     request_seconds: Harmless[PositiveFloat] = 600.0
-    """The completions of one prompt."""
+    """For the completions of one prompt."""
     push_seconds: Harmless[PositiveFloat] = 300.0
-    """Each part of handing over weights: fetching them, loading them."""
+    """For each part of a weight transfer: fetching, loading."""
     silent_seconds: Harmless[PositiveFloat] = 10.0
-    """A server that gives no sign of life for so long is lost, and its prompts go to others. Until
-    then it is asked four times."""
+    """Without a heartbeat, before a server is dropped and its prompts go to others."""
     gone_seconds: Harmless[PositiveFloat] = 300.0
-    """With no server ready for so long, the run saves and ends."""
+    """Without any server, before the run saves and stops."""
 
     @property
     def heartbeat_seconds(self) -> float:

@@ -25,10 +25,10 @@ PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"
 
 
 class AlgorithmSection(Section):
-    """A row of the table of algorithms and what differs from it; None takes the row's."""
+    """A row of the table of algorithms, and what differs from it; None: the row's value."""
 
     type: PresetName = "grpo"
-    """Name of the row, see docs/algorithms.md; "custom" is grpo with your loss."""
+    """Row of the table in docs/algorithms.md; "custom" is grpo with your loss."""
     group_size: int = 8
     """Completions per prompt, G."""
     function: str | None = None
@@ -36,52 +36,63 @@ class AlgorithmSection(Section):
     advantage_function: str | None = None
     """module:name or path/to/file.py:name of (rewards) -> advantages [P, G], in place of ``advantage``."""
     advantage: AdvantageName | None = None
+    """How rewards become advantages."""
     loss: LossName | Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] | None = None
+    """The loss of a token."""
     scale_by_std: bool | None = None
     """Divide advantages by the standard deviation of the group."""
     std_ddof: Literal[0, 1] | None = None
-    """Divide squares by n (0) or by n - 1 (1)."""
+    """Standard deviation with n (0) or n - 1 (1)."""
     std_epsilon: PositiveFloat | None = None
+    """Added to the standard deviation."""
     normalize: NormalizerName | None = None
-    """Which denominator the loss has."""
+    """The denominator of the loss."""
     clip_low: PositiveFloat | None = None
     """How far below 1 a ratio may fall."""
     clip_high: PositiveFloat | None = None
     """How far above 1 a ratio may rise."""
     ratio_max: PositiveFloat | None = None
-    """Largest ratio, not a distance from 1."""
+    """Largest ratio itself, not a distance from 1."""
     kl_coef: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the KL to the reference; 0 keeps no reference in memory."""
+    """Weight of the KL to the reference; at 0 no reference is kept in memory."""
     kl_in: KLPlace | None = None
-    """Part of the loss, of the reward of a completion, or of the advantage of each token."""
+    """Where the KL counts: in the loss, in the reward of a completion, or in the advantage of each token."""
     kl_estimator: KLName | None = None
+    """How the KL of a token is estimated."""
     kl_importance: bool | None = None
-    """Weigh the KL of a token by its ratio, so that its gradient is that of the KL."""
+    """Weigh the KL of a token by its ratio, which gives it the gradient of the KL."""
     reference: ReferenceName | None = None
-    """What the KL is taken to: frozen, refreshed, average, old, base or teacher."""
+    """The model to which the KL is measured."""
     teacher: str | None = None
-    """reference teacher: folder, run or Hugging Face Hub name of a model with the tokenizer of the policy."""
+    """For reference teacher: a run, folder or Hugging Face Hub name with the policy's tokenizer."""
     reference_every_steps: PositiveInt | None = None
+    """refreshed, average: steps between moves of the reference."""
     reference_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """average: how much of the policy goes into the reference each time."""
+    """average: how much of the policy enters the reference each time."""
     old_logprobs: OldName | None = None
-    """Who says how probable a token was when it was sampled: the trainer or the sampler."""
+    """Whose log-probabilities are the old ones: the trainer's or the sampler's."""
     correction: CorrectionName | None = None
-    """Weights for the gap between sampler and trainer; it is measured either way."""
+    """Weights for the gap between sampler and trainer, which is logged in any case."""
     correction_level: CorrectionLevel | None = None
+    """Ratio per token, per completion, or its geometric mean."""
     correction_low: Annotated[float, Field(ge=0)] | None = None
+    """Lower bound of the ratio."""
     correction_high: PositiveFloat | None = None
+    """Upper bound of the ratio."""
     off_policy_threshold: PositiveFloat | None = None
-    """Leave bad completions out whose mean of log p_sampler - log p over tokens is above this."""
+    """Drop worse-than-average completions whose mean of log p_sampler - log p is above this."""
     entropy_coef: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the entropy bonus."""
     entropy_target: PositiveFloat | None = None
-    """Adapt entropy_coef so that the entropy, in nats, does not fall below this."""
+    """Adapt entropy_coef to keep the entropy above this, in nats."""
     entropy_coef_step: PositiveFloat | None = None
+    """How fast entropy_coef adapts, per step."""
     entropy_coef_max: PositiveFloat | None = None
+    """Upper bound of entropy_coef."""
     high_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Train only on this fraction of the tokens, those with the highest entropy."""
+    """Train only on this fraction of the tokens, the most uncertain ones."""
     mask_truncated: bool = False
-    """Leave completions that never ended out of the loss."""
+    """Leave truncated completions out of the loss."""
 
     @model_validator(mode="after")
     def _check_group(self) -> AlgorithmSection:

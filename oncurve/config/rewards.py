@@ -13,14 +13,15 @@ class RewardSection(Section):
     """One term of the reward."""
 
     weight: float = 1.0
+    """Factor of this term in the sum."""
     name: str | None = None
-    """Name of the part in metrics; None takes the type's."""
+    """Name in the metrics; None: the type."""
     only_if_correct: bool = False
-    """Pay this term only when the answer is correct."""
+    """Count this term only for correct answers."""
     held_out: bool = False
-    """Grade and log it as ``reward/held_out/<name>``, but never train on it."""
+    """Grade and log as ``reward/held_out/<name>``, but never train on it."""
     rotate_every_steps: PositiveInt | None = None
-    """The terms with this key take turns, each rewards so many steps; None gives in every step."""
+    """Terms with this key take turns, each for so many steps."""
 
     @model_validator(mode="after")
     def _check_held_out(self) -> RewardSection:
@@ -38,6 +39,7 @@ class R1ZeroReward(RewardSection):
 
     type: Literal["r1_zero"] = "r1_zero"
     timeout_seconds: PositiveFloat = 3.0
+    """Time limit of a comparison."""
 
 
 class MathematicsReward(RewardSection):
@@ -45,12 +47,14 @@ class MathematicsReward(RewardSection):
 
     type: Literal["mathematics"] = "mathematics"
     answer_from: Literal["boxed", "answer_tag", "hash", "any", "choice"] = "any"
-    """Where the final answer stands: the last boxed expression, the answer tag, after ####, or any of them."""
+    """Where the answer is: the last box, the answer tag, after ####, or any of them; choice: the letter of an
+    option."""
     scale: Literal["binary", "signed", "graded"] = "binary"
-    """0 and 1; -1 and +1; or 0, ``partial`` and 1."""
+    """0 and 1; -1 and 1; or 0, ``partial`` and 1."""
     partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """graded: what the right value in the wrong place gives."""
+    """graded: reward of the right value in the wrong place."""
     timeout_seconds: PositiveFloat = 3.0
+    """Time limit of a comparison."""
 
 
 class FormatReward(RewardSection):
@@ -58,10 +62,11 @@ class FormatReward(RewardSection):
 
     type: Literal["format"] = "format"
     tags: tuple[str, str] = ("think", "answer")
+    """The two tags."""
     per_tag: bool = False
-    """Credit for each tag that stands right, instead of all or nothing."""
+    """Credit for each correct tag."""
     scale: Literal["binary", "signed"] = "binary"
-    """0 and 1; or -1 and +1, so that a weight of 0.5 gives and takes one half."""
+    """0 and 1; or -1 and 1."""
 
 
 class BoxedFormatReward(RewardSection):
@@ -71,16 +76,17 @@ class BoxedFormatReward(RewardSection):
 
 
 class HashFormatReward(RewardSection):
-    """Exactly one ####, at the start of the last line, with an answer behind it."""
+    """Exactly one ####, at the start of the last line, followed by an answer."""
 
     type: Literal["hash_format"] = "hash_format"
 
 
 class StepFormatReward(RewardSection):
-    """Numbered steps from 1 without a gap, none of them said twice."""
+    """Numbered steps from 1, without gaps or repetition."""
 
     type: Literal["step_format"] = "step_format"
     min_steps: PositiveInt = 2
+    """Fewest steps."""
 
 
 class ProgramsReward(RewardSection):
@@ -88,17 +94,17 @@ class ProgramsReward(RewardSection):
 
     type: Literal["programs"] = "programs"
     scale: Literal["binary", "pass_rate"] = "binary"
-    """1 only if all tests pass, or the fraction that does."""
+    """1 if all tests pass; or the fraction that passes."""
     require_fence: bool = True
-    """Only a fenced block is a program; false takes the whole completion where there is none."""
+    """Only a fenced block is a program; false also takes plain text."""
     isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
     """The weakest isolation that you accept; see docs/rewards.md."""
     cpu_seconds: PositiveInt = 3
-    """Processor time for each test of a program."""
+    """Processor time per test."""
 
 
 class JsonSchemaReward(RewardSection):
-    """The completion is JSON that a schema or a pydantic model accepts; exactly one of the three sources is given."""
+    """The completion is JSON that a schema or pydantic model accepts; give exactly one of the three sources."""
 
     type: Literal["json_schema"] = "json_schema"
     json_schema: str | None = None
@@ -108,13 +114,15 @@ class JsonSchemaReward(RewardSection):
     schema_column: str | None = None
     """Column of the row that holds the schema as JSON text."""
     gold_column: str | None = "answer"
-    """Column with the right object, for credit by field; None compares with nothing."""
+    """Column with the correct object, for credit by field; None: no comparison."""
     around: Literal["nothing", "fence", "text"] = "nothing"
-    """What may stand around the JSON: nothing, one fence, or any text."""
+    """What may surround the JSON: nothing, one fence, or any text."""
     answer_from: Literal["text", "answer_tag"] = "text"
+    """The whole text, or the answer tag."""
     scale: Literal["binary", "graded"] = "binary"
     """1 if valid; or 0.2 for JSON, 0.5 for the right keys, up to 1 by field."""
     timeout_seconds: PositiveFloat = 2.0
+    """Time limit of a comparison."""
 
 
 class ToolCallsReward(RewardSection):
@@ -122,38 +130,55 @@ class ToolCallsReward(RewardSection):
 
     type: Literal["tool_calls"] = "tool_calls"
     call_format: Literal["openai", "hermes"] = "openai"
+    """How calls are written."""
     tools_column: str = "tools"
+    """Column with the declared tools."""
     gold_column: str | None = "answer"
-    """Column with the right calls; None accepts any valid ones."""
+    """Column with the correct calls; None accepts any valid ones."""
     around: Literal["nothing", "fence", "text"] = "nothing"
+    """What may surround the calls: nothing, one fence, or any text."""
     in_order: bool = True
+    """The order of calls matters."""
     min_calls: NonNegative = 1
+    """Fewest calls."""
     max_calls: NonNegative | None = None
+    """Most calls; None: no limit."""
     scale: Literal["binary", "graded"] = "binary"
+    """1 if right; or partial credit."""
     timeout_seconds: PositiveFloat = 2.0
+    """Time limit of a comparison."""
 
 
 class JudgeReward(RewardSection):
-    """A language model's opinion, asked over an OpenAI-compatible endpoint. It costs money for every completion."""
+    """A grade from a language model behind an OpenAI-compatible endpoint; every completion costs a request."""
 
     type: Literal["judge"] = "judge"
     base_url: str
+    """Address of the endpoint."""
     model: str
+    """Name of the judging model."""
     rubric: str | None = None
-    """What to judge by; None takes the package's."""
+    """What to judge by; None: the package's own."""
     reference_column: str | None = "answer"
+    """Column shown to the judge as reference."""
     correct_from: float | None = None
-    """Scores from here on count as correct; None has no part "correct"."""
+    """Scores from here on count as correct; None: no part "correct"."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key; the key itself never is in a recipe."""
+    """Environment variable with the key."""
     concurrency: PositiveInt = 8
+    """Requests at the same time."""
     timeout_seconds: PositiveFloat = 60.0
+    """Time limit of a request."""
     max_requests: PositiveInt | None = None
+    """Stop asking after so many."""
     max_usd: PositiveFloat | None = None
-    """Stop asking when this much may have been spent; what is left has no reward."""
+    """Stop asking after this cost; the rest has no reward."""
     prompt_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
+    """Price, for max_usd."""
     completion_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
+    """Price, for max_usd."""
     cache_path: str | None = None
+    """File that keeps answers of the judge."""
 
 
 class LengthReward(RewardSection):
@@ -161,7 +186,9 @@ class LengthReward(RewardSection):
 
     type: Literal["length"] = "length"
     min_tokens: NonNegative = 0
+    """Shortest length with full reward."""
     max_tokens: PositiveInt = 512
+    """Longest length with full reward."""
 
 
 class OverlongReward(RewardSection):
@@ -169,31 +196,33 @@ class OverlongReward(RewardSection):
 
     type: Literal["overlong"] = "overlong"
     max_tokens: PositiveInt = 512
+    """The limit."""
     buffer_tokens: PositiveInt = 128
+    """Tokens before the limit over which the reward falls to -1."""
 
 
 class RepetitionReward(RewardSection):
-    """A penalty for saying the same words again."""
+    """A penalty for repeated passages."""
 
     type: Literal["repetition"] = "repetition"
 
 
 class CosineLengthReward(RewardSection):
-    """Correctness that gives more for a short right answer and less against a long wrong one; it replaces the term
-    that it grades with."""
+    """Correctness and length together (arXiv:2502.03373); it replaces the term for correctness."""
 
     type: Literal["cosine_length"] = "cosine_length"
     correctness: Literal["mathematics", "r1_zero", "programs"] = "mathematics"
-    """Which type decides whether the answer is right, with that type's defaults."""
+    """The type that decides what is correct, with its defaults."""
     answer_from: Literal["boxed", "answer_tag", "hash", "any"] = "any"
-    """correctness mathematics: where the final answer stands."""
+    """correctness mathematics: where the answer is."""
     max_tokens: PositiveInt = 512
-    """A completion that reaches this length gets ``exceeded``."""
+    """A completion of this length gets ``exceeded``."""
     correct: tuple[float, float] = (1.0, 0.5)
-    """Right answers: what length 0 and what max_tokens pay."""
+    """Reward of a correct answer at length 0 and at max_tokens."""
     wrong: tuple[float, float] = (-1.0, -0.5)
-    """Wrong answers: what length 0 and what max_tokens pay."""
+    """Reward of a wrong answer at length 0 and at max_tokens."""
     exceeded: float = -1.0
+    """Reward at the limit."""
 
 
 class CustomReward(RewardSection):
@@ -203,21 +232,21 @@ class CustomReward(RewardSection):
     function: str
     """module:name or path/to/file.py:name."""
     isolate: bool = False
-    """Run it in a process of its own with limits on time and memory; it must then be importable by name."""
+    """Run it in a process with limits; it must be importable by name."""
     timeout_seconds: PositiveFloat = 60.0
-    """isolate: time for the completions of one prompt. Otherwise it bounds async functions only."""
+    """isolate: time for the completions of one prompt; otherwise for async functions only."""
 
 
 class GivenReward(RewardSection):
-    """A function or object that a Python program passes to oncurve.train or oncurve.Trainer, known by its name."""
+    """A function or object passed to oncurve.train or oncurve.Trainer, by its name."""
 
     type: Literal["given"] = "given"
     timeout_seconds: PositiveFloat = 60.0
-    """Bounds async functions."""
+    """For async functions."""
 
 
 class EnvironmentSection(RewardSection):
-    """What the episode's own environment says that it is worth (``get_reward``, or the rewards of its steps)."""
+    """The reward of the episode's environment: ``get_reward``, or the rewards of its steps."""
 
     type: Literal["environment"] = "environment"
 

@@ -28,87 +28,90 @@ class EpisodeSection(Section):
     """Limits of completions in which tools or an environment answer; each ends them in a way of its own."""
 
     max_turns: PositiveInt = 8
-    """How often the policy may write; rollouts.max_completion_tokens limits what it writes in all turns together."""
+    """How often the policy may write. rollouts.max_completion_tokens limits all turns together."""
     max_answer_tokens: PositiveInt = 256
-    """Tokens of one answer of a tool or an environment; a longer one is cut, with a mark."""
+    """Tokens of one tool or environment answer; longer ones are truncated and marked."""
     max_malformed_calls: PositiveInt = 3
-    """Calls that cannot be read are answered with what is wrong; so many end the episode."""
+    """Malformed calls are answered with the error; so many end the episode."""
     max_seconds: PositiveFloat | None = None
-    """Time of an episode, looked at between turns; None: no limit."""
+    """Time limit of an episode, checked between turns; None: no limit."""
     tool_seconds: PositiveFloat = 10.0
-    """Time of one call of a tool; one that takes longer is answered with that."""
+    """Time limit of a tool call; the policy is told about a timeout."""
     environment_seconds: PositiveFloat = 60.0
-    """Time of one call of an environment; one that takes longer makes the completion ungraded."""
+    """Time limit of an environment call; a timeout leaves the completion ungraded."""
     threads: PositiveInt = 64
-    """Calls of tools and environments that run at the same time."""
+    """Tool and environment calls running at the same time."""
 
 
 class RolloutSection(Section):
     """How completions are sampled."""
 
     type: Literal["auto", "engine", "transformers", "servers"] = "auto"
-    """engine: in this process, fast. transformers: its generate, the slow reference. servers: other processes, here or
-    elsewhere, any of which may die. auto: vLLM servers on the GPUs that nothing trains on, on one GPU a vLLM server
-    that shares it if it fits, otherwise engine."""
+    """Who samples. engine: this process. transformers: its generate, slow. servers: other processes, here or
+    elsewhere. auto: vLLM servers on idle GPUs, or one that shares the only GPU if it fits; otherwise engine."""
     temperature: PositiveFloat = 1.0
+    """Sampling temperature; log-probabilities are taken at the same one."""
     max_completion_tokens: PositiveInt = 256
+    """Longest completion."""
     min_completion_tokens: NonNegative = 0
+    """No end token before so many tokens."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; keep 1 in training."""
     top_k: NonNegative = 0
+    """Sample from the k most likely tokens; 0 is off. Keep 0 in training."""
     min_p: Fraction = 0.0
+    """Drop tokens below this fraction of the most likely one; keep 0 in training."""
     stop: tuple[str, ...] = ()
-    """Strings that end a completion; they stay in it."""
+    """Strings that end a completion; they are part of it."""
     max_rows: PositiveInt | Literal["auto"] = "auto"
-    """Completions sampled at the same time, at most. auto: 256; with the engine on a GPU as many as fit into the memory
-    that is free when it samples, up to 1,024."""
+    """Completions sampled at a time. auto: 256; with the engine on a GPU as many as free memory allows, up to 1,024."""
     kv_tokens: PositiveInt | None = None
-    """engine: positions of prompts and completions whose keys and values are held at the same time, at most. None: what
-    fits into the memory of a GPU that is free when it samples; no limit on a CPU."""
+    """engine: most positions in the KV cache. None: what fits into free GPU memory; no limit on a CPU."""
     kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """engine: type of keys and values. auto: that of the arithmetic, or float32, except for long prompts, on a CPU
-    without the kernels. Another one is decoded without the CPU kernels, which is slower, and is refused where a model
-    is sampled through its own module."""
+    """engine: type of the KV cache. auto: that of the arithmetic, or float32 on a CPU without the kernels. Other
+    types are slower on a CPU."""
     cuda_graphs: bool = True
-    """engine: on a GPU, record decode steps of Llama, Qwen2 and Qwen3 and repeat them, on copies of their matrices.
-    false: through the model's own modules, which is slower and needs no copies."""
+    """engine: on a GPU, record the decode steps of Llama, Qwen2 and Qwen3 as CUDA graphs, on bfloat16 copies of the
+    weights. false: the model's own modules, slower and without copies."""
     servers: Harmless[tuple[str, ...]] = ()
     """servers: their addresses, such as [http://10.0.0.5:8100]."""
     registry: Harmless[str | None] = None
-    """servers: a folder where servers leave their addresses, also while the run continues."""
+    """servers: a folder in which servers register, also during the run."""
     own_servers: NonNegative = 0
-    """servers: how many `oncurve serve` to start on this machine for the time of the run."""
+    """servers: number of `oncurve serve` processes to start on this machine."""
     vllm_servers: NonNegative = 0
-    """servers: how many vLLM servers to start on this machine for the time of the run."""
+    """servers: number of vLLM servers to start on this machine."""
     tensor_parallel: PositiveInt = 1
-    """servers: GPUs over which each of these vLLM servers spreads the model."""
+    """servers: GPUs per vLLM server."""
     vllm_python: Harmless[str | None] = None
-    """servers: the python of the environment with vLLM; None reads ONCURVE_VLLM_PYTHON."""
+    """servers: Python of the vLLM environment; None reads ONCURVE_VLLM_PYTHON."""
     vllm_options: tuple[str, ...] = ()
     """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
     transfer: Harmless[Literal["auto", "fetch", "nccl", "ipc"]] = "auto"
-    """servers: how new weights reach them. fetch: files with checksums, which each takes by itself. nccl: vLLM servers
-    get them together from GPU to GPU. ipc: one vLLM server on the trainer's own GPU reads them there. auto: nccl to
-    vLLM servers of this run on GPUs of their own, if this process has the same vLLM; otherwise fetch."""
+    """servers: how new weights reach them. fetch: files with checksums. nccl: broadcast from the trainer's GPU to
+    vLLM servers. ipc: one vLLM server reads the trainer's GPU memory. auto: nccl for vLLM servers of this run on
+    other GPUs, if this process has the same vLLM; otherwise fetch."""
     sleep: bool = False
-    """servers: the one vLLM server shares the trainer's GPU and gives its memory back while the policy trains."""
+    """servers: the one vLLM server shares the trainer's GPU and frees its memory during training."""
     weights_folder: Harmless[str | None] = None
-    """servers: where new weights are put for them; None takes this machine's memory for servers that the run starts, if
-    two versions fit, and otherwise run.folder."""
+    """servers: where new weights are written. None: this machine's memory for servers that the run starts, if two
+    versions fit; otherwise run.folder."""
     weights_address: Harmless[str | None] = None
-    """servers: host:port where those that do not see that folder fetch weights from this process; with rollouts.deltas
-    also a URL, such as that of an object store, under which they find what is in rollouts.weights_folder."""
+    """servers: host:port from which servers without access to that folder download weights; with rollouts.deltas also
+    a URL, such as that of an object store with the content of rollouts.weights_folder."""
     deltas: DeltaSettings | None = None
-    """servers: send what changed of the weights, in bfloat16, as rollouts.deltas={} does. For slow links. null: send
-    all of them after every step."""
+    """servers: with {}, send only what changed, in bfloat16, for slow links; null sends all weights."""
     staleness: Annotated[int, Field(ge=0, le=1)] = 0
-    """servers: 1 samples the next step while this one trains, from weights that are one step old."""
+    """servers: 1 samples the next step while this one trains."""
     deadlines: Deadlines = Deadlines()
+    """servers: timeouts."""
     tools: tuple[str, ...] = ()
-    """What the policy may call in a completion: calculator, python, or functions as module:name or file.py:name."""
+    """Tools of the policy: calculator, python, or functions as module:name or file.py:name."""
     environments: dict[str, str] = Field(default_factory=dict)
-    """Classes or functions that make an environment, by name, as module:name or file.py:name; with several, rows name
-    theirs in the column environment."""
+    """Environments by name, as module:name or file.py:name. With several, each row names one in the column
+    environment."""
     episodes: EpisodeSection = EpisodeSection()
+    """Limits of completions with tools or environments."""
 
     @model_validator(mode="after")
     def _check_servers(self) -> RolloutSection:

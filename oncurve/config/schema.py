@@ -18,28 +18,28 @@ from oncurve.settings import Fraction, Harmless, LoraSettings, NonNegative, Opti
 
 
 class DataSection(Section):
-    """Where prompts come from and how they are written."""
+    """Prompts and how they are written."""
 
     path: str | None = None
-    """File, folder or Hugging Face Hub name; None where the type says it already."""
+    """File, folder or Hugging Face Hub name; None if the type implies it."""
     split: str = "train"
+    """Split of a dataset."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Names used here to names in the data, such as {question: problem, answer: label}."""
+    """Which column is which, such as {question: problem, answer: label}."""
     template: str = "think_answer"
     """think_answer, r1_zero, boxed, gsm8k, reasoning_answer, question_only, plain, or a file with {question}."""
     chat: bool | dict[str, Any] = False
-    """Write the template's messages through the model's chat template: for instruct models. true, or arguments of that
-    template, such as {enable_thinking: false}."""
+    """Use the model's chat template, for instruct models: true, or its arguments, such as {enable_thinking: false}."""
     few_shot: NonNegative = 0
-    """Worked examples of the training set shown before the question."""
+    """Worked examples before the question, from the training set."""
     limit: PositiveInt | None = None
-    """Use at most this many rows; None takes all."""
+    """Use at most this many rows."""
     retire_above: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Leave out training prompts whose running pass rate reached this; None keeps all."""
+    """Stop using training prompts whose running pass rate reaches this."""
     prefer_half_solved: bool = False
-    """Choose the prompts whose running pass rate is nearest to one half among twice as many as a step takes."""
+    """Of twice as many prompts, use those with a pass rate nearest to one half."""
     max_prompt_tokens: PositiveInt | None = None
-    """Longer prompts are left out, and counted; None allows what the model's context leaves free."""
+    """Drop and count longer prompts; None: what the model's context allows."""
 
 
 class JsonlData(DataSection):
@@ -73,17 +73,17 @@ class MathData(DataSection):
 
 
 class WordProblemsData(DataSection):
-    """Word problems made on the spot: no file and no network."""
+    """Generated word problems: no file, no network."""
 
     type: Literal["word_problems"] = "word_problems"
     limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
     """How many problems to make."""
     levels: tuple[PositiveInt, ...] = (1, 2)
-    """Which levels of difficulty."""
+    """Levels of difficulty."""
 
 
 class ProgramProblemsData(DataSection):
-    """Small functions to write, with tests, made on the spot: no file and no network."""
+    """Generated small functions to write, with tests."""
 
     type: Literal["program_problems"] = "program_problems"
     template: str = "program"
@@ -92,7 +92,7 @@ class ProgramProblemsData(DataSection):
 
 
 class EpisodeData(DataSection):
-    """Rows made on the spot for a policy that is answered within its completion."""
+    """Generated rows for a policy with tools or an environment."""
 
     template: str = "tool_answer"
     limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -100,25 +100,25 @@ class EpisodeData(DataSection):
 
 
 class CalculatorProblemsData(EpisodeData):
-    """Word problems with numbers too long to work out verbatim, made on the spot, for a policy with a calculator."""
+    """Generated word problems with numbers too long for mental arithmetic, for a policy with a calculator."""
 
     type: Literal["calculator_problems"] = "calculator_problems"
 
 
 class CalculatorChainsData(EpisodeData):
-    """The same with two operations, of which the second takes the result of the first."""
+    """The same with two operations; the second uses the result of the first."""
 
     type: Literal["calculator_chains"] = "calculator_chains"
 
 
 class NumberGamesData(EpisodeData):
-    """Numbers to guess, made on the spot, for the environment oncurve.tasks.guess_number:GuessNumber."""
+    """Generated numbers to guess, for the environment oncurve.tasks.guess_number:GuessNumber."""
 
     type: Literal["number_games"] = "number_games"
 
 
 class MazesData(EpisodeData):
-    """Mazes made on the spot, for the environment oncurve.tasks.maze:Maze."""
+    """Generated mazes, for the environment oncurve.tasks.maze:Maze."""
 
     type: Literal["mazes"] = "mazes"
 
@@ -160,22 +160,20 @@ Data = Annotated[
 
 
 class EvaluationSection(Section):
-    """How the model is measured, during the run and before and after it."""
+    """Evaluation before, during and after the run."""
 
     data: Data | None = None
-    """Problems that are never trained on; None holds some out of the training data."""
+    """Other problems for evaluation; None holds out some of the training data."""
     num_prompts: PositiveInt = 500
-    """How many problems to measure on before and after the run, and to hold out where ``data`` is None: at most a fifth
-    of the rows where more would leave too few to train on."""
+    """Problems before and after the run, held out if ``data`` is None; at most a fifth of a small file."""
     split_seed: NonNegative = 0
-    """Which rows are held out. It does not follow run.seed, so that runs with several seeds are tested on the same
-    problems and can be compared pairwise."""
+    """Which rows are held out. Independent of run.seed, so that seeds are tested on the same problems."""
     every_steps: NonNegative = 0
-    """Measure after every so many steps; 0 measures only before and after the run."""
+    """Also evaluate after every so many steps; 0: only before and after the run."""
     num_prompts_during: PositiveInt = 100
-    """How many problems to measure on during the run: the first of them."""
+    """Problems during the run."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    """0 is greedy. The same for both models."""
+    """0 is greedy."""
     samples: PositiveInt = 1
     """Completions per problem; more than one needs a temperature above 0."""
 
@@ -184,92 +182,92 @@ class PolicySection(Section):
     """The model in training."""
 
     lora: LoraSettings | None = None
-    """None trains the model itself; {} trains an adapter with the defaults."""
+    """{} trains an adapter with the defaults; None trains all weights."""
     quantization: Literal["nf4", "int8"] | None = None
-    """Keep the frozen weights under an adapter in 4 or 8 bits, through bitsandbytes; None keeps them whole."""
+    """Keep the frozen weights under an adapter in 4 or 8 bits (bitsandbytes)."""
     train_only: tuple[str, ...] = ()
-    """Regular expressions; only weights whose names match one are trained. None at all: everything is."""
+    """Regular expressions: train only weights with a matching name."""
     parallel: Literal["auto", "none", "ddp", "data_parallel", "fsdp", "deepspeed"] = "auto"
-    """What several processes do with the model. ddp: each has all of it; data_parallel is an older name for that. fsdp:
-    each trains a part of every weight and keeps a copy to sample from. deepspeed: as its file says. auto: none for one
-    process, ddp otherwise."""
+    """How several processes share the model. ddp (older name data_parallel): each has all of it. fsdp: sharded, with
+    a copy to sample from. deepspeed: as its file says. auto: ddp for several processes."""
     deepspeed: str | None = None
-    """deepspeed: its JSON file, where "auto" takes the recipe's number; None is ZeRO-2."""
+    """JSON file for DeepSpeed; "auto" in it takes the recipe's value. None: ZeRO-2."""
     reshard_after_forward: bool = True
-    """fsdp: free the weights of a block until its backward pass, as ZeRO-3; false keeps them until then, as ZeRO-2."""
+    """fsdp: true frees a block's weights until its backward pass (ZeRO-3), false keeps them (ZeRO-2)."""
     offload: bool = False
-    """fsdp: keep weights in training, gradients and moments in the CPU's memory. deepspeed: the moments."""
+    """fsdp: weights, gradients and optimizer state in CPU memory. deepspeed: optimizer state."""
     timeout_seconds: PositiveFloat = 1800.0
-    """The longest that one process waits for another."""
+    """Longest wait of one process for another."""
     silent_seconds: PositiveFloat = 60.0
-    """A process that gives no sign of life for so long is lost, and the others end."""
+    """A process without a heartbeat for so long counts as dead, and the others end."""
     offload_activations: bool = False
-    """Keep what the backward pass needs in the CPU's memory: less on the GPU, and slower."""
+    """Keep activations in CPU memory: less GPU memory, slower."""
 
     compute_type: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
-    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU. float16
-    is for measuring and sampling on GPUs without bfloat16; training refuses it."""
+    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU.
+    float16: sampling and evaluation only."""
     device: str = "auto"
-    """auto takes a GPU if there is one."""
+    """auto uses a GPU if there is one."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time. On a CPU what is free then goes back
-    to the system between sampling and training as well."""
+    """Recompute activations in the backward pass: less memory, a third more time."""
     tokens_per_microbatch: PositiveInt = 8192
-    """Prompt and completion tokens in one forward and backward pass."""
+    """Tokens per forward and backward pass."""
     packing: bool = True
-    """Compute without padding and each prompt once for its group, where the model allows; false pads every row."""
+    """No padding, and each prompt once per group; false pads every row."""
     liger: Literal["auto"] | bool = "auto"
-    """Let Liger's kernels compute norms, SwiGLU and rotary embeddings of a model in training on a CUDA device. auto:
-    where the package is installed, knows the model and computes the same on a small batch; true: that or an error."""
+    """Liger's kernels for norms, SwiGLU and rotary embeddings on a GPU. auto: if installed and equal on a small
+    batch; true: that or an error."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Only for models whose authors you trust."""
+    """Run Python code that comes with the model; only for authors you trust."""
     revision: str | None = None
     """Branch, tag or commit of a model on the Hugging Face Hub."""
 
 
 class RunSection(Section):
-    """How long, how much, where to."""
+    """Length, batch, folder, checkpoints."""
 
     steps: PositiveInt = 100
+    """Steps of the run."""
     prompts_per_step: PositiveInt = 16
-    """Prompts sampled in one step; times algorithm.group_size gives the completions of the step."""
+    """Prompts per step; times algorithm.group_size gives its completions."""
     refill_rounds: NonNegative = 0
-    """Replace groups without a signal by groups of other prompts, at most so many times a step (dynamic sampling)."""
+    """Replace groups without signal, at most so many times per step (dynamic sampling)."""
     completions_per_update: PositiveInt | None = None
-    """Completions in one optimizer update; None makes one update of all of them. Must divide them."""
+    """Completions per optimizer update; None: all of the step. Must divide them."""
     passes_per_step: PositiveInt = 1
-    """How often the completions of a step are trained on before new ones are sampled, mu in the paper of GRPO."""
+    """Passes over the completions of a step, mu in the GRPO paper."""
     seed: NonNegative = 0
+    """Seed of data order, sampling and adapters."""
     folder: Harmless[str] = "runs"
-    """The run gets a folder of its own inside this one."""
+    """The run gets its own folder in this one."""
     name: Harmless[str | None] = None
-    """Name of that folder; None makes one from the recipe and the time."""
+    """Name of that folder; None: from recipe and time."""
     save_every_steps: Harmless[NonNegative] = 10
-    """Save a checkpoint after every so many steps, to resume from; 0 saves only the final model."""
+    """Steps between checkpoints; 0 saves only the final model."""
     keep_checkpoints: Harmless[PositiveInt] = 2
-    """How many checkpoints to keep, besides the one with the best held-out score and the final model."""
+    """Checkpoints to keep, besides the best and the final model."""
     on_save_error: Harmless[Literal["stop", "continue"]] = "stop"
-    """When a checkpoint cannot be written, as on a full disk: end the run, or continue and try again when it is due."""
+    """If a checkpoint cannot be written: stop, or continue and retry when the next is due."""
     grace_seconds: Harmless[PositiveFloat] = 25.0
-    """Time to save after SIGTERM, Ctrl-C or SIGUSR1; keep it below what the scheduler gives before it kills."""
+    """Time to save after SIGTERM, Ctrl-C or SIGUSR1; keep it below the scheduler's limit."""
     max_nonfinite_updates: Harmless[NonNegative] = 3
-    """End the run after so many updates in a row whose loss or gradient is not finite; 0 never does."""
+    """Stop after so many updates in a row with a loss or gradient that is not finite; 0: never."""
     on_kl_alarm: Harmless[Literal["warn", "return"]] = "warn"
-    """When the policy drifts from its reference: warn, or continue from an earlier checkpoint with twice the KL."""
+    """If the KL runs away: warn, or return to a checkpoint and double algorithm.kl_coef."""
     rollouts_every_steps: Harmless[PositiveInt] = 10
     """Write the completions of every so many steps to the run folder."""
     logprobs_of_prompts: Harmless[NonNegative] = 8
-    """Of so many prompts of a written step, write the log-probability of every token as well; 0: of none."""
+    """Prompts of a written step whose token log-probabilities are written too."""
     profile: bool = False
-    """Measure the time of each phase of every step and of its parts."""
+    """Time every phase of each step."""
     profile_trace_step: PositiveInt | None = None
-    """Also write a trace of this step by torch's profiler to the run folder; the first step is 1."""
+    """Also write a torch profiler trace of this step (the first is 1)."""
     max_error_fraction: Harmless[Fraction] = 0.2
-    """Stop when grading fails for more than this fraction of a step's completions."""
+    """Stop if grading fails for more than this fraction of a step's completions."""
     track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None
-    """Where else the metrics go; None takes what has a key in the environment (WANDB_API_KEY), [] nothing."""
+    """Trackers. None: those with a key in the environment (WANDB_API_KEY); []: none."""
     track_aliases: Harmless[tuple[Literal["trl", "tutorials"], ...]] = ()
-    """Log the metrics there under these other names as well."""
+    """Also log under the metric names of these."""
 
 
 SUPERVISED = {"type": "rft", "group_size": 1}
@@ -277,21 +275,21 @@ SUPERVISED = {"type": "rft", "group_size": 1}
 
 
 class SftSection(Section):
-    """A supervised stage: the policy learns completions that are in the data. `oncurve sft` sets it."""
+    """Supervised fine-tuning on completions in the data; `oncurve sft` sets it."""
 
     epochs: PositiveFloat | None = None
-    """Passes over the training rows; sets run.steps. None leaves them to run.steps."""
+    """Passes over the training rows, which set run.steps; None: run.steps counts."""
     train_on: Literal["assistant", "last"] = "assistant"
-    """Rows of messages: learn all that the assistant says, or only what it says last."""
+    """Rows of messages: learn all assistant messages, or only the last."""
     max_tokens: PositiveInt | None = None
-    """Rows whose prompt and completion together are longer are left out, and counted; None is the model's context."""
+    """Drop and count longer rows; None: the model's context."""
 
 
 class Config(Section):
     """A whole recipe."""
 
     model: str
-    """Folder or Hugging Face Hub name of a causal language model; "embedded" is the small one inside this package."""
+    """A causal language model: folder, run or Hugging Face Hub name; "embedded" is the small one in this package."""
     data: Data
     rewards: Annotated[tuple[Reward, ...], Field(min_length=1)] = (R1ZeroReward(),)
     algorithm: AlgorithmSection = AlgorithmSection()

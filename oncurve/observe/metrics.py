@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from oncurve.observe.episode_metrics import EPISODE, EPISODE_TIME
 from oncurve.observe.metric import Metric
-from oncurve.observe.sinks import ALIASES
 
 _REWARD = (
     Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily"),
@@ -27,24 +26,22 @@ _REWARD = (
     Metric(
         "reward/format",
         "fraction",
-        "completions in the required form, right or wrong",
-        "rises early, then stays near 1; rising alone means that only the form is learned",
+        "completions in the required format, right or wrong",
+        "rises early, then stays near 1; if it rises alone, only the format is learned",
     ),
     Metric(
         "reward/error_fraction",
         "fraction",
-        "completions that the grader could not grade: they have no reward",
+        "completions whose grading failed: they have no reward",
         "0; more than 0.01 is a bug in the grader or the data",
     ),
     Metric(
         "reward/not_applicable_fraction",
         "fraction",
-        "completions that the reward function has no opinion on (None): left out, not an error",
-        "as the data have it; left out of the metrics where it is 0",
+        "completions for which the reward function returned None: left out, not an error",
+        "depends on the data; missing where it is 0",
     ),
-    Metric(
-        "reward/timeout_fraction", "fraction", "completions whose grading ran out of time; part of error_fraction", "0"
-    ),
+    Metric("reward/timeout_fraction", "fraction", "completions whose grading timed out; part of error_fraction", "0"),
     Metric(
         "reward/held_out/<name>",
         "reward",
@@ -105,13 +102,13 @@ _COMPLETION = (
     Metric(
         "completion/truncated_fraction",
         "fraction",
-        "completions that did not end by themselves",
+        "truncated completions",
         "below 0.1; otherwise raise the token limit",
     ),
     Metric(
         "completion/mean_staleness_steps",
         "steps",
-        "steps between the weights that sampled a completion and those that are trained on it",
+        "age in steps of the weights that sampled a completion",
         "0, or up to rollouts.staleness",
     ),
     Metric(
@@ -129,8 +126,7 @@ _POLICY = (
     Metric(
         "policy/entropy",
         "nats",
-        "entropy of the next-token distribution, mean over the tokens that were trained on: rows with an advantage of "
-        "zero are not computed unless a KL or entropy term needs them",
+        "entropy of the next-token distribution, mean over trained tokens",
         "falls slowly; near 0 means that the completions of a group have become the same",
     ),
     Metric(
@@ -168,13 +164,13 @@ _POLICY = (
     Metric(
         "policy/skipped_updates",
         "fraction",
-        "updates of the step that were left out because no group of theirs had a signal, or no finite gradient",
+        "updates skipped for lack of a signal or of a finite gradient",
         "0; above it, nothing is learned from those groups",
     ),
     Metric(
         "policy/nonfinite_updates",
         "fraction",
-        "updates of the step that were left out because their loss or gradient was not finite",
+        "updates skipped because loss or gradient was not finite",
         "0; run.max_nonfinite_updates in a row end the run",
     ),
     Metric("policy/entropy_coef", "1", "weight of the entropy bonus that was applied", "-"),
@@ -207,7 +203,7 @@ _EVALUATION = (
     Metric(
         "evaluation/correct_fraction",
         "fraction",
-        "held-out examples with right answer in the right form",
+        "held-out examples with the right answer in the right format",
         "rises with reward/correct; flat while that rises means overfitting or reward hacking",
     ),
     Metric("evaluation/correct_low_fraction", "fraction", "lower end of the 95% interval of correct_fraction", "-"),
@@ -215,27 +211,27 @@ _EVALUATION = (
     Metric(
         "evaluation/any_format_fraction",
         "fraction",
-        "held-out examples with the right answer in whatever form",
-        "rises; flat while correct_fraction rises means that only the form is learned",
+        "held-out examples with the right answer in any format",
+        "rises; if it is flat while correct_fraction rises, only the format is learned",
     ),
-    Metric("evaluation/wrong_fraction", "fraction", "held-out examples with a wrong answer in the right form", "falls"),
-    Metric("evaluation/bad_format_fraction", "fraction", "held-out examples not in the required form", "falls"),
-    Metric("evaluation/error_fraction", "fraction", "held-out examples that the grader could not grade", "0"),
     Metric(
-        "evaluation/truncated_fraction", "fraction", "held-out completions that did not end by themselves", "below 0.1"
+        "evaluation/wrong_fraction", "fraction", "held-out examples with a wrong answer in the right format", "falls"
     ),
+    Metric("evaluation/bad_format_fraction", "fraction", "held-out examples in the wrong format", "falls"),
+    Metric("evaluation/error_fraction", "fraction", "held-out examples whose grading failed", "0"),
+    Metric("evaluation/truncated_fraction", "fraction", "truncated held-out completions", "below 0.1"),
     Metric("evaluation/mean_tokens", "tokens", "mean length of a held-out completion", "-"),
-    Metric("evaluation/num_examples", "count", "held-out completions that were sampled", "500 or more to be believed"),
+    Metric("evaluation/num_examples", "count", "held-out completions that were sampled", "500 or more"),
 )
 
 _TIME = (
     Metric("time/step_seconds", "seconds", "one step, evaluation and saving left out", "steady"),
     Metric("time/sample_seconds", "seconds", "sampling completions", "usually the largest part"),
     Metric("time/grade_seconds", "seconds", "waiting for rewards after the last group is sampled", "a small part"),
-    Metric("time/refill_seconds", "seconds", "sampling and grading in place of groups without a signal", "-"),
+    Metric("time/refill_seconds", "seconds", "replacing groups without signal", "-"),
     Metric("time/train_seconds", "seconds", "forward, backward and optimizer", "-"),
     Metric("time/evaluate_seconds", "seconds", "evaluation after the step", "-"),
-    Metric("time/save_seconds", "seconds", "training waited for a checkpoint before the step", "a small part"),
+    Metric("time/save_seconds", "seconds", "waiting for a checkpoint before the step", "a small part"),
     Metric("time/elapsed_seconds", "seconds", "since the run started", "-"),
     Metric("speed/sampled_tokens_per_second", "tokens/s", "completion tokens over time/sample_seconds", "steady"),
     Metric("speed/trained_tokens_per_second", "tokens/s", "trained tokens over time/train_seconds", "steady"),
@@ -281,14 +277,14 @@ _AMOUNT = (
     Metric(
         "memory/<point>_gpu<number>_allocated_gib",
         "GiB",
-        "memory that tensors take on a GPU at a named point of the step: after sample, grade, refill, train",
+        "tensors on a GPU after sample, grade, refill or train",
         "steady",
     ),
     Metric(
         "memory/<point>_gpu<number>_reserved_gib",
         "GiB",
-        "the same with what the process keeps for reuse; nvidia-smi shows this and the CUDA context",
-        "steady; far above allocated means that memory is fragmented",
+        "the same with memory kept for reuse; nvidia-smi shows this and the CUDA context",
+        "steady; far above allocated means fragmentation",
     ),
     Metric("memory/<point>_gib", "GiB", "memory in use at a named point of the step", "steady"),
 )
@@ -323,44 +319,3 @@ def explain(key: str) -> Metric | None:
 def unknown_keys(keys: Iterable[str]) -> list[str]:
     """The keys that the glossary does not explain, sorted; "step" is the row's number and no metric."""
     return sorted(key for key in set(keys) if key != "step" and explain(key) is None)
-
-
-def glossary_markdown() -> str:
-    """The glossary as one Markdown page, a table per group of keys."""
-    lines = [
-        "# Metrics",
-        "",
-        "Every key of `metrics.jsonl`, one JSON object per step. A share ends in `_fraction` and lies in [0, 1]; a",
-        "value that could not be measured is missing, and one that is not finite is `null`. This page is made from",
-        "`oncurve/observe/metrics.py`.",
-    ]
-    group = ""
-    for metric in GLOSSARY:
-        if metric.key.split("/")[0] != group:
-            group = metric.key.split("/")[0]
-            lines += ["", f"## {group}", "", "| key | unit | meaning | healthy |", "|---|---|---|---|"]
-        cells = (f"`{metric.key}`", metric.unit, metric.meaning, metric.healthy)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join([*lines, "", *_alias_lines()]) + "\n"
-
-
-def _alias_lines() -> list[str]:
-    """The table of other trainers' names."""
-    sets = list(ALIASES)
-    lines = [
-        "## Names of other trainers",
-        "",
-        "The same quantities under the names that TRL and tutorials give them, for people who compare:",
-        "`run.track_aliases: [trl]` logs them in TensorBoard, Weights & Biases and trackio as well, and",
-        "`oncurve report RUN --names trl` opens a report with them. A part of the reward, `reward/<part>`, is",
-        "`rewards/<part>/mean` for TRL. Names of quantities that differ in what they measure have no row.",
-        "",
-        "| oncurve | " + " | ".join(sets) + " |",
-        "|---|" + "---|" * len(sets),
-    ]
-    for metric in GLOSSARY:
-        named = [ALIASES[chosen].get(metric.key, "") for chosen in sets]
-        if any(named):
-            cells = [f"`{name}`" if name else "" for name in (metric.key, *named)]
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines
