@@ -61,7 +61,7 @@ def slow_link(case: Case) -> Finding | None:
         evidence=(sync.over_all(), late.over_all() if is_late else step.over_all()),
         do="Sample the next step while this one trains (rollouts.staleness: 1), so that weights travel meanwhile; let "
         "one server fetch for all (rollouts.deltas.relay); lower the learning rate, with which less changes; train an "
-        "adapter (policy.lora), or leave out the server behind that link.",
+        "adapter (policy.lora.rank), or leave out the server behind that link.",
     )
 
 
