@@ -2,12 +2,14 @@
 
     python benchmarks/trl_scripts.py FOLDER --output benchmarks/results/trl_scripts.json
 
-FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of
-{"source": "where it is from", "file": "name.py", "arguments": [...], "characters": as counted at the source}. Each runs
-in a process and an empty folder of its own: every model is the embedded one, every data set is rows made up, and a run
-is cut to two short steps after what the script asks for was translated whole. For each the result says what
-happened, and for every option that the script sets what became of it: taken (with the key and the value of the recipe),
-idle, said in a message, or silent, of which there must be none.
+FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of {"source":
+"repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at the
+source}. Modules that a script imports from beside it and that are not at hand are made up there. Each script runs in
+a process and an empty folder of its own: every model is the embedded one, on the CPU, every data set is rows made up,
+services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after what the
+script asks for was translated whole. For each the result says what happened, and for every option that the script
+sets what became of it: taken (with the key and the value of the recipe), idle, said in a message, or silent, of which
+there must be none. With --keep results of scripts that are not in FOLDER stay in the output.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 MARK = "ASKED "
 CHAT = (
@@ -34,13 +38,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--keep", action="store_true", help="keep results of other scripts in the output")
+    parser.add_argument("--only", help="run the scripts whose source holds this text")
     parser.add_argument("--one", nargs=argparse.REMAINDER, help="run one script in this process")
     asked = parser.parse_args()
     if asked.one is not None:
         run_here(asked.folder, asked.one)
         return
     index = json.loads((asked.folder / "index.json").read_text())
+    index = [entry for entry in index if asked.only is None or asked.only in entry["source"]]
     results = []
+    if asked.keep:
+        mine = {entry["source"] for entry in index}
+        before = json.loads(asked.output.read_text())["scripts"]
+        results = [result for result in before if result["source"] not in mine]
     for entry in index:
         result = run_apart(asked.folder.resolve(), entry)
         results.append(result)
@@ -65,7 +76,10 @@ def run_apart(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     if entry.get("characters") not in (None, len(text), len(text.rstrip("\n"))):
         raise SystemExit(f"{script}: {len(text)} characters, {entry['characters']} at the source")
     with tempfile.TemporaryDirectory() as place:
-        for path in folder.iterdir():  # modules beside the script
+        own = folder / entry["beside"] if "beside" in entry else None
+        for path in [*folder.iterdir(), *(own.iterdir() if own else ())]:  # modules beside the script
+            if path.name.startswith("_") and path.is_dir():
+                continue
             if path.is_file() and path.suffix != ".json":
                 shutil.copy(path, place)
             elif path.is_dir():
@@ -81,7 +95,8 @@ def run_apart(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         if line.startswith(MARK):
             options = json.loads(line.removeprefix(MARK))
     outcome, detail = judge(done, options)
-    return {"source": entry["source"], "outcome": outcome, "detail": detail, "options": options}
+    commit = {"commit": entry["commit"]} if "commit" in entry else {}
+    return {"source": entry["source"], **commit, "outcome": outcome, "detail": detail, "options": options}
 
 
 def judge(done: subprocess.CompletedProcess[str], options: dict[str, str]) -> tuple[str, str]:
@@ -105,6 +120,7 @@ def judge(done: subprocess.CompletedProcess[str], options: dict[str, str]) -> tu
 def run_here(folder: Path, words: list[str]) -> None:
     """One script with everything replaced; what it asks for is printed."""
     import datasets
+    from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
     from oncurve.cli.app import main as command_line
@@ -132,11 +148,19 @@ def run_here(folder: Path, words: list[str]) -> None:
         made.config._name_or_path = "scorer"
         return made
 
+    for name in ("wandb", "weave", "swanlab"):
+        sys.modules[name] = MagicMock(__spec__=ModuleSpec(name, None), __version__="0.1")
+    own_to = nn.Module.to
+    nn.Module.to = lambda self, *where, **more: (
+        self if str(where[:1]).find("cuda") >= 0 else own_to(self, *where, **more)
+    )
+    nn.Module.cuda = lambda self, *_: self
     AutoModelForCausalLM.from_pretrained = model_of
     AutoModelForSequenceClassification.from_pretrained = scorer
     AutoConfig.from_pretrained = lambda _, **options: own_config(EMBEDDED, **options)
     for name in ("load_dataset", "load_from_disk"):
         setattr(datasets, name, lambda *_, split=None, **__: rows(split))
+    GRPOTrainer.push_to_hub = lambda *_, **__: None
     own_init = GRPOTrainer.__init__
 
     def init(self: Any, model: Any, reward_funcs: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
@@ -150,7 +174,12 @@ def run_here(folder: Path, words: list[str]) -> None:
         short.max_steps, short.max_completion_length, short.use_cpu, short.bf16 = 2, 8, True, False
         short.gradient_accumulation_steps, short.steps_per_generation, short.generation_batch_size = 1, None, None
         short.num_generations = min(args.num_generations, 4)
-        short.per_device_train_batch_size, short.output_dir, short.report_to = 8, "out", "none"
+        data = more[0] if more else named.get("train_dataset")
+        few = data is not None and len(data) < 2
+        short.per_device_train_batch_size = short.num_generations if few else 8
+        if vars(short).get("max_prompt_length"):
+            short.max_prompt_length *= 8  # tokens of the embedded model are short
+        short.output_dir, short.report_to, short.push_to_hub = "out", "none", False
         short.deepspeed = short.save_steps = None
         short.save_strategy, short.save_steps, short.warmup_steps = "no", 500, 0
         own_init(self, model, reward_funcs, short, *more, **named)
@@ -160,9 +189,12 @@ def run_here(folder: Path, words: list[str]) -> None:
     command_line()
 
 
-def rows(split: str | None) -> Any:
+def rows(split: str | list[str] | None) -> Any:
     """Rows with the columns that data sets of this field have; all splits of them where none is named."""
     from datasets import Dataset, DatasetDict
+
+    if isinstance(split, list):
+        return [rows(each) for each in split]
 
     made = [
         {
@@ -170,9 +202,13 @@ def rows(split: str | None) -> Any:
             "answer": f"{n} + 1 is {n + 1}.\n#### {n + 1}", "solution": f"\\boxed{{{n + 1}}}",
             "ground_truth": str(n + 1),
             "completion": str(n + 1), "labels": n % 2, "target": n, "nums": [n, 1], "text": "Some text.",
-            "instruction": f"How much is {n} + 1?", "input": "", "output": str(n + 1),
+            "instruction": f"How much is {n} + 1?", "input": "", "output": str(n + 1), "answer_only": str(n + 1),
+            "messages": [{"role": "user", "content": f"{n} + 1?"}], "language": "en", "context": "",
+            "solutions": [str(n)], "message_tree_id": str(n // 3), "message_id": str(n),
+            "parent_id": str(n - n % 3) if n % 3 else None,
+            "role": "assistant" if n % 3 else "prompter", "ranking": n % 3,
         }
-        for n in range(40)
+        for n in range(160)
     ]  # fmt: skip
     whole = Dataset.from_list(made)
     return whole if split else DatasetDict(dict.fromkeys(("train", "test", "validation"), whole))
@@ -197,8 +233,9 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
             processing_class=given.get("processing_class"),
             peft_config=given.get("peft_config"),
         )
-        draft = translate(asked).draft
-        return {**draft.values, "model": "embedded"}, list(draft.notes)  # which every model was replaced with
+        found = translate(asked)
+        own = {"model": "embedded", "evaluation.every_steps": found.evaluate_every_steps}
+        return {**found.draft.values, **own}, list(found.draft.notes)  # every model was replaced with that
 
     try:
         values, notes = recipe(args)

@@ -24,6 +24,7 @@ NEEDED = (
     "oncurve.commands.examine",
     "oncurve.commands.plan",
     "oncurve.commands.publish",
+    "oncurve.session.upload",
     "oncurve.commands.runs",
     "oncurve.session.training",
 )

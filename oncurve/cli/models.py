@@ -228,8 +228,8 @@ def push(
 
     Example: `oncurve push runs/demo --repo me/my-model --dry-run`
     """
-    from oncurve.commands.publish import plan_upload, push_upload  # lazy
     from oncurve.observe.run_model import resolve_model  # lazy
+    from oncurve.session.upload import plan_upload, push_upload  # lazy
 
     upload = plan_upload(Path(resolve_model(str(model))), repo)
     console().print(upload.describe(), markup=False, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +24,20 @@ def trl(
     trl_version: Annotated[
         str | None, typer.Option(help="The version of TRL that it was written for, whose defaults it gets.")
     ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes on this machine, as for `accelerate launch --num_processes`.")
+    ] = None,
 ) -> None:
     """Run a script for TRL's GRPOTrainer with oncurve in the place of TRL, which need not be installed.
 
     Example: `oncurve trl train_grpo.py --learning_rate 2e-6`
     """
+    if processes and "WORLD_SIZE" not in os.environ:
+        from oncurve.commands.launch import supervise  # lazy
+
+        words = ["trl", *(word for name in accept or () for word in ("--accept", name))]
+        words += ["--trl-version", trl_version] if trl_version else []
+        raise typer.Exit(supervise([*words, str(script), *(arguments or ())], [], processes, 0))
     from oncurve.observe.terminal import quiet_libraries  # lazy
 
     quiet_libraries()

@@ -1,55 +1,17 @@
-"""Publishing a model: its card, and which files of its folder go to the hub."""
+"""Cards of models that were measured or merged."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from fnmatch import fnmatch
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import CheckpointError, ConfigError, DataError
-from oncurve.evaluate.card import CARD, CardFacts, is_hub_name, run_facts, write_card
-from oncurve.observe.redact import redact
+from oncurve.errors import DataError
+from oncurve.evaluate.card import CARD, CardFacts, run_facts, write_card
 from oncurve.observe.run_model import resolve_model
-from oncurve.policy.lora import ADAPTER_CONFIG, base_of, is_adapter
+from oncurve.policy.lora import base_of, is_adapter
 from oncurve.policy.model_folder import merge_adapter
-
-UPLOADED = (
-    "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", CARD, "LICENSE*",
-)  # fmt: skip
-"""Files of an ordinary model; everything else stays here."""
-_TEXT = (".json", ".txt", ".jinja", ".md", "")
-_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """What would go to a repository."""
-
-    folder: Path
-    repository: str
-    files: tuple[tuple[str, int], ...]
-    """Names and sizes in bytes."""
-    left: tuple[str, ...]
-    """Names of what stays, with the reason."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Of all files."""
-        return sum(size for _, size in self.files)
-
-    def describe(self) -> str:
-        """Exactly what would be uploaded, for people."""
-        lines = [f"{self.repository}: {len(self.files)} files, {self.total_bytes:,} bytes, from {self.folder}"]
-        lines += [f"  {size:>16,}  {name}" for name, size in self.files]
-        lines += [f"  stays here: {reason}" for reason in self.left]
-        return "\n".join(lines)
 
 
 def card_with_results(name: str, results: Mapping[str, Any]) -> Path:
@@ -79,88 +41,3 @@ def merge_with_card(adapter: Path, output: Path) -> Path:
     folder = merge_adapter(adapter, output)
     write_card(folder, replace(_facts_of(adapter), name=folder.name, is_adapter=False, was_merged=True))
     return folder
-
-
-def plan_upload(folder: Path, repository: str) -> Upload:
-    """The files of a model that would be uploaded.
-
-    Raises ConfigError for a name that the hub does not allow, and for anything that looks like a secret in a file;
-    CheckpointError if the folder holds no model, no card, or an adapter whose base nobody else could find.
-    """
-    if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
-        raise ConfigError(f"--repo is {repository!r}; write owner/name, of letters, digits, dots, dashes, underscores")
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder. Name a run or the folder of a model")
-    files: list[tuple[str, int]] = []
-    left: list[str] = []
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink() or not path.is_file():
-            left.append(f"{path.name} (not a plain file)")
-        elif any(fnmatch(path.name, pattern) for pattern in UPLOADED):
-            files.append((path.name, path.stat().st_size))
-        else:
-            left.append(f"{path.name} (no part of a model)")
-    _check_model(folder, [name for name, _ in files])
-    if found := [line for name, _ in files for line in secrets_in(folder / name)]:
-        raise ConfigError(
-            f"{folder}: refused, because these files hold what looks like a key: {'; '.join(found)}. "
-            f"Remove it there, and revoke it if it was ever public"
-        )
-    return Upload(folder, repository, tuple(files), tuple(left))
-
-
-def _check_model(folder: Path, names: list[str]) -> None:
-    if not any(name.endswith(".safetensors") for name in names):
-        raise CheckpointError(f"{folder}: no model there (no .safetensors). Name a run or the folder of a model")
-    if CARD not in names:
-        raise CheckpointError(f"{folder}: has no {CARD}. `oncurve evaluate {folder} --benchmark ... --card` writes one")
-    if is_adapter(folder):
-        base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-        if not is_hub_name(base):
-            raise CheckpointError(
-                f"{folder}: the adapter's base is {base!r}, which nobody else can load. Merge it with `oncurve merge`, "
-                f"or write the hub name of the base into {ADAPTER_CONFIG}"
-            )
-
-
-def secrets_in(path: Path) -> Iterator[str]:
-    """Where a file holds what looks like a key: the name, and the line of a text. Never the key itself."""
-    if path.suffix == ".safetensors":
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = file.read(min(length, 100_000_000)).decode("utf-8", "replace")
-        if redact(header) != header:
-            yield f"{path.name}, its header"
-        return
-    if path.suffix not in _TEXT and path.stat().st_size > 50_000_000:
-        return
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if redact(text) == text:
-        return
-    lines = [number for number, line in enumerate(text.splitlines(), 1) if redact(line) != line]
-    yield f"{path.name}, line {', '.join(map(str, lines[:5]))}" if lines else path.name
-
-
-def push_upload(upload: Upload, *, private: bool) -> str:
-    """Create the repository if it is not there and upload the files, in one commit; the address of the commit.
-
-    Raises ConfigError without a token, CheckpointError if the hub refuses.
-    """
-    from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if get_token() is None:
-        raise ConfigError("no token for the hub. Run `hf auth login`, or set HF_TOKEN; --dry-run needs none")
-    api: Any = HfApi()
-    no_answer: Any = HfHubHTTPError.__base__  # of whatever HTTP library this version of huggingface_hub uses
-    try:
-        api.create_repo(upload.repository, private=private, exist_ok=True)
-        done = api.upload_folder(
-            repo_id=upload.repository,
-            folder_path=os.fspath(upload.folder),
-            allow_patterns=[name for name, _ in upload.files],
-            commit_message="Model trained with oncurve",
-        )
-    except (HfHubHTTPError, no_answer, OSError) as error:
-        raise CheckpointError(f"{upload.repository}: not uploaded: {' '.join(str(error).split())[:400]}") from None
-    return str(done.commit_url)

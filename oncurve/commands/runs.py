@@ -32,9 +32,11 @@ def report(
 
     Example: `oncurve report runs/demo`
     """
+    from oncurve.doctor.read import read_config  # lazy
     from oncurve.observe.record import read_manifest, read_metrics  # lazy
     from oncurve.observe.summary import summarize  # lazy
     from oncurve.report.curves import names as known_names  # lazy
+    from oncurve.report.lineage import stage_lines, stages  # lazy
     from oncurve.report.overview import json_if_there  # lazy
     from oncurve.report.write import write_report  # lazy
 
@@ -52,6 +54,8 @@ def report(
         manifest = read_manifest(run) if (run / "manifest.json").is_file() else None
         text = summarize(metrics, manifest=manifest, comparison=json_if_there(run / "comparison.json"), title=str(run))
         out.print(text, markup=False, highlight=False)
+        if lines := stage_lines(stages(run, read_config(run))):
+            out.print("\n".join([*lines, ""]), markup=False, highlight=False)
     if png:
         from oncurve.observe.plots import plot_run  # lazy
 

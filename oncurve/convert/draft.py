@@ -57,7 +57,8 @@ class Draft:
 
     def note(self, kind: Any, name: str, why: str, *, changes_learning: bool = True) -> None:
         """Something about an option that the recipe does not say."""
-        self.notes.append(Note(kind, f"{name} = {self.ask(name)!r:.60}", why, self.line(name), changes_learning))
+        shown = "..." if name.endswith("_token") else f"{self.ask(name)!r:.60}"
+        self.notes.append(Note(kind, f"{name} = {shown}", why, self.line(name), changes_learning))
 
 
 def own_default(key: str) -> Any:

@@ -20,6 +20,12 @@ OPTIMIZERS = {
 }  # fmt: skip
 OFF = {"top_k": 0, "top_p": 1.0}
 """What None, and in vLLM -1, stands for."""
+BESIDE = {
+    "vllm_": "use_vllm", "sync_ref_model": "beta", "ref_model_": "sync_ref_model", "use_bias_correction_kl": "beta",
+    "entropy_coef_": "use_adaptive_entropy", "entropy_target": "use_adaptive_entropy", "eval_steps": "eval_strategy",
+    "num_generations_eval": "eval_strategy",
+}  # fmt: skip
+"""Options that mean nothing, in TRL neither, while another one is off; by how their names begin."""
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -283,7 +289,10 @@ def _idle_and_lost(draft: Draft) -> None:
     """Options that were written and mean nothing here, or are lost."""
     for name, given in draft.found.options.items():
         option = table()[name]
+        partner = next((partner for start, partner in BESIDE.items() if name.startswith(start)), name)
         if option.fate == "nothing":
             draft.note("nothing", name, option.why)
+        elif option.fate != "unsupported" and partner != name and draft.ask(partner) in (False, "no", 0, None):
+            draft.note("nothing", name, f"{partner} is off, so that it means nothing in TRL either")
         elif option.fate == "unsupported" and given.value != option.default:
             draft.note("unsupported", name, option.why, changes_learning=option.changes_learning)

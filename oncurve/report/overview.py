@@ -16,6 +16,7 @@ from oncurve.observe.profile import read_profile
 from oncurve.observe.record import METRICS, read_json
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.report.blocks import finite
+from oncurve.report.lineage import stages
 from oncurve.report.usage import elapsed_seconds, phases, spending, total
 
 _LOG_LINES = 40
@@ -40,6 +41,7 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
         "arithmetic": _arithmetic(case.config, manifest),
         "spent": _spent(case.metrics, manifest, usd_per_hour),
         "profile": _profile(run),
+        "stages": stages(run, case.config),
         "evaluation": evaluation(run),
         "num_checks": len(CHECKS),
         "findings": [{**found.as_json(), "shown": [str(item) for item in found.evidence]} for found in diagnose(case)],

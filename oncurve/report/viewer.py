@@ -53,7 +53,13 @@ class Viewer:
     def overview(self, run: Path) -> dict[str, Any]:
         """The overview of a run; the last one while nothing has changed, or only a moment ago."""
         told = self._keep("overview", run, lambda: overview(run, usd_per_hour=self.usd_per_hour))
-        return {**told, "state": state(run)}
+        return {**told, "state": state(run), "stages": self._linked(told["stages"])}
+
+    def _linked(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Stages with the addresses of their pages here, for those that have one."""
+        names = {str(path.resolve()): name for name, path in self.runs().items()} if found else {}
+        pages = {place: f"/run/{quote(name, safe='')}" for place, name in names.items()}
+        return [{**stage, "href": None if stage["is_own"] else pages.get(stage["path"])} for stage in found]
 
     def listed(self) -> list[dict[str, Any]]:
         """The runs in a few numbers each."""

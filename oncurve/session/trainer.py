@@ -375,6 +375,7 @@ class Trainer:
         """The parts of a run, whose policy this object keeps when the run has ended."""
         self._policy = None  # two models at once may not fit
         parts = make_parts(*arguments)
+        self.folder = run_folder_path(parts.config)  # in several processes, the name is that of the first
         self._policy = parts.policy
         if parts.given.model is not None and not parts.algorithm.needs_reference:
             # its own weights move, and a run that goes on is still that of the weights it had; with a reference, which

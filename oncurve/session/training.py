@@ -58,6 +58,7 @@ def recipe_steps(
     with joined(config) as processes:
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
+        config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.name})})
         wish = ResumeRequest(path, (), False, True, console, None, given, owns_process, load)
         start = partial(_start, config, recipe, wish, processes, quiet=quiet)
         return (yield from _to_the_end(start, wish, processes))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from enum import Enum
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from oncurve.convert.options import older, raw_table, table
 from oncurve.convert.versions import Dated, date
 from oncurve.errors import ConfigError, did_you_mean
-from oncurve.policy.environment import read_place
+from oncurve.trl.processes import ProcessState
 from oncurve.trl.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -28,12 +29,22 @@ TYPES: dict[str, Any] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """What a configuration has beside its options; `dataclasses.replace` hands it to the new one."""
+
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Names that TRL had before."""
+    dated: Dated | None = None
+
+
 class _Dating(type):
     """Makes a configuration also from names that TRL had before, with the defaults of their time."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """The configuration. Raises ConfigError for names that no version had."""
         version = options.pop("trl_version", None) or SETTINGS.version
+        before = options.pop("older_names", None) or Past()
         fields = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
         named = {**dict(zip((each.name for each in dataclasses.fields(cls)), args, strict=False)), **options}  # type: ignore[arg-type]
         unknown = [name for name in options if name not in fields and name not in older()]
@@ -41,9 +52,9 @@ class _Dating(type):
             known = [*fields, *older()]
             lines = [f"GRPOConfig has no option {name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown]
             raise ConfigError("\n".join(lines))
-        dated = date(named, version)
-        past = {name: options.pop(name) for name in list(options) if name not in fields}
-        if dated is not None:
+        dated = before.dated or date(named, version)
+        past = before.values | {name: options.pop(name) for name in list(options) if name not in fields}
+        if dated is not None and dated is not before.dated:
             for name, value in dated.defaults.items():
                 if name in fields:
                     options.setdefault(name, value)
@@ -56,7 +67,7 @@ class _Dating(type):
         made = super().__call__(*args, **options)
         for name, value in past.items():
             setattr(made, name, value)
-        made.dated = dated
+        made.dated, made.older_names = dated, Past(past, dated)
         return made
 
 
@@ -66,7 +77,14 @@ class _ConfigMethods(metaclass=_Dating):
     dated: Dated | None = None
     """The time of the script, where its options tell."""
 
-    def __post_init__(self) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass of a script may have a ``__post_init__`` that knows nothing of ``older_names``."""
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).get("__post_init__")
+        if own is not None:
+            cls.__post_init__ = wraps(own)(lambda self, _=None, *more: own(self, *more))  # type: ignore[method-assign]
+
+    def __post_init__(self, older_names: Past | None = None) -> None:
         """Dictionaries may come as JSON, as on a command line."""
         for name in raw_table()["types"]["dict"]:
             value = vars(self)[name]
@@ -108,19 +126,24 @@ class _ConfigMethods(metaclass=_Dating):
         return int(self.device.type == "cuda")
 
     @property
+    def distributed_state(self) -> ProcessState:
+        """This process among all, as accelerate says it."""
+        return ProcessState(self.device)
+
+    @property
     def world_size(self) -> int:
         """Processes."""
-        return read_place().count
+        return self.distributed_state.num_processes
 
     @property
     def process_index(self) -> int:
         """This process among all."""
-        return read_place().rank
+        return self.distributed_state.process_index
 
     @property
     def local_process_index(self) -> int:
         """This process among those of its machine."""
-        return read_place().local_rank
+        return self.distributed_state.local_process_index
 
     @property
     def should_log(self) -> bool:
@@ -145,8 +168,8 @@ class _ConfigMethods(metaclass=_Dating):
         return levels.get(str(vars(self)["log_level"]), logging.WARNING)
 
     def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager[None]:
-        """Nothing has to be waited for: rows are in memory."""
-        return nullcontext()
+        """The first process does it before the others do."""
+        return self.distributed_state.main_process_first()
 
 
 def _plain(value: Any) -> Any:
@@ -169,6 +192,9 @@ def _fields() -> list[tuple[str, Any, Any]]:
 
 
 GRPOConfig: Any = dataclasses.make_dataclass(
-    "GRPOConfig", _fields(), bases=(_ConfigMethods,), namespace={"__module__": __name__}
+    "GRPOConfig",
+    [*_fields(), ("older_names", dataclasses.InitVar[Any], None)],
+    bases=(_ConfigMethods,),
+    namespace={"__module__": __name__},
 )
 GRPOConfig.__doc__ = "The options of TRL's GRPOConfig, and names that it had before."

@@ -7,25 +7,28 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
+import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from oncurve import wiring
-from oncurve.errors import CheckpointError, Stopped
-from oncurve.observe.run_model import is_run
+from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
+from oncurve.observe.run_model import is_run, resolve_model
 from oncurve.session.trainer import Trainer
+from oncurve.session.upload import hub_user, plan_upload, push_upload
 from oncurve.train.run import Step
 from oncurve.train.scoring import score
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.logs import num_tokens, rollout_logs, step_logs
 from oncurve.trl.overridden import refuse_overridden
+from oncurve.trl.processes import ProcessState
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
 from oncurve.trl.settings import SETTINGS
@@ -89,15 +92,15 @@ class GRPOTrainer:
         self.reward_func_names = [reward.name for reward, _ in self.translation.rewards]
         if environment_factory is not None and wiring.give_rewards(environment_factory):
             self.reward_func_names.append(ENVIRONMENT_REWARD)
-        self._make(is_converted=SETTINGS.instead_of_training is not None)
+        self._make(is_said=SETTINGS.instead_of_training is not None)
         self._callbacks = Callbacks(self, callbacks or ())
 
-    def _make(self, *, is_converted: bool) -> None:
+    def _make(self, *, is_said: bool) -> None:
         """Refuse what is lost, say what differs, and make the trainer behind this one."""
         asked, found = self.translation.asked, self.translation
-        if not is_converted:  # whose recipe says the same
+        if not is_said:  # by a recipe, or before
             found.refuse_losses()
-            for line in found.describe():
+            for line in found.describe() if self.is_world_process_zero() else ():
                 Console().print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
         self.oncurve = Trainer.from_tree(
             found.recipe(),
@@ -120,10 +123,28 @@ class GRPOTrainer:
         """The model with its current weights, with peft around it if it has an adapter."""
         return self.oncurve.hold_model()
 
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        """The same model may be assigned. Raises ConfigError for another one."""
+        if model is not self.model:
+            raise ConfigError("trainer.model is another model now, which would not be trained. Pass it to GRPOTrainer")
+
+    model_wrapped = model
+
     @property
     def processing_class(self) -> PreTrainedTokenizerBase:
-        """The tokenizer."""
+        """The tokenizer. Another one may be set before training."""
         return self.translation.tokenizer or self.oncurve.policy.tokenizer
+
+    @processing_class.setter
+    def processing_class(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Rows are read again with it. Raises ConfigError when training has begun."""
+        if tokenizer is self.processing_class:
+            return
+        if self.oncurve.result is not None or self.state.global_step:
+            raise ConfigError("the tokenizer cannot be replaced when training has begun. Pass it to GRPOTrainer")
+        self.translation = translate(replace(self.translation.asked, processing_class=tokenizer))
+        self._make(is_said=True)
 
     tokenizer = processing_class
 
@@ -157,6 +178,11 @@ class GRPOTrainer:
         metrics = {"train_runtime": round(seconds, 4), "train_loss": loss}
         self.state.log_history.append({**metrics, "step": self.state.global_step})
         self._callbacks.call("on_train_end")
+        if self.args.push_to_hub and not self.control.should_training_stop:
+            try:
+                self.push_to_hub()
+            except OncurveError as error:  # the model is safe: an upload can be made later
+                Console().print(f"not uploaded: {error}", markup=False, highlight=False, soft_wrap=True)
         return TrainOutput(self.state.global_step, loss, metrics)
 
     def _watched(self, steps: Iterator[Step]) -> Iterator[Step]:
@@ -178,11 +204,25 @@ class GRPOTrainer:
             saves = config.run.save_every_steps
             if self.control.should_save:
                 self.save_model(str(Path(self.args.output_dir or "runs") / f"checkpoint-{self.state.global_step}"))
+            if saves and step.number % saves == 0:
+                self._name_checkpoint()
             if self.control.should_save or (saves and step.number % saves == 0):
                 self._callbacks.call("on_save")
             yield step
             if step.number < config.run.steps and not self.control.should_training_stop:
                 self._callbacks.call("on_step_begin")
+
+    def _name_checkpoint(self) -> None:
+        """Name the newest checkpoint as TRL does, so that a script that looks for ``checkpoint-N`` goes on from it."""
+        newest = max((Path(str(self.oncurve.folder)) / "checkpoints").glob("step_*"), default=None)
+        link = Path(self.args.output_dir or "runs") / f"checkpoint-{self.state.global_step}"
+        if newest is None or not self.is_world_process_zero():
+            return
+        for old in link.parent.glob("checkpoint-*"):
+            if old.is_symlink() and (old == link or not old.exists()):
+                old.unlink()  # of a checkpoint that was removed, or of an earlier run
+        if not link.exists():
+            link.symlink_to(newest.resolve().relative_to(link.parent.resolve()), target_is_directory=True)
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Put a row into ``state.log_history`` and show it to callbacks."""
@@ -216,12 +256,20 @@ class GRPOTrainer:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights and the tokenizer as files of a model; other files of the folder stay."""
-        folder = Path(output_dir or self.args.output_dir or "trainer_output")
+        folder, place = Path(output_dir or self.args.output_dir or "trainer_output"), self.accelerator
+        if folder.is_symlink():
+            folder.unlink()  # a checkpoint of a run, which stays as it is
         folder.mkdir(parents=True, exist_ok=True)
-        made = self.oncurve.save(folder / f".model-{os.getpid()}")
-        for path in made.iterdir():
-            path.replace(folder / path.name)
-        shutil.rmtree(made)
+        has_ended = place.num_processes > 1 and not dist.is_initialized()
+        made = folder / f".model-{os.getpid()}"
+        if has_ended and place.is_main_process:  # what was trained together is in the run alone
+            shutil.copytree(resolve_model(str(self.oncurve.folder)), made)
+        elif not has_ended:
+            self.oncurve.save(made)
+        if place.is_main_process:
+            for path in made.iterdir():
+                path.replace(folder / path.name)
+            shutil.rmtree(made)
 
     def add_callback(self, callback: Any) -> None:
         """A TrainerCallback, or a class of it."""
@@ -238,43 +286,50 @@ class GRPOTrainer:
     is_local_process_zero = is_world_process_zero
 
     @property
-    def accelerator(self) -> SimpleNamespace:
+    def accelerator(self) -> ProcessState:
         """What scripts ask of accelerate: which process this is, and to wait for the others."""
-        first = self.is_world_process_zero()
-        return SimpleNamespace(
-            is_main_process=first,
-            is_local_main_process=first,
-            process_index=self.args.process_index,
-            num_processes=self.args.world_size,
-            device=self.args.device,
-            wait_for_everyone=lambda: None,
-            print=print if first else _ignore,
-            unwrap_model=lambda model, **_: model,
-        )
+        return self.args.distributed_state
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Print metrics."""
-        Console().print(f"{split} metrics: {dict(metrics)}", markup=False, highlight=False)
+        """Print metrics, in one process."""
+        if self.is_world_process_zero():
+            Console().print(f"{split} metrics: {dict(metrics)}", markup=False, highlight=False)
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
         """Write metrics beside the runs."""
-        folder = Path(self.args.output_dir or "trainer_output")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{split}_results.json").write_text(json.dumps(dict(metrics), indent=2), encoding="utf-8")
+        self._write(f"{split}_results.json", json.dumps(dict(metrics), indent=2))
 
     def save_state(self) -> None:
         """Write ``state`` beside the runs."""
-        folder = Path(self.args.output_dir or "trainer_output")
-        folder.mkdir(parents=True, exist_ok=True)
-        self.state.save_to_json(str(folder / "trainer_state.json"))
+        self._write("trainer_state.json", json.dumps(asdict(self.state), indent=2, sort_keys=True))
+
+    def _write(self, name: str, text: str) -> None:
+        if self.is_world_process_zero():
+            folder = Path(self.args.output_dir or "trainer_output")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text + "\n", encoding="utf-8")
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing to do: a run that is finished has a card beside its model."""
 
-    def push_to_hub(self, *_: Any, **__: Any) -> None:
-        """Say how it is done: nothing leaves the machine by itself."""
-        where = self.oncurve.folder or "RUN"
-        Console().print(f"nothing was uploaded: oncurve push {where} --repo OWNER/NAME does it", markup=False)
+    def push_to_hub(self, commit_message: str | None = None, *_: Any, token: str | None = None, **__: Any) -> str:
+        """Upload the model of the finished run with its card to ``hub_model_id``; the address of the commit.
+
+        The repository is private unless ``hub_private_repo`` is False. Raises ConfigError without a token and for files
+        that look like secrets, CheckpointError without a finished run or if the hub refuses.
+        """
+        if self.oncurve.folder is None or not is_run(self.oncurve.folder):
+            raise CheckpointError("push_to_hub: there is no run yet. Call train() first")
+        if not self.is_world_process_zero():
+            return ""
+        name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").resolve().name
+        folder, key = Path(resolve_model(str(self.oncurve.folder))), token or self.args.hub_token
+        upload = plan_upload(folder, name if "/" in name else f"{hub_user(key)}/{name}")
+        is_private = self.args.hub_private_repo is not False
+        address = push_upload(upload, private=is_private, token=key, message=commit_message)
+        kind = "private" if is_private else "public"
+        Console().print(f"uploaded to {upload.repository} ({kind}): {address}", markup=False, soft_wrap=True)
+        return address
 
     def _log_metric(self, name: str, value: float) -> None:
         self._logged[name].append(float(value))
@@ -286,7 +341,7 @@ def find_run(wanted: str | bool, output_dir: str | None) -> Path:
     Raises CheckpointError where there is none.
     """
     if not isinstance(wanted, bool):
-        path = Path(wanted)
+        path = Path(wanted).resolve()
         for place in (path, path.parent.parent):
             if is_run(place):
                 return place

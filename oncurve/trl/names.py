@@ -15,14 +15,16 @@ from oncurve.errors import ConfigError
 
 ELSEWHERE = (
     "BEMACallback", "DPOConfig", "DPOTrainer", "DistillationConfig", "DistillationTrainer",
-    "KTOConfig", "KTOTrainer", "LogCompletionsCallback", "RLOOConfig", "RLOOTrainer", "RewardConfig", "RewardTrainer",
-    "RichProgressCallback", "SFTConfig", "SFTTrainer", "SyncRefModelCallback", "WeaveCallback", "add_response_schema",
+    "KTOConfig", "KTOTrainer", "RLOOConfig", "RLOOTrainer", "RewardConfig", "RewardTrainer",
+    "SFTConfig", "SFTTrainer", "SyncRefModelCallback", "add_response_schema",
     "clone_chat_template", "create_reference_model", "extract_prompt", "get_training_chat_template",
     "init_zero_verbose", "is_conversational_from_value", "maybe_convert_to_chatml", "maybe_extract_prompt",
     "maybe_unpair_preference_dataset", "pack_dataset", "prepare_multimodal_messages", "supports_tool_calling",
     "unpair_preference_dataset",
 )  # fmt: skip
 """Public names of TRL that are not here. A script may import them; it may not use them."""
+SHOWING = ("LogCompletionsCallback", "RichProgressCallback", "WeaveCallback")
+"""Callbacks of TRL that show what is in the run's folder anyway. They can be made and do nothing."""
 UNSLOTH = (
     "the script loads its model with Unsloth, which patches TRL and transformers and is not imitated. Write instead:\n"
     "  model = AutoModelForCausalLM.from_pretrained(NAME)           # or the name alone\n"
@@ -76,6 +78,10 @@ def named(module: str, name: str) -> Any:
         return oncurve.trl.__getattr__(name)
     if name in ELSEWHERE:
         return _Elsewhere(name, (), {})
+    if name in SHOWING:
+        from transformers import TrainerCallback
+
+        return type(name, (TrainerCallback,), {"__init__": lambda *_, **__: None})
     raise NotInTrl(
         f"the script imports {name!r} from {module}, which oncurve.trl has not. It has: "
         f"{', '.join(known for known in oncurve.trl.__all__ if known != '__version__')}"

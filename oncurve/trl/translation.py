@@ -244,7 +244,7 @@ def _rewards(asked: TrainerArguments, names: Sequence[str], rows: Sequence[Row])
         if asked.environment_factory is not None and wiring.give_rewards(asked.environment_factory):
             return []
         raise ConfigError("reward_funcs: there is none. Pass a function or a list of them")
-    messages = is_conversational(rows[0][SOURCE_ROW])
+    messages = is_conversational({"prompt": rows[0][SOURCE_ROW]["prompt"]})
     tokenizers = list(asked.reward_processing_classes) or [None] * len(names)
     if len(tokenizers) != len(names):
         raise ConfigError(

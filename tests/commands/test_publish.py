@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from oncurve.commands.publish import card_with_results, plan_upload, push_upload
+from oncurve.commands.publish import card_with_results
 from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.session.upload import plan_upload, push_upload
 
 KEY = "hf_" + "abcdefghij" * 3
 
@@ -120,6 +121,9 @@ def test_what_was_listed_is_what_the_hub_is_asked_to_take(tmp_path: Path, monkey
     called: list[tuple[str, dict[str, Any]]] = []
 
     class Api:
+        def __init__(self, token: str | None) -> None:
+            assert token is None
+
         def create_repo(self, repository: str, **options: Any) -> None:
             called.append((repository, options))
 

@@ -77,6 +77,7 @@ const points = (value) => signed(100 * value, 1);
 function evaluationSection(told) {
   const { measured, compared } = told.evaluation;
   const cards = [];
+  if (told.stages && told.stages.length) cards.push(stagesCard(told.stages));
   if (compared && compared.rows) cards.push(comparedCard(compared));
   if (measured.length) cards.push(measuredCard(measured));
   if (!cards.length) cards.push(el("div", { class: "card whole" }, el("p", { class: "soft" }, "No measurement is finished yet.")));
@@ -93,6 +94,18 @@ function comparedCard(compared) {
         el("td", { class: "num" }, points(row.change), " ", interval(row.low, row.high, points)),
         el("td", { class: "num" }, row.p_value < 1e-4 ? "<0.0001" : row.p_value.toFixed(4))))))),
     el("p", { class: "soft small" }, "95% intervals; the difference and its p-value are paired: both answered the same problems."));
+}
+
+/** The runs that the model came from, and this one. */
+function stagesCard(stages) {
+  const cell = (share) => (share ? [percent(share.fraction), " ", interval(share.low, share.high, (end) => (100 * end).toFixed(1))] : "–");
+  const problems = new Set(stages.flatMap((stage) => [stage.before, stage.after]).filter(Boolean).map((share) => share.num_prompts));
+  return el("div", { class: "card whole", id: "stages" }, el("h3", {}, "Stages of the model"), el("div", { class: "wide" }, el("table", {},
+    el("thead", {}, el("tr", {}, ["run", "learns by", "steps", "correct before", "correct after"].map((name, at) => el("th", { class: at > 1 ? "num" : "" }, name)))),
+    el("tbody", {}, stages.map((stage) => el("tr", {},
+      el("td", {}, stage.href ? el("a", { href: stage.href }, stage.name) : el(stage.is_own ? "strong" : "span", {}, stage.name), stage.is_own ? el("span", { class: "interval" }, " this run") : null),
+      el("td", {}, stage.what === "supervised" ? "demonstrations" : stage.what), el("td", { class: "num" }, number(stage.steps)), el("td", { class: "num" }, cell(stage.before)), el("td", { class: "num" }, cell(stage.after))))))),
+    el("p", { class: "soft small" }, `Each run starts from the model of the one above. Accuracy is on each run's own test problems${problems.size > 1 ? ", which differ in number" : ""}.`));
 }
 
 function measuredCard(measured) {

@@ -1,0 +1,98 @@
+"""The runs that a run's model came from, such as a supervised stage before GRPO."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oncurve.doctor.read import read_config
+from oncurve.errors import DataError
+from oncurve.observe.record import METRICS, read_json, read_metrics
+from oncurve.observe.run_model import MODEL
+
+MAX_STAGES = 8
+"""Runs that are followed back, at most."""
+
+
+def stages(run: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs before this one, the earliest first, and the run itself; empty where its model is not that of a run.
+
+    Each with its accuracy before and after, on the test problems of its own.
+    """
+    found: list[Path] = []
+    here = run
+    while len(found) < MAX_STAGES and (before := _run_behind(here, config)) is not None and before not in found:
+        found.append(before)
+        here = before
+        try:
+            config = read_config(before)
+        except DataError:
+            break
+    return [_stage(each, run) for each in (*reversed(found), run)] if found else []
+
+
+def stage_lines(found: list[dict[str, Any]]) -> list[str]:
+    """The same as lines of text."""
+    if not found:
+        return []
+    width = max(len(stage["name"]) for stage in found)
+    return [
+        "Stages",
+        *(f"  {stage['name']:<{width}}  {stage['what']:<12} {_change(stage)}".rstrip() for stage in found),
+    ]
+
+
+def _change(stage: Mapping[str, Any]) -> str:
+    shares = [stage[key]["fraction"] for key in ("before", "after") if stage[key]]
+    return " to ".join(f"{share:.1%}" for share in shares) + (" correct" if shares else "")
+
+
+def _run_behind(run: Path, config: Mapping[str, Any]) -> Path | None:
+    """The folder of the run whose final model or checkpoint this one began with."""
+    named = str(config.get("model") or "")
+    if not named or named == "embedded":
+        return None
+    given = Path(named).expanduser()
+    for root in (Path(), *run.resolve().parents):
+        place = root / given
+        # the run itself, its folder "model", or one of its checkpoints, runs/a/checkpoints/step_000010
+        for folder in (place, *list(place.parents)[:2]):
+            holds = folder == place or place.name == MODEL or place.parent.name == "checkpoints"
+            if holds and os.path.isfile(folder / METRICS) and folder.resolve() != run.resolve():
+                return folder
+    return None
+
+
+def _stage(run: Path, shown_in: Path) -> dict[str, Any]:
+    """A run in a few facts."""
+    try:
+        config, rows = read_config(run), read_metrics(run)
+    except DataError:
+        config, rows = {}, []
+    kind = "supervised" if config.get("sft") is not None else str((config.get("algorithm") or {}).get("type") or "-")
+    is_own = run.resolve() == shown_in.resolve()
+    page = run / "report.html"
+    return {
+        "name": run.name or run.resolve().name,
+        "what": kind,
+        "steps": max((row["step"] for row in rows), default=0),
+        "is_own": is_own,
+        "path": str(run.resolve()),
+        "href": os.path.relpath(page.resolve(), shown_in.resolve()) if page.is_file() and not is_own else None,
+        "before": _accuracy(run, "base"),
+        "after": _accuracy(run, "trained"),
+    }
+
+
+def _accuracy(run: Path, name: str) -> dict[str, Any] | None:
+    """Correct test problems with their interval; None where they were not measured."""
+    path = run / "evaluations" / f"{name}.json"
+    if not path.is_file():
+        return None
+    told = read_json(path)
+    share = told.get("correct")
+    if not isinstance(share, dict):
+        return None
+    return {**{key: share.get(key) for key in ("fraction", "low", "high")}, "num_prompts": told.get("num_prompts")}

@@ -1,0 +1,50 @@
+"""This process among those that train together, under the names by which scripts ask accelerate for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from oncurve.policy.environment import read_place
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ProcessState:
+    """What scripts ask of an Accelerator or a PartialState."""
+
+    def __init__(self, device: torch.device) -> None:
+        place = read_place()
+        self.device = device
+        self.num_processes, self.process_index, self.local_process_index = place.count, place.rank, place.local_rank
+        self.is_main_process, self.is_local_main_process = place.rank == 0, place.local_rank == 0
+
+    def wait_for_everyone(self) -> None:
+        """Return when all processes are here; at once while they do not train together."""
+        import torch.distributed as dist
+
+        if self.num_processes > 1 and dist.is_initialized():
+            dist.barrier()
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """The first process does it before the others do."""
+        if not self.is_main_process:
+            self.wait_for_everyone()
+        yield
+        if self.is_main_process:
+            self.wait_for_everyone()
+
+    local_main_process_first = main_process_first
+
+    def print(self, *words: Any, **_: Any) -> None:
+        """Print once."""
+        if self.is_main_process:
+            sys.stdout.write(" ".join(map(str, words)) + "\n")
+
+    def unwrap_model(self, model: Any, **_: Any) -> Any:
+        """The model: nothing is around it."""
+        return model

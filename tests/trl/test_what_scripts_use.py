@@ -1,0 +1,165 @@
+"""Does the trainer take what public scripts do with it besides training: replace, subclass, assign, go on, upload?"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from transformers import AutoTokenizer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from oncurve.errors import CheckpointError, ConfigError
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.trl import GRPOConfig, GRPOTrainer, TrlParser
+from oncurve.trl.names import SHOWING, named
+
+Rows = list[dict[str, Any]]
+SHORT: dict[str, Any] = {
+    "output_dir": "out", "max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "use_cpu": True,
+    "max_completion_length": 8, "bf16": False, "learning_rate": 1e-4,
+}  # fmt: skip
+
+
+def length(completions: list[str], **kwargs: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+def test_a_replaced_configuration_keeps_older_names_and_their_time() -> None:
+    args = GRPOConfig(max_prompt_length=256, vllm_device="cuda:1", beta=0.1)
+    other = dataclasses.replace(args, beta=0.2, max_prompt_length=99)
+    assert (other.beta, other.temperature, other.max_prompt_length, other.vllm_device) == (0.2, 0.9, 99, "cuda:1")
+    assert other.dated == args.dated
+    assert other.options() == {**args.options(), "beta": 0.2, "max_prompt_length": 99}
+    assert args.max_prompt_length == 256
+    plain = dataclasses.replace(GRPOConfig(), beta=0.2)
+    assert (plain.dated, plain.temperature) == (None, 1.0)
+
+
+def test_a_configuration_can_be_subclassed_and_parsed() -> None:
+    @dataclasses.dataclass
+    class Mine(GRPOConfig):
+        servers: list[str] = dataclasses.field(default_factory=list)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.seen = len(self.servers)
+
+    made = Mine("out", max_prompt_length=7, servers=["a", "b"])
+    assert (made.seen, made.max_prompt_length, made.bf16) == (2, 7, True)
+    assert dataclasses.replace(made, servers=[]).seen == 0
+    [parsed] = TrlParser(Mine).parse_args_and_config(["--servers", "a", "--beta", "0.1", "--max_prompt_length", "9"])
+    assert (parsed.servers, parsed.beta, parsed.max_prompt_length) == (["a"], 0.1, 9)
+
+
+def test_arguments_of_transformers_are_a_configuration(tmp_path: Path) -> None:
+    theirs = TrainingArguments(output_dir=str(tmp_path), learning_rate=3e-5, use_cpu=True, report_to="none")
+    args = GRPOConfig(**theirs.to_dict())
+    assert (args.learning_rate, args.use_cpu, args.report_to) == (3e-5, True, theirs.report_to)
+
+
+def test_attributes_may_be_assigned_as_scripts_do(rows: Rows) -> None:
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows)
+    trainer.model = trainer.model.to("cpu")
+    with pytest.raises(ConfigError, match="Pass it to GRPOTrainer"):
+        trainer.model = torch.nn.Linear(1, 1)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    tokenizer.pad_token = tokenizer.eos_token
+    trainer.tokenizer = tokenizer
+    assert trainer.processing_class is tokenizer
+    trainer.train()
+    with pytest.raises(ConfigError, match="training has begun"):
+        trainer.processing_class = AutoTokenizer.from_pretrained(EMBEDDED)
+    trainer.args.distributed_state.wait_for_everyone()
+    with trainer.args.main_process_first():
+        assert trainer.accelerator.is_main_process
+
+
+def test_callbacks_that_only_show_can_be_made(rows: Rows) -> None:
+    made = [named("trl", name)(trainer=None, num_prompts=8) for name in SHOWING]
+    GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, callbacks=made)
+
+
+def test_a_column_of_messages_beside_a_prompt_of_text_changes_nothing(rows: Rows) -> None:
+    talks = [{**row, "messages": [{"role": "user", "content": "Hi."}]} for row in rows]
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**SHORT), talks)
+    trainer.train()
+    assert not any(row.get("reward/error_fraction") for row in trainer.state.log_history)
+
+
+def test_a_script_that_looks_for_the_last_checkpoint_goes_on_from_it(rows: Rows) -> None:
+    args = GRPOConfig(**{**SHORT, "max_steps": 4}, save_steps=1, save_total_limit=2)
+    first = GRPOTrainer("embedded", length, args, rows)
+    for step in first._watched(first.oncurve.steps()):
+        if step.number == 3:
+            break
+    assert sorted(path.name for path in Path("out").glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    last = get_last_checkpoint("out")
+    assert str(last).endswith("checkpoint-3")
+    again = GRPOTrainer("embedded", length, args, rows)
+    assert again.train(resume_from_checkpoint=last).global_step == 4
+    assert again.oncurve.folder.resolve() == first.oncurve.folder.resolve()
+    before = sorted(path.name for path in Path("out/checkpoint-4").iterdir())
+    again.save_model("out/checkpoint-4")
+    assert Path("out/checkpoint-4/model.safetensors").is_file()
+    assert not Path("out/checkpoint-4").is_symlink()
+    run = again.oncurve.folder / "checkpoints" / "step_000004"
+    assert sorted(path.name for path in run.iterdir()) == before, "the run's own checkpoint is as it was"
+
+
+class Hub:
+    """Takes down what it is asked, as the hub's client."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def __call__(self, token: str | None = None) -> Hub:
+        self.asked.append(token)
+        return self
+
+    def whoami(self) -> dict[str, str]:
+        return {"name": "me"}
+
+    def create_repo(self, name: str, private: bool, exist_ok: bool) -> None:
+        self.asked.append((name, private))
+
+    def upload_folder(self, repo_id: str, folder_path: str, allow_patterns: list[str], commit_message: str) -> Any:
+        self.asked.append((repo_id, sorted(allow_patterns), commit_message))
+        assert all((Path(folder_path) / name).is_file() for name in allow_patterns)
+        return SimpleNamespace(commit_url="https://hub/commit")
+
+
+def test_the_model_is_uploaded_when_the_script_says_so(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", hub)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    args = GRPOConfig(**SHORT, push_to_hub=True, hub_token="hf_" + "secret" * 6, hub_private_repo=False)
+    trainer = GRPOTrainer("embedded", length, args, rows)
+    assert "hf_secret" not in capsys.readouterr().out, "no token is shown"
+    with pytest.raises(CheckpointError, match="Call train"):
+        trainer.push_to_hub()
+    trainer.train()
+    assert ("me/out", False) in hub.asked
+    files = next(each for each in hub.asked if isinstance(each, tuple) and len(each) == 3)[1]
+    assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= set(files)
+    assert args.hub_token in hub.asked
+    assert trainer.push_to_hub("Mine.", dataset_name="rows", token="other") == "https://hub/commit"
+    assert hub.asked[-1][2] == "Mine."
+    trainer.args.hub_token = None
+    with pytest.raises(ConfigError, match="no token"):
+        trainer.push_to_hub()
+
+
+def test_an_upload_that_fails_at_the_end_of_training_is_said(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**{**SHORT, "max_steps": 1}, push_to_hub=True), rows)
+    assert trainer.train().global_step == 1
+    assert "not uploaded: no token for the hub" in capsys.readouterr().out
