@@ -225,9 +225,10 @@ class Trainer:
         return self._finish(self._new_steps)
 
     def steps(self) -> Iterator[Step]:
-        """Train step by step, as a generator.
+        """Train step by step, as a generator. Leaving the loop early saves the run, which ``resume`` continues.
 
-        Leaving the loop early saves the run, which ``resume`` continues; the result of a finished run is in ``result``. Example: ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
+        The result of a finished run is in ``result``. Example:
+        ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
         """
         return self._step_by_step(self._new_steps)
 
