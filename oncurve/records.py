@@ -267,3 +267,23 @@ def html_text(text: str) -> str:
 def mean_of(values: Sequence[float]) -> Mean:
     """The mean of some numbers, as a pair that can be added to others."""
     return Mean(float(sum(values)), len(values))
+
+
+def messages_of(completion: Completion) -> list[dict[str, Any]]:
+    """A completion as chat messages; an episode with its calls, their answers, and the words of its environment."""
+    if not completion.segments:
+        return [{"role": "assistant", "content": completion.text}]
+    messages: list[dict[str, Any]] = []
+    turn = 0
+    for part in completion.segments:
+        if part.is_policy:
+            calls = [call for call in completion.calls if call.turn == turn]
+            turn += 1
+            messages.append({"role": "assistant", "content": part.text})
+            if calls:
+                made = [{"name": call.name, "arguments": call.arguments} for call in calls]
+                messages[-1]["tool_calls"] = [{"type": "function", "function": function} for function in made]
+                messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
+        elif messages[-1]["role"] != "tool":
+            messages.append({"role": "user", "content": part.text})
+    return messages

@@ -119,8 +119,9 @@ def recipe_of(
 def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: Any) -> Given:
     """Put tools and environments of a Python program into the rollouts section, and the objects beside it.
 
-    ``tools`` is one or a list of functions or names; ``environments`` is a class or function that makes one, a name, or
-    a dictionary of those by name. Rewards of environments are added to the others. Raises ConfigError for others.
+    ``tools`` is one or a list of functions or names; ``environments`` is a class or function that makes one, a name, a
+    taskset of verifiers, or a dictionary of those by name. Rewards of environments are added to the others. Raises
+    ConfigError for others.
     """
     if tools is None and environments is None:
         return given
@@ -141,10 +142,6 @@ def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: An
     if environments is not None and not isinstance(environments, Mapping):
         environments = {"default": environments}
     for name, factory in (environments or {}).items():
-        if not isinstance(factory, str) and not callable(factory):
-            raise ConfigError(
-                f"environments: {name!r} is {type(factory).__name__}. Pass a class, or a function that makes one"
-            )
         if not isinstance(factory, str):
             made[name] = factory
         places[name] = factory if isinstance(factory, str) else f"given:{name}"
