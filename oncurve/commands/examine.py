@@ -97,6 +97,7 @@ def serve_model(
         context_tokens=wiring.context_of(policy.model.config) or 2**31,
         token=token,
         cuda_graphs=config.rollouts.cuda_graphs,
+        frames=wiring.make_frames(wiring.with_own_chat(config, policy.tokenizer), policy.tokenizer),
     )
 
     def notify(text: str) -> None:
