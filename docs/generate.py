@@ -22,9 +22,8 @@ from typing import Any
 import yaml
 from tables.algorithms import algorithms_markdown
 from tables.doctor import doctor_markdown
+from tables.metrics import glossary_markdown
 from tables.published_costs import renewed
-
-from oncurve.observe.metrics import glossary_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"

@@ -120,13 +120,6 @@ class Comparison:
         lines += ["| " + " | ".join(cells) + " |" for cells in self._cells()]
         return "\n".join([f"**{self.title()}**", "", *lines, "", self.footnote()]) + "\n"
 
-    def text(self) -> str:
-        """The comparison as plain text in columns."""
-        rows = [self._header(), *self._cells()]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(_padded(cell, widths[place], place) for place, cell in enumerate(row)) for row in rows]
-        return "\n".join([self.title(), *(line.rstrip() for line in lines), self.footnote()]) + "\n"
-
     def title(self) -> str:
         """What was compared on what."""
         total, prompts = len(self.before.examples), len(self.before.by_prompt())
@@ -324,7 +317,3 @@ def _factor_text(factor: float) -> str:
 
 def _p_text(p_value: float) -> str:
     return "<0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
-
-
-def _padded(cell: str, width: int, place: int) -> str:
-    return cell.rjust(width) if place else cell.ljust(width)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from oncurve.observe.episode_metrics import EPISODE, EPISODE_TIME
 from oncurve.observe.metric import Metric
-from oncurve.observe.sinks import ALIASES
 
 _REWARD = (
     Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily"),
@@ -239,6 +238,37 @@ _TIME = (
     Metric("speed/tokens_per_second", "tokens/s", "completion tokens over time/step_seconds", "steady"),
 )
 
+_WEIGHTS = (
+    Metric(
+        "weights/changed_fraction",
+        "fraction",
+        "numbers of the weights that differ from the last version, as rollout servers get them (rollouts.deltas)",
+        "0.01 at a learning rate of 1e-6, 0.3 at 1e-4",
+    ),
+    Metric(
+        "weights/sent_fraction",
+        "fraction",
+        "bytes that a server fetches which has the last version, of those of all weights",
+        "well below 0.5; otherwise rollouts.deltas does not pay",
+    ),
+    Metric("weights/sent_mb", "MB", "the same in millions of bytes", "-"),
+    Metric("weights/publish_seconds", "seconds", "until new weights could be fetched", "a small part of the step"),
+    Metric("weights/coding_seconds", "seconds", "of that, in all threads together: finding what changed", "-"),
+    Metric(
+        "weights/sync_seconds",
+        "seconds",
+        "from telling a server of new weights until it samples from them; the slowest server",
+        "a small part of the step",
+    ),
+    Metric("weights/stood_seconds", "seconds", "of that, the server sampled nothing; the slowest server", "-"),
+    Metric(
+        "weights/late_servers",
+        "count",
+        "living servers that did not have the weights when the step began to sample",
+        "0; a server that is always late gives the run nothing",
+    ),
+)
+
 _AMOUNT = (
     Metric("tokens/sampled", "tokens", "completion tokens sampled in the step", "-"),
     Metric("tokens/trained", "tokens", "completion tokens that entered the loss", "-"),
@@ -271,6 +301,7 @@ GLOSSARY: tuple[Metric, ...] = (
     *_EVALUATION,
     *EPISODE_TIME,
     *_TIME,
+    *_WEIGHTS,
     *_AMOUNT,
 )
 """Every key that a run writes, exact keys before the patterns that would also match them."""
@@ -288,44 +319,3 @@ def explain(key: str) -> Metric | None:
 def unknown_keys(keys: Iterable[str]) -> list[str]:
     """The keys that the glossary does not explain, sorted; "step" is the row's number and no metric."""
     return sorted(key for key in set(keys) if key != "step" and explain(key) is None)
-
-
-def glossary_markdown() -> str:
-    """The glossary as one Markdown page, a table per group of keys."""
-    lines = [
-        "# Metrics",
-        "",
-        "Every key of `metrics.jsonl`, which has one JSON object per step. Fractions are in [0, 1]. What could not be",
-        "measured is missing, and what is not finite is `null`.",
-    ]
-    groups: dict[str, list[Metric]] = {}
-    for metric in GLOSSARY:
-        groups.setdefault(metric.key.split("/")[0], []).append(metric)
-    for group, metrics in groups.items():
-        lines += ["", f"## {group}", "", "| key | meaning | healthy |", "|---|---|---|"]
-        for metric in metrics:
-            unit = "" if metric.unit in ("1", "fraction", "count") else f" ({metric.unit})"
-            healthy = "" if metric.healthy == "-" else metric.healthy
-            cells = (f"`{metric.key}`", f"{metric.meaning}{unit}", healthy)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join([*lines, "", *_alias_lines()]) + "\n"
-
-
-def _alias_lines() -> list[str]:
-    """The table of other trainers' names."""
-    sets = list(ALIASES)
-    lines = [
-        "## Names of other trainers",
-        "",
-        "`run.track_aliases: [trl]` also logs these names to trackers; `oncurve report RUN --names trl` shows them. A",
-        "part of the reward, `reward/<part>`, is `rewards/<part>/mean` in TRL. Quantities that differ have no row.",
-        "",
-        "| oncurve | " + " | ".join(sets) + " |",
-        "|---|" + "---|" * len(sets),
-    ]
-    for metric in GLOSSARY:
-        named = [ALIASES[chosen].get(metric.key, "") for chosen in sets]
-        if any(named):
-            cells = [f"`{name}`" if name else "" for name in (metric.key, *named)]
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines

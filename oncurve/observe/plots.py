@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, PURPLE, RED, INK, GREY = (
     "#2563eb", "#e8710a", "#0a8f63", "#7c3aed", "#d0313d", "#1f2937", "#8a94a6",
 )  # fmt: skip
-_RUN_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
 _DPI = 160
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
@@ -104,40 +103,6 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], path: str | Path, *, title: s
         _single(figure.add_subplot(grid[2, 2:4]), metrics, "policy/entropy", "Entropy in nats per token", GREEN, smooth)
         _single(figure.add_subplot(grid[2, 4:]), metrics, "policy/kl", "KL to the reference in nats", RED, smooth)
         _same_steps(figure, metrics)
-        return _save(figure, path)
-
-
-def plot_curve(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    path: str | Path,
-    *,
-    key: str = "evaluation/correct_fraction",
-    title: str = "Held-out accuracy",
-    subtitle: str = "",
-) -> Path:
-    """One metric of one or more runs over the steps, for a README; held-out accuracy comes with its 95% intervals.
-
-    Raises DataError if no run recorded the metric.
-    """
-    curves = {name: Series.of(metrics, key).finite() for name, metrics in runs.items()}
-    if not any(curves.values()):
-        raise DataError(f"no run recorded {key}; there is nothing to draw.")
-    with _figure(8.0, 4.4) as figure:
-        axes = figure.add_axes((0.075, 0.12, 0.895, 0.66))
-        _titles(figure, title, subtitle)
-        for place, (name, curve) in enumerate((name, curve) for name, curve in curves.items() if curve):
-            colour = _RUN_COLOURS[place % len(_RUN_COLOURS)]
-            marker = "o" if len(curve.steps) <= 40 else ""
-            axes.plot(curve.steps, curve.values, color=colour, lw=2, marker=marker, markersize=4.5, label=name)
-            if key == "evaluation/correct_fraction":
-                _interval_bars(axes, runs[name], colour)
-        if key.endswith("_fraction"):
-            _percent(axes)
-        missing = [name for name, curve in curves.items() if not curve]
-        if missing:
-            axes.text(1.0, -0.1, f"not recorded: {', '.join(missing)}", transform=axes.transAxes, ha="right", va="top")
-        axes.set_xlabel("step", loc="left")
-        _legend(axes, columns=6)
         return _save(figure, path)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward
+from oncurve.records import NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward, messages_of
 from oncurve.rewards.base import RewardFunction, ungraded
 from oncurve.rewards.parameters import ANSWER_NAMES
 
@@ -330,26 +330,6 @@ def _from_mapping(values: Mapping[str, Any]) -> Reward:
 
 def _completion_in_form(completion: Completion, *, as_messages: bool) -> Any:
     return messages_of(completion) if as_messages else completion.text
-
-
-def messages_of(completion: Completion) -> list[dict[str, Any]]:
-    """A completion as chat messages; an episode with its calls, their answers, and the words of its environment."""
-    if not completion.segments:
-        return [{"role": "assistant", "content": completion.text}]
-    messages: list[dict[str, Any]] = []
-    turn = 0
-    for part in completion.segments:
-        if part.is_policy:
-            calls = [call for call in completion.calls if call.turn == turn]
-            turn += 1
-            messages.append({"role": "assistant", "content": part.text})
-            if calls:
-                made = [{"name": call.name, "arguments": call.arguments} for call in calls]
-                messages[-1]["tool_calls"] = [{"type": "function", "function": function} for function in made]
-                messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
-        elif messages[-1]["role"] != "tool":
-            messages.append({"role": "user", "content": part.text})
-    return messages
 
 
 def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:

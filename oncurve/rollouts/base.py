@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from oncurve.rollouts.servers.lora_weights import LoraWeights
 
+Sampled = tuple[list[int], list[float], FinishReason]
+"""Tokens of a completion, their log-probabilities, and why it ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -108,13 +111,13 @@ def padding_id(tokenizer: PreTrainedTokenizerBase, end_ids: tuple[int, ...]) -> 
 
 def make_group(
     prompt: Prompt,
-    sampled: Sequence[tuple[list[int], list[float], FinishReason]],
+    sampled: Sequence[Sampled],
     *,
     tokenizer: PreTrainedTokenizerBase,
     end_ids: tuple[int, ...],
     version: int,
 ) -> Group:
-    """The record of what was sampled for one prompt: (tokens, log-probabilities, why it ended) for each completion.
+    """The record of what was sampled for one prompt.
 
     Raises SamplerError for a log-probability that is not finite.
     """

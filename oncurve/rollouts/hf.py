@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
 from oncurve.errors import SamplerError
 from oncurve.model.out_of_memory import Shortage, release
-from oncurve.records import FinishReason, Group, Prompt
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group, padding_id
+from oncurve.records import Group, Prompt
+from oncurve.rollouts.base import PolicyView, Sampled, SamplingParams, end_token_ids, make_group, padding_id
 from oncurve.rollouts.engine.cache import left_pad
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.episodes.generate_turns import GenerateTurns
@@ -201,6 +201,6 @@ class _Ends(StoppingCriteria):
         return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
 
 
-def _cut(ids: list[int], logprobs: list[float], length: int | None) -> tuple[list[int], list[float], FinishReason]:
+def _cut(ids: list[int], logprobs: list[float], length: int | None) -> Sampled:
     """Remove the padding after the end of a completion and say why it ended."""
     return (ids, logprobs, "length") if length is None else (ids[:length], logprobs[:length], "stop")

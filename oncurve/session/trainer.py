@@ -17,7 +17,7 @@ from oncurve import wiring
 from oncurve.config.load import read_text, read_tree, validate_tree
 from oncurve.config.run_folder import run_folder_path
 from oncurve.config.schema import Config, EvaluationSection, RunSection
-from oncurve.data.given import NAMELESS, NOTHING, Given, data_section, episodes_of, recipe_of, recipe_text
+from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, data_section, episodes_of, recipe_of, recipe_text
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluate import Evaluation
@@ -47,13 +47,14 @@ def train(
     tokenizer: PreTrainedTokenizerBase | None = None,
     tools: Any = None,
     environments: Any = None,
+    agent: Any = None,
     **sections: Mapping[str, Any],
 ) -> Result:
     """Train a model with GRPO and give back where the run ended; the arguments are those of ``Trainer``.
 
     Example: ``oncurve.train("embedded", data="word_problems", run={"steps": 12})``
     """
-    own = {"tokenizer": tokenizer, "tools": tools, "environments": environments}
+    own = {"tokenizer": tokenizer, "tools": tools, "environments": environments, "agent": agent}
     return Trainer(model, data, rewards, evaluation_data=evaluation_data, **own, **sections).train()
 
 
@@ -73,6 +74,7 @@ class Trainer:
 
     _tools: Any = None
     _environments: Any = None
+    _agent: Any = None
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class Trainer:
         tokenizer: PreTrainedTokenizerBase | None = None,
         tools: Any = None,
         environments: Any = None,
+        agent: Any = None,
         **sections: Mapping[str, Any],
     ) -> None:
         """What to train on what; every other argument is a section of a recipe with its keys.
@@ -95,13 +98,14 @@ class Trainer:
         of reward types, sections, or pairs (reward, weight); several are summed. Without ``evaluation_data`` some rows
         are held out. ``tools`` are functions, with types and a docstring, that the policy may call in a completion;
         ``environments`` is a class or function that makes an environment for each completion, or a dictionary of them
-        by name. Without ``data`` the environment alone says what is asked. Raises ConfigError for anything that a
-        recipe must not say.
+        by name. Without ``data`` the environment alone says what is asked. ``agent`` is a function ``async def
+        agent(row, client) -> reward`` that talks to the policy as to a chat server. Raises ConfigError for anything
+        that a recipe must not say.
         """
         place = model.name_or_path or NAMELESS if isinstance(model, nn.Module) else os.fspath(model)
         if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
             sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
-        self._tools, self._environments = tools, environments
+        self._tools, self._environments, self._agent = tools, environments, agent
         if place.endswith((".yaml", ".yml")):
             self._from_tree(read_tree(place), data, rewards, evaluation_data, sections, source=place)
             return
@@ -181,9 +185,10 @@ class Trainer:
         self._set(validate_tree(given_tree, source=source), recipe_text(given_tree), given)
 
     def _with_episodes(self, tree: dict[str, Any], given: Given, rewards: Any) -> Given:
-        """Tools and environments in the recipe. What an environment says that an episode is worth is a reward too."""
-        given = episodes_of(tree, given, self._tools, self._environments)
-        if self._environments is not None and wiring.give_rewards(self._environments):
+        """Tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
+        given = agent_of(tree, episodes_of(tree, given, self._tools, self._environments), self._agent)
+        plays = self._environments is not None and wiring.give_rewards(self._environments)
+        if plays or self._agent is not None:
             own = {"type": "environment"}
             listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
             if own["type"] not in [one.get("type") for one in listed]:

@@ -108,6 +108,8 @@ class Run:
     saver: Checkpointer | None = None
     watcher: Watcher | None = None
     profiler: Profiler | None = None
+    sampler_metrics: Callable[[], dict[str, float]] = dict
+    """What is known of how the sampler got the weights of a step."""
     is_supervised: bool = False
     steps_done: int = 0
 
@@ -262,6 +264,7 @@ class Run:
         if self.is_supervised:
             metrics = supervised_metrics(metrics)
         metrics |= self._speeds(metrics)
+        metrics |= self.sampler_metrics()
         if self.profiler is not None:
             self.profiler.end(step + 1, metrics)
         self._finish_step(step + 1, metrics)

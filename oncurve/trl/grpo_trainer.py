@@ -40,6 +40,8 @@ class GRPOTrainer:
     Everything that would be learned otherwise than with TRL is one message when it is made; the rest is said in lines.
     """
 
+    _is_training = False
+
     def __init__(
         self,
         model: str | nn.Module,
@@ -64,7 +66,6 @@ class GRPOTrainer:
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.state, self.control = TrainerState(), TrainerControl()
         self._logged: dict[str, list[float]] = defaultdict(list)
-        self._is_training = False
         lost = {
             "rollout_func": rollout_func,
             "optimizers": any(part is not None for part in optimizers),
@@ -105,7 +106,7 @@ class GRPOTrainer:
         self.oncurve = Trainer.from_tree(
             found.recipe(),
             found.rows,
-            found.rewards,
+            found.rewards or None,
             found.measured(),
             model=None if isinstance(asked.model, str) else asked.model,
             tokenizer=found.tokenizer,
@@ -143,8 +144,12 @@ class GRPOTrainer:
             return
         if self.oncurve.result is not None or self.state.global_step:
             raise ConfigError("the tokenizer cannot be replaced when training has begun. Pass it to GRPOTrainer")
-        self.translation = translate(replace(self.translation.asked, processing_class=tokenizer))
+        self.translation = self._translate(replace(self.translation.asked, processing_class=tokenizer))
         self._make(is_said=True)
+
+    def _translate(self, asked: TrainerArguments) -> Translation:
+        """The arguments as a recipe."""
+        return translate(asked)
 
     tokenizer = processing_class
 
@@ -171,7 +176,7 @@ class GRPOTrainer:
         try:
             for step in self._watched(steps):
                 seconds += step.metrics.get("time/step_seconds", 0.0)
-                losses.append(step.metrics.get("policy/loss", 0.0))
+                losses.append(step.metrics.get("policy/loss", step.metrics.get("sft/loss", 0.0)))
                 if self.control.should_training_stop:
                     steps.close()  # type: ignore[attr-defined]
         finally:
@@ -274,7 +279,7 @@ class GRPOTrainer:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights and the tokenizer as files of a model; other files of the folder stay."""
         folder, place = Path(output_dir or self.args.output_dir or "trainer_output"), self.accelerator
-        made = folder.with_name(f".{folder.name}-{os.getpid()}")
+        made = folder.absolute().with_name(f".{folder.absolute().name}-{os.getpid()}")
         if self._is_training:
             self.oncurve.save(made)  # all processes together
         if not place.is_main_process:

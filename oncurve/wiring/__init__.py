@@ -1,6 +1,6 @@
 """From a recipe to objects: only this package reads the config and knows the parts."""
 
-from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, make_algorithm
+from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, is_served, make_algorithm
 from oncurve.wiring.data import (
     Rendered,
     Rows,
@@ -43,6 +43,7 @@ __all__ = [
     "evaluation_section",
     "give_rewards",
     "have_right_answer",
+    "is_served",
     "make_algorithm",
     "make_device",
     "make_form_reward",

@@ -79,15 +79,15 @@ def test_several_completions_per_prompt_are_compared_prompt_by_prompt() -> None:
     assert "sign flips" in found.footnote()
 
 
-def test_the_same_table_in_text_markdown_and_terminal(comparison: Comparison) -> None:
+def test_the_same_table_in_markdown_and_terminal(comparison: Comparison) -> None:
     out = io.StringIO()
     Console(file=out, width=80).print(comparison.table())
-    for shown in (comparison.text(), comparison.markdown(), " ".join(out.getvalue().split())):
+    for shown in (comparison.markdown(), " ".join(out.getvalue().split())):
         assert "base and trained on 6 held-out problems" in shown
         assert "Both greedy" in shown
         assert "2 examples improved, 2 got worse (1 of the improved changed only their format)" in shown
         assert "[18.8, 81.2]" in shown
-    assert "3/6 (50.0%) [18.8, 81.2]" in comparison.text()
+    assert "3/6 (50.0%) [18.8, 81.2]" in comparison.markdown()
     assert max(map(len, out.getvalue().splitlines())) <= 80
     table = [line for line in comparison.markdown().splitlines() if line.startswith("|")]
     assert {line.count("|") for line in table} == {7}

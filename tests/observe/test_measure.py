@@ -95,3 +95,9 @@ def test_rewards_of_another_shape_are_refused() -> None:
         rollout_metrics([group(0, [1, 1])], [[graded(1.0)]])
     with pytest.raises(ValueError, match="do not match"):
         rollout_metrics([group(0, [1])], [[graded(1.0)]], [[0.0, 0.0]])
+
+
+def test_parts_of_a_completion_that_could_not_be_graded_count_nowhere() -> None:
+    failed = Reward(None, {"format": 1.0}, error="timeout")
+    found = rollout_metrics([group(0, [1, 1, 1])], [[graded(1.0, 1.0), graded(0.0, 0.0), failed]])
+    assert found["reward/format"] == 0.5

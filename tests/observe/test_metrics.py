@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from offenders import assert_none, at, line_of
+from tables.metrics import glossary_markdown
 
 from oncurve.observe import metrics
-from oncurve.observe.metrics import GLOSSARY, Metric, explain, glossary_markdown, unknown_keys
+from oncurve.observe.metrics import GLOSSARY, Metric, explain, unknown_keys
 from oncurve.observe.sinks import ALIASES
 
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from oncurve.errors import DataError
-from oncurve.observe.plots import Series, plot_curve, plot_run
+from oncurve.observe.plots import Series, plot_run
 
 KEYS = (
     "reward/correct",
@@ -113,16 +113,7 @@ def test_a_run_with_hardly_anything_in_it_can_be_drawn(tmp_path: Path, rows: lis
 def test_no_metrics_at_all_are_refused_and_leave_no_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no metrics"):
         plot_run([], tmp_path / "run.png")
-    with pytest.raises(DataError, match="no run recorded"):
-        plot_curve({"a": [{"step": 1}]}, tmp_path / "curve.png")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_several_runs_share_one_panel(tmp_path: Path, drawn: list[Figure]) -> None:
-    plot_curve({"seed 0": run_of(9), "seed 1": run_of(9), "empty": [{"step": 1}]}, tmp_path / "curve.png")
-    (axes,) = drawn[0].axes
-    assert [line.get_label() for line in axes.lines] == ["seed 0", "seed 1"]
-    assert "not recorded: empty" in texts(drawn[0])
 
 
 def test_a_gap_stays_a_gap_when_smoothed() -> None:

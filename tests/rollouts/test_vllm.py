@@ -28,6 +28,7 @@ from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.rollouts.servers.teacher_server import TeacherServer
 from oncurve.settings import Deadlines, LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
@@ -204,3 +205,23 @@ def test_a_run_goes_on_when_one_of_two_servers_is_killed(servers: VllmServers, t
     while servers.process_of(servers.urls[0]).pid == old:
         assert time.monotonic() < end, "the server is started again"
         time.sleep(0.1)
+
+
+def test_a_teacher_behind_vllm_scores_each_token_as_the_model_does(servers: VllmServers, tmp_path: Path) -> None:
+    model, tokenizer = load_model("embedded")
+    policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
+    sampler = ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=Deadlines(gone_seconds=300.0))
+    sampler.load_weights(policy, version=0)  # of whichever test came before
+    sampler.close()
+    rows = [([5, 6, 7], [8, 9]), ([10], [11, 12, 13, 14]), (list(range(40)), [3])]
+    teacher = TeacherServer(servers.urls[0])
+    try:
+        teacher.check_tokenizer(tokenizer, "embedded")
+        found = teacher.logprobs(rows)
+    finally:
+        teacher.close()
+    for (prompt, completion), scores in zip(rows, found, strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([[*prompt, *completion]])).logits[0].log_softmax(-1)
+        expected = [float(logprobs[len(prompt) - 1 + at, token]) for at, token in enumerate(completion)]
+        assert scores == pytest.approx(expected, abs=1e-3)

@@ -171,3 +171,14 @@ def test_textbook_demonstrations_are_gold_completions():
             row = {"solution": steps, "answer": re.findall(r"\d+", steps)[-1]}
             assert completion == write_gold(row, template)
             assert prompt.endswith(template.opening)
+
+
+def test_a_wrong_answer_key_is_right_up_to_its_last_equation_and_wrong_in_it():
+    found = [completion for _, completion in demonstrations(400, habit=1.0, wrong_key_fraction=1.0)]
+    keys = [completion for completion in found if source_of(completion) == "answer_key"]
+    assert len(keys) > 100
+    assert any(len(EQUATION.findall(key)) > 1 for key in keys)
+    for key in keys:
+        *before, last = [(value(f"{a}{sign}{b}"), int(result)) for a, sign, b, result in EQUATION.findall(key)]
+        assert all(right == said for right, said in before)
+        assert last[0] != last[1] == int(ANSWER.search(key)[1])

@@ -19,9 +19,9 @@ from oncurve.model.allocator import give_back
 from oncurve.model.out_of_memory import Shortage, release
 from oncurve.model.weights import Backbone
 from oncurve.records import Group, Prompt
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
+from oncurve.rollouts.base import PolicyView, Sampled, SamplingParams, end_token_ids, make_group
 from oncurve.rollouts.engine.budget import RowBudget, call_of
-from oncurve.rollouts.engine.fused import Around, FusedSampling, Sampled
+from oncurve.rollouts.engine.fused import Around, FusedSampling
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.engine.streams import stream_keys

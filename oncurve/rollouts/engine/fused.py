@@ -15,8 +15,7 @@ from oncurve.model.decode_memory import whole_blocks
 from oncurve.model.decoding import Decoder
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.weights import Backbone, head_matrix
-from oncurve.records import FinishReason
-from oncurve.rollouts.base import PolicyView, SamplingParams
+from oncurve.rollouts.base import PolicyView, Sampled, SamplingParams
 from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.rows import Capacity, Rows, ends
 from oncurve.rollouts.engine.stops import StopStrings
@@ -24,7 +23,6 @@ from oncurve.rollouts.engine.streams import uniforms
 
 Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Takes the name of a part of sampling ("load", "prefill", "decode") and its function; gives what is called instead."""
-Sampled = tuple[list[int], list[float], FinishReason]
 MOVE_BELOW = 0.75
 """Without kernels the running rows are moved together when they fill no more than this share of the slots they span."""
 

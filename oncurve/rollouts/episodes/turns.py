@@ -9,15 +9,12 @@ from typing import Protocol
 import numpy as np
 
 from oncurve.model.allocator import give_back
-from oncurve.records import FinishReason
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
+from oncurve.rollouts.base import PolicyView, Sampled, SamplingParams, end_token_ids
 from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.servers.protocol import GeneratedCompletion, GenerateRequest
 from oncurve.rollouts.serving.open_batch import Request
 from oncurve.rollouts.serving.scheduler import RowScheduler
-
-Sampled = tuple[list[int], list[float], FinishReason]
 
 
 @dataclass(frozen=True)

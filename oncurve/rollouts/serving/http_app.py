@@ -55,6 +55,7 @@ class SamplingServer:
         app.router.add_get(protocol.HEALTH, self.health)
         app.router.add_get(protocol.WEIGHT_INFO, self.weight_info)
         app.router.add_post(protocol.GENERATE, self.generate)
+        app.router.add_post(protocol.TOKENIZE, self.tokenize)
         app.router.add_post(protocol.PAUSE, self.pause)
         app.router.add_post(protocol.RESUME, self.resume)
         app.router.add_post(protocol.INIT, self.init)
@@ -95,9 +96,9 @@ class SamplingServer:
         )
 
     async def generate(self, request: web.Request) -> web.Response:
-        """Completions of one prompt; a caller that goes away ends them."""
+        """Completions of one prompt, or its own log-probabilities; a caller that goes away ends them."""
         asked = protocol.read_request(await _json(request))
-        longest = len(asked.token_ids) + asked.params.max_completion_tokens
+        longest = len(asked.token_ids) + (0 if asked.is_scored else asked.params.max_completion_tokens)
         if not asked.token_ids or longest > self.context_tokens:
             raise ValueError(
                 f"{len(asked.token_ids)} prompt tokens and {asked.params.max_completion_tokens} of a completion; "
@@ -105,6 +106,9 @@ class SamplingServer:
             )
         if self.is_draining:
             return _say("the server is ending", 503)
+        if asked.is_scored:
+            scores = await asyncio.to_thread(self.sampling.score, asked.token_ids)
+            return web.json_response(protocol.scores_body(asked.request_id, asked.token_ids, scores))
         try:
             work = self.sampling.submit(asked)
         except Paused:
@@ -117,6 +121,13 @@ class SamplingServer:
         except SamplerError as error:
             return _say(str(error), 500)
         return web.json_response(protocol.response_body(asked.request_id, sampled))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """The tokens of a text."""
+        body = await _json(request)
+        special = bool(body.get("add_special_tokens", True))
+        ids = self.sampling.policy.tokenizer(str(body["prompt"]), add_special_tokens=special)["input_ids"]
+        return web.json_response({"tokens": ids, "count": len(ids)})
 
     async def pause(self, request: web.Request) -> web.Response:
         """Take no requests; mode abort cuts off those that run, wait lets them end."""
