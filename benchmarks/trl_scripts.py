@@ -218,6 +218,7 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
     """Every option that the script sets, and what became of it in the recipe that it asks for."""
     from oncurve.convert.options import older, table
     from oncurve.errors import OncurveError
+    from oncurve.trl.settings import SETTINGS
     from oncurve.trl.translation import TrainerArguments, translate
 
     names = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes", "callbacks")
@@ -237,10 +238,15 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
         own = {"model": "embedded", "evaluation.every_steps": found.evaluate_every_steps}
         return {**found.draft.values, **own}, list(found.draft.notes)  # every model was replaced with that
 
-    try:
-        values, notes = recipe(args)
-    except OncurveError as error:
-        return dict.fromkeys(args.options(), f"refused: {str(error)[:200]}")
+    for SETTINGS.processes in (1, 2, 4, 8, 16):  # as many as the batch of the script was written for
+        try:
+            values, notes = recipe(args)
+            break
+        except OncurveError as error:
+            refused = f"refused: {str(error)[:200]}"
+    else:
+        SETTINGS.processes = None
+        return dict.fromkeys(args.options(), refused)
     found: dict[str, str] = {}
     for name, value in args.options().items():
         said = [note for note in notes if note.option == name or name in (note.option, note.what)]
@@ -270,6 +276,7 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
         found[name] = f"taken: {', '.join(f'{key} = {values.get(key)}' for key in changed)}" if changed else "silent"
         if not changed and option is not None and (key in values or value in (None, [], False)):
             found[name] = f"taken: {key} = {values.get(str(key))}"
+    SETTINGS.processes = None
     return found
 
 
