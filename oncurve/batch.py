@@ -42,7 +42,7 @@ class Size:
     """
 
     num_rows: int
-    """Completions in the update."""
+    """Completions in the update; one that has several rows is one."""
     num_tokens: int
     """Completion tokens that are trained on."""
     num_prompts: int
@@ -91,6 +91,10 @@ class Batch:
     """Tokens that the policy loss is computed on, when an algorithm chooses among those of ``mask``."""
     prompt_tokens: Int[Tensor, " B"] | None = None
     """Trained tokens of all rows of the row's prompt in the update; None until the update is cut."""
+    episode_ids: Int[Tensor, " B"] | None = None
+    """Which completion of the step a row belongs to, where some have several rows; None: each row is its own."""
+    row_tokens: Int[Tensor, " B"] | None = None
+    """Trained tokens of all rows of the row's completion in the update; None where each row is its own."""
 
     def __len__(self) -> int:
         return len(self.advantages)
@@ -117,17 +121,18 @@ class Batch:
         return replace(self, **moved)
 
     def split(self, rows_per_update: int) -> Iterator[Batch]:
-        """Consecutive optimizer updates of ``rows_per_update`` rows, each with denominators of its own.
+        """Consecutive optimizer updates of ``rows_per_update`` completions, each with denominators of its own.
 
-        Raises ValueError if the rows do not divide: an update of another size would weigh its rows differently.
+        Raises ValueError if they do not divide: an update of another size would weigh its rows differently.
         """
-        if rows_per_update < 1 or len(self) % rows_per_update:
+        owners = torch.arange(len(self)) if self.episode_ids is None else self.episode_ids
+        count = len(torch.unique(owners))
+        if rows_per_update < 1 or count % rows_per_update:
             raise ValueError(
-                f"{len(self)} completions do not divide into updates of {rows_per_update}; "
-                f"choose a divisor of {len(self)}"
+                f"{count} completions do not divide into updates of {rows_per_update}; choose a divisor of {count}"
             )
-        for start in range(0, len(self), rows_per_update):
-            part = self.select(torch.arange(start, start + rows_per_update))
+        for start in range(0, count, rows_per_update):
+            part = self.select(((owners >= start) & (owners < start + rows_per_update)).nonzero().flatten())
             yield part.measured()
 
     def with_signal(self) -> Batch:
@@ -168,10 +173,15 @@ class Batch:
 
     def measure(self) -> Size:
         """The denominators of these rows alone."""
-        return Size(len(self), int(self.mask.sum()), len(torch.unique(self.group_ids)))
+        num_rows = len(self) if self.episode_ids is None else len(torch.unique(self.episode_ids))
+        return Size(num_rows, int(self.mask.sum()), len(torch.unique(self.group_ids)))
 
     def measured(self) -> Batch:
         """These rows as an update of their own: with their own denominators."""
-        _, prompts = torch.unique(self.group_ids, return_inverse=True)
-        tokens = torch.zeros_like(prompts).index_add(0, prompts, self.mask.sum(dim=1))
-        return replace(self, size=self.measure(), prompt_tokens=tokens[prompts])
+        row_tokens = None if self.episode_ids is None else self._tokens_of(self.episode_ids)
+        return replace(self, size=self.measure(), prompt_tokens=self._tokens_of(self.group_ids), row_tokens=row_tokens)
+
+    def _tokens_of(self, owners: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """For each row the trained tokens of all rows with its owner."""
+        _, places = torch.unique(owners, return_inverse=True)
+        return torch.zeros_like(places).index_add(0, places, self.mask.sum(dim=1))[places]

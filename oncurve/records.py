@@ -121,6 +121,9 @@ class Completion:
     """Time that the episode waited for tools and its environment."""
     environment: Any = field(default=None, compare=False, repr=False)
     """The environment itself, where a reward function asks for ``environments``."""
+    branches: tuple[Completion, ...] = ()
+    """Further rows of the same episode: other conversations of an agent, and forks, each with what it has read for its
+    prompt. They have the reward and the advantage of this one."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.sampler_logprobs):
@@ -155,13 +158,14 @@ class Completion:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the policy wrote: the length that limits, rewards and statistics mean."""
-        return len(self.written_ids)
+        """How many tokens the policy wrote, in branches too: the length that rewards and statistics mean."""
+        return len(self.written_ids) + sum(branch.num_tokens for branch in self.branches)
 
     @property
     def num_turns(self) -> int:
-        """How often the policy wrote."""
-        return sum(part.is_policy for part in self.segments) if self.segments else 1
+        """How often the policy wrote, in branches too."""
+        own = sum(part.is_policy for part in self.segments) if self.segments else 1
+        return own + sum(branch.num_turns for branch in self.branches)
 
     def as_graded(self) -> Completion:
         """What a reward function may read as the policy's answer: its own words, turn by turn, and nobody else's."""
@@ -263,3 +267,23 @@ def html_text(text: str) -> str:
 def mean_of(values: Sequence[float]) -> Mean:
     """The mean of some numbers, as a pair that can be added to others."""
     return Mean(float(sum(values)), len(values))
+
+
+def messages_of(completion: Completion) -> list[dict[str, Any]]:
+    """A completion as chat messages; an episode with its calls, their answers, and the words of its environment."""
+    if not completion.segments:
+        return [{"role": "assistant", "content": completion.text}]
+    messages: list[dict[str, Any]] = []
+    turn = 0
+    for part in completion.segments:
+        if part.is_policy:
+            calls = [call for call in completion.calls if call.turn == turn]
+            turn += 1
+            messages.append({"role": "assistant", "content": part.text})
+            if calls:
+                made = [{"name": call.name, "arguments": call.arguments} for call in calls]
+                messages[-1]["tool_calls"] = [{"type": "function", "function": function} for function in made]
+                messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
+        elif messages[-1]["role"] != "tool":
+            messages.append({"role": "user", "content": part.text})
+    return messages

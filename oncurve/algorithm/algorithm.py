@@ -46,6 +46,7 @@ class Normalizer(Protocol):
         *,
         of: Size,
         prompt_tokens: Int[Tensor, " B"] | None,
+        row_tokens: Int[Tensor, " B"] | None,
     ) -> Float[Tensor, ""]:
         """The contribution of these rows to the loss of the update."""
         ...
@@ -161,14 +162,16 @@ class Algorithm:
 
         Raises ValueError if the rows are not those of the rewards, in their order.
         """
-        if len(batch) != rewards.values.numel():
+        owners = torch.arange(len(batch)) if batch.episode_ids is None else batch.episode_ids
+        if len(torch.unique(owners)) != rewards.values.numel():
             raise ValueError(f"{len(batch)} rows cannot be matched with {rewards.values.numel()} rewards")
         if self.kl.coefficient > 0 and self.kl.place == "reward":
             sampled = batch.old_logprobs if batch.old_logprobs is not None else batch.sampler_logprobs
             kl = per_completion(self.kl.estimator(sampled, self._reference(batch, sampled)), batch.mask)
+            kl = torch.zeros(rewards.values.numel()).to(kl).index_add(0, owners.to(kl.device), kl)
             penalty = self.kl.coefficient * kl.reshape(rewards.values.shape).to(rewards.values)
             shifted = replace(rewards, values=torch.where(rewards.graded, rewards.values - penalty, 0.0))
-            batch = replace(batch, advantages=self.advantage(shifted).reshape(-1).to(batch.advantages))
+            batch = replace(batch, advantages=self.advantage(shifted).reshape(-1)[owners].to(batch.advantages))
         if self.needs_entropy:
             entropy = batch.old_entropy
             if entropy is None:
@@ -204,7 +207,8 @@ class Algorithm:
         per_token = self._weigh(per_token, weights, microbatch)
         if reference is not None and self.kl.place == "loss":
             per_token = per_token + self.kl.coefficient * self._kl(logprobs, old, reference, mask)
-        loss = self.normalize(per_token, mask, of=microbatch.size, prompt_tokens=microbatch.prompt_tokens)
+        tokens = {"prompt_tokens": microbatch.prompt_tokens, "row_tokens": microbatch.row_tokens}
+        loss = self.normalize(per_token, mask, of=microbatch.size, **tokens)
         if self.entropy.applied:
             loss = loss - self.entropy.applied * token_mean(entropy, mask, of=microbatch.size)
         return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, advantages, microbatch)

@@ -14,20 +14,31 @@ from oncurve.batch import Size
 
 
 def sequence_mean(
-    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, prompt_tokens: Int[Tensor, " B"] | None = None
+    loss: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    of: Size,
+    prompt_tokens: Int[Tensor, " B"] | None = None,
+    row_tokens: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over the tokens of each completion, then over the completions of the update.
 
         L = 1/N sum_i 1/|o_i| sum_t l_it              DeepSeekMath, arXiv:2402.03300, equation 3
 
     A token of a short completion weighs more than one of a long completion. A completion without a token counts in N.
+    ``row_tokens`` holds for each row the tokens of all rows of its completion, where one has several.
     """
-    tokens = mask.sum(dim=1).clamp(min=1)
+    tokens = (mask.sum(dim=1) if row_tokens is None else row_tokens).clamp(min=1)
     return (torch.where(mask, loss, 0.0).sum(dim=1) / tokens).sum() / max(of.num_rows, 1)
 
 
 def token_mean(
-    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, prompt_tokens: Int[Tensor, " B"] | None = None
+    loss: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    of: Size,
+    prompt_tokens: Int[Tensor, " B"] | None = None,
+    row_tokens: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over all completion tokens of the update.
 
@@ -45,6 +56,7 @@ def constant(
     of: Size,
     tokens_per_row: int,
     prompt_tokens: Int[Tensor, " B"] | None = None,
+    row_tokens: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
     """Sum over the tokens, divided by a number that does not depend on what was sampled.
 
@@ -56,7 +68,12 @@ def constant(
 
 
 def prompt_mean(
-    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, prompt_tokens: Int[Tensor, " B"] | None = None
+    loss: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    of: Size,
+    prompt_tokens: Int[Tensor, " B"] | None = None,
+    row_tokens: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over the completion tokens of each prompt, then over the prompts of the update.
 
@@ -74,7 +91,12 @@ def prompt_mean(
 
 
 def sequence_sum(
-    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, of: Size, prompt_tokens: Int[Tensor, " B"] | None = None
+    loss: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    of: Size,
+    prompt_tokens: Int[Tensor, " B"] | None = None,
+    row_tokens: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
     """Sum over the tokens of each completion, then mean over the completions of the update.
 

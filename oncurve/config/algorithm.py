@@ -64,7 +64,10 @@ class AlgorithmSection(Section):
     reference: ReferenceName | None = None
     """The model to which the KL is measured."""
     teacher: str | None = None
-    """For reference teacher: a run, folder or Hugging Face Hub name with the policy's tokenizer."""
+    """For reference teacher: a run, folder or Hugging Face Hub name with the policy's tokenizer, or the URL of a
+    server."""
+    teacher_hint: str | None = None
+    """Text after the question that only the reference reads, with columns of the row in braces."""
     reference_every_steps: PositiveInt | None = None
     """refreshed, average: steps between moves of the reference."""
     reference_share: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -36,6 +36,9 @@ def find_beside(tree: dict[str, Any], folder: Path) -> None:
     if isinstance(rollouts, dict):
         _replace_each(rollouts, "tools", folder)
         _replace_each(rollouts, "environments", folder)
+        _replace(rollouts, "agent", folder)
+        if isinstance(program := rollouts.get("agent"), dict):
+            _replace_each(cast("dict[str, Any]", program), "command", folder)
     rewards = tree.get("rewards")
     for reward in cast("list[Any]", rewards) if isinstance(rewards, list) else ():
         _replace(reward, "function", folder)

@@ -39,8 +39,23 @@ class EpisodeSection(Section):
     """Time limit of a tool call; the policy is told about a timeout."""
     environment_seconds: PositiveFloat = 60.0
     """Time limit of an environment call; a timeout leaves the completion ungraded."""
+    agent_seconds: PositiveFloat = 600.0
+    """Time limit of an agent, not counting its waits for the policy; a timeout leaves the completion ungraded."""
+    forks: Literal["rows", "refuse"] = "rows"
+    """An agent's second conversation, or one continued from an earlier or edited message. rows: a row of its own, with
+    the episode's advantage. refuse: an error."""
     threads: PositiveInt = 64
-    """Tool and environment calls running at the same time."""
+    """Tool and environment calls, and agents, running at the same time."""
+
+
+class AgentProgram(Section):
+    """A program that is started for each completion and talks to the policy as to a chat server."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program with its arguments. It gets OPENAI_BASE_URL and OPENAI_API_KEY, reads the row as JSON from standard
+    input and prints the reward as its last line."""
+    deterministic: bool = False
+    """The same answers lead to the same requests, so that a resumed run is bit-identical."""
 
 
 class RolloutSection(Section):
@@ -110,8 +125,11 @@ class RolloutSection(Section):
     environments: dict[str, str] = Field(default_factory=dict)
     """Environments by name, as module:name or file.py:name. With several, each row names one in the column
     environment."""
+    agent: str | AgentProgram | None = None
+    """A function `async def agent(row, client) -> reward`, as module:name or file.py:name, or a program that uses the
+    policy through OpenAI's chat protocol."""
     episodes: EpisodeSection = EpisodeSection()
-    """Limits of completions with tools or environments."""
+    """Limits of completions with tools, environments or an agent."""
 
     @model_validator(mode="after")
     def _check_servers(self) -> RolloutSection:
@@ -143,7 +161,16 @@ class RolloutSection(Section):
     @property
     def has_episodes(self) -> bool:
         """Completions have turns."""
-        return bool(self.tools or self.environments)
+        return bool(self.tools or self.environments or self.agent)
+
+    @model_validator(mode="after")
+    def _check_agent(self) -> RolloutSection:
+        if self.agent is not None and (self.tools or self.environments):
+            other = "tools" if self.tools else "environments"
+            raise ValueError(
+                f"rollouts.agent and rollouts.{other} are both set, and an agent brings its own tools. Leave one out"
+            )
+        return self
 
     def asked_of_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""

@@ -32,10 +32,14 @@ def stack_rewards(groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -
 def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_truncated: bool = False) -> Batch:
     """One row per completion, right-padded, in the order of the groups. What the policy did not write is masked.
 
+    A completion with branches has a row for each of them too, with its own advantage.
+
     ``mask_truncated`` takes completions that never ended out of the loss; they stay rows, so that denominators over
     rows do not change with them.
     """
-    rows = [completion for group in groups for completion in group.completions]
+    whole = [(place, one) for place, group in enumerate(groups) for one in group.completions]
+    owned = [(owner, place, row) for owner, (place, one) in enumerate(whole) for row in (one, *one.branches)]
+    rows, owners = [row for _, _, row in owned], torch.tensor([owner for owner, _, _ in owned])
     prompts = [torch.tensor(row.prompt_ids, dtype=torch.long) for row in rows]
     completions = [torch.tensor(row.token_ids, dtype=torch.long) for row in rows]
     lengths = torch.tensor([len(ids) for ids in completions])
@@ -49,10 +53,11 @@ def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_t
         completion_ids=_pad(completions, width),
         mask=_pad(trained, width).bool(),
         completion_lengths=lengths,
-        group_ids=torch.tensor([place for place, group in enumerate(groups) for _ in group.completions]),
-        advantages=advantages.reshape(-1).float(),
+        group_ids=torch.tensor([place for _, place, _ in owned]),
+        advantages=advantages.reshape(-1).float()[owners.to(advantages.device)],
         sampler_logprobs=_pad([torch.tensor(row.sampler_logprobs) for row in rows], width),
         size=Size(0, 0, 0),
+        episode_ids=owners if len(rows) > len(whole) else None,
     )
     return batch.measured()
 

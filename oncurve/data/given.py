@@ -37,6 +37,8 @@ class Given:
     """Functions that the policy may call, by name."""
     environments: Mapping[str, Any] = field(default_factory=dict)
     """Classes or functions that make environments, by name."""
+    agents: Mapping[str, Any] = field(default_factory=dict)
+    """The function that plays the episodes, by its name."""
     base_sha256: str | None = None
     """Of the model's weights when its run began, which has moved them since; None before that."""
 
@@ -64,7 +66,12 @@ class Given:
         """The same with the fingerprints of everything in it, taken now."""
         found = {
             f"{kind} {name}": fingerprint(one)
-            for kind, ones in (("reward", self.rewards), ("tool", self.tools), ("environment", self.environments))
+            for kind, ones in (
+                ("reward", self.rewards),
+                ("tool", self.tools),
+                ("environment", self.environments),
+                ("agent", self.agents),
+            )
             for name, one in ones.items()
         }
         for name, rows in (("the rows", self.rows), ("the evaluation rows", self.evaluation_rows)):
@@ -112,8 +119,9 @@ def recipe_of(
 def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: Any) -> Given:
     """Put tools and environments of a Python program into the rollouts section, and the objects beside it.
 
-    ``tools`` is one or a list of functions or names; ``environments`` is a class or function that makes one, a name, or
-    a dictionary of those by name. Rewards of environments are added to the others. Raises ConfigError for others.
+    ``tools`` is one or a list of functions or names; ``environments`` is a class or function that makes one, a name, a
+    taskset of verifiers, or a dictionary of those by name. Rewards of environments are added to the others. Raises
+    ConfigError for others.
     """
     if tools is None and environments is None:
         return given
@@ -134,15 +142,32 @@ def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: An
     if environments is not None and not isinstance(environments, Mapping):
         environments = {"default": environments}
     for name, factory in (environments or {}).items():
-        if not isinstance(factory, str) and not callable(factory):
-            raise ConfigError(
-                f"environments: {name!r} is {type(factory).__name__}. Pass a class, or a function that makes one"
-            )
         if not isinstance(factory, str):
             made[name] = factory
         places[name] = factory if isinstance(factory, str) else f"given:{name}"
     tree["rollouts"] = {**rollouts, "tools": named, "environments": places}
     return replace(given, tools=passed, environments=made).with_fingerprints()
+
+
+def agent_of(tree: dict[str, Any], given: Given, agent: Any) -> Given:
+    """Put the agent of a Python program into the rollouts section, and the function beside it.
+
+    Raises ConfigError for what is none.
+    """
+    if agent is None:
+        return given
+    rollouts = dict(tree.get("rollouts", {}))
+    if isinstance(agent, (str, Mapping)):
+        tree["rollouts"] = {**rollouts, "agent": agent}
+        return given
+    if not callable(agent):
+        raise ConfigError(
+            f"agent: {type(agent).__name__} cannot be called. Pass a function `async def agent(row, client)`, "
+            f"file.py:name, or {{'command': [...]}}"
+        )
+    name = _name_of_callable(agent)
+    tree["rollouts"] = {**rollouts, "agent": f"given:{name}"}
+    return replace(given, agents={name: agent}).with_fingerprints()
 
 
 def _name_of_callable(function: Any) -> str:

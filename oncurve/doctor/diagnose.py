@@ -73,6 +73,7 @@ CHECKS: tuple[Check, ...] = (
     Check(groups.skipped_updates, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD)),
     Check(grading.held_out_higher),
     Check(throughput.grading_bound),
+    Check(throughput.slow_link),
     Check(throughput.slowing),
     Check(throughput.memory_growth),
     Check(throughput.rollout_bound),

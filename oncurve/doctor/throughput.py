@@ -48,6 +48,23 @@ def trainer_bound(case: Case) -> Finding | None:
     )
 
 
+def slow_link(case: Case) -> Finding | None:
+    """New weights take more than three tenths of the step to reach the servers, or some server is late every time."""
+    step, sync, late = (case.curve(key) for key in (STEP, "weights/sync_seconds", "weights/late_servers"))
+    is_slow = len(sync) >= 3 and len(step) >= 3 and sync.median > 0.3 * step.median
+    is_late = len(late) >= 3 and late.median >= 1
+    if not is_slow and not is_late:
+        return None
+    return Finding(
+        severity="warning",
+        what="Rollout servers wait for weights: a link cannot keep up",
+        evidence=(sync.over_all(), late.over_all() if is_late else step.over_all()),
+        do="Sample the next step while this one trains (rollouts.staleness: 1), so that weights travel meanwhile; let "
+        "one server fetch for all (rollouts.deltas.relay); lower the learning rate, with which less changes; train an "
+        "adapter (policy.lora.rank), or leave out the server behind that link.",
+    )
+
+
 def slowing(case: Case) -> Finding | None:
     """Steps take twice as long as at the start, and completions have not grown as much."""
     step, length = case.curve(STEP), case.curve("completion/mean_tokens")

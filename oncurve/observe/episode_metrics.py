@@ -14,6 +14,7 @@ NOT_READ = ("malformed",)
 EPISODE = (
     Metric("episode/turns", "turns", "mean over completions of how often the policy wrote", "-"),
     Metric("episode/max_turns", "turns", "most turns of a completion", "below rollouts.episodes.max_turns"),
+    Metric("episode/rows", "rows", "mean over completions of their rows: conversations and forks of an agent", "-"),
     Metric("episode/calls", "calls", "mean over completions of the calls that the policy made", "above 0"),
     Metric("episode/calling_fraction", "fraction", "completions with a call", "above 0; rises where a tool helps"),
     Metric(
@@ -64,14 +65,18 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if not episodes:
         return {}
     turns = [one.num_turns for one in episodes]
-    calls = [call for one in episodes for call in one.calls]
+    calls = [call for one in episodes for row in (one, *one.branches) for call in row.calls]
     reasons = [one.finish_reason for one in episodes]
     measured = {
         "episode/turns": statistics.fmean(turns),
         "episode/max_turns": float(max(turns)),
         "episode/calls": len(calls) / len(episodes),
-        "episode/calling_fraction": sum(bool(one.calls) for one in episodes) / len(episodes),
-        "episode/answer_tokens": statistics.fmean(len(one.token_ids) - one.num_tokens for one in episodes),
+        "episode/answer_tokens": statistics.fmean(
+            len(row.token_ids) - len(row.written_ids) for one in episodes for row in (one, *one.branches)
+        ),
+        "episode/rows": 1 + statistics.fmean(len(one.branches) for one in episodes),
+        "episode/calling_fraction": sum(any(row.calls for row in (one, *one.branches)) for one in episodes)
+        / len(episodes),
         "time/tools_seconds": statistics.fmean(one.waiting_seconds for one in episodes),
         "time/tools_max_seconds": max(one.waiting_seconds for one in episodes),
         "episode/failed_fraction": sum(one.failure is not None for one in episodes) / len(episodes),
@@ -110,5 +115,6 @@ def episode_row(completion: Completion) -> dict[str, object]:
         "waiting_seconds": round(completion.waiting_seconds, 4),
         "own_prompt": completion.own_prompt,
         "failure": completion.failure,
+        "branches": [[[part.is_policy, part.text] for part in row.segments] for row in completion.branches] or None,
     }
     return {key: value for key, value in shown.items() if value is not None}

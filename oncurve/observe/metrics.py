@@ -238,6 +238,37 @@ _TIME = (
     Metric("speed/tokens_per_second", "tokens/s", "completion tokens over time/step_seconds", "steady"),
 )
 
+_WEIGHTS = (
+    Metric(
+        "weights/changed_fraction",
+        "fraction",
+        "numbers of the weights that differ from the last version, as rollout servers get them (rollouts.deltas)",
+        "0.01 at a learning rate of 1e-6, 0.3 at 1e-4",
+    ),
+    Metric(
+        "weights/sent_fraction",
+        "fraction",
+        "bytes that a server fetches which has the last version, of those of all weights",
+        "well below 0.5; otherwise rollouts.deltas does not pay",
+    ),
+    Metric("weights/sent_mb", "MB", "the same in millions of bytes", "-"),
+    Metric("weights/publish_seconds", "seconds", "until new weights could be fetched", "a small part of the step"),
+    Metric("weights/coding_seconds", "seconds", "of that, in all threads together: finding what changed", "-"),
+    Metric(
+        "weights/sync_seconds",
+        "seconds",
+        "from telling a server of new weights until it samples from them; the slowest server",
+        "a small part of the step",
+    ),
+    Metric("weights/stood_seconds", "seconds", "of that, the server sampled nothing; the slowest server", "-"),
+    Metric(
+        "weights/late_servers",
+        "count",
+        "living servers that did not have the weights when the step began to sample",
+        "0; a server that is always late gives the run nothing",
+    ),
+)
+
 _AMOUNT = (
     Metric("tokens/sampled", "tokens", "completion tokens sampled in the step", "-"),
     Metric("tokens/trained", "tokens", "completion tokens that entered the loss", "-"),
@@ -270,6 +301,7 @@ GLOSSARY: tuple[Metric, ...] = (
     *_EVALUATION,
     *EPISODE_TIME,
     *_TIME,
+    *_WEIGHTS,
     *_AMOUNT,
 )
 """Every key that a run writes, exact keys before the patterns that would also match them."""

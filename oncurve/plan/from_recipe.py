@@ -144,6 +144,9 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
         placement=wishes.placement,
         sampler_devices=max(1, wishes.sampler_gpus) if apart else 0,
         transfer="fetch" if config.rollouts.transfer == "auto" else config.rollouts.transfer,
+        delta_rate=None
+        if config.rollouts.deltas is None or lora is not None
+        else config.optimizer.learning_rate * config.updates_per_step,
         has_server_beside=not apart and (config.rollouts.sleep or config.rollouts.transfer == "ipc"),
     )
 

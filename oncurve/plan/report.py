@@ -16,6 +16,7 @@ from oncurve.plan.memory import PHASES, Memory, Need, plan_memory, trained_param
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import StepTime, step_time
+from oncurve.plan.weight_transfer import sent_share
 
 MAX_ADVICE = 6
 _FIT_KEYS = ("fits", "fits_alone", "devices_needed", "devices_needed_lora")
@@ -241,6 +242,8 @@ def _time(plan: Plan) -> Iterator[str]:
     if time.sync_bytes:
         parts = ", ".join(f"{part.name} {_seconds(part.seconds)}" for part in time.way)
         way = f"rollouts.transfer {plan.setup.transfer}"
+        if plan.setup.delta_rate is not None:
+            way = f"{sent_share(plan.setup.delta_rate):.2g} of all weights: rollouts.deltas"
         yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({way})"
         yield f"    {parts}"
     measured = plan.device.train_utilization is not None

@@ -161,6 +161,8 @@ class Setup:
     """Devices that only sample; 0 when colocated."""
     transfer: Transfer = "fetch"
     """How they get new weights: as files, over NCCL, or through the memory of a GPU that is shared."""
+    delta_rate: float | None = None
+    """Learning rate of a step, where servers get what changed of the weights, in bfloat16; None: they get all."""
     has_server_beside: bool = False
     """When colocated: a server on the trainer's device samples, not the process that trains."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from dataclasses import dataclass
 
 from oncurve.plan import constants
@@ -26,14 +28,34 @@ def sync_bytes(shape: ModelShape, setup: Setup) -> float:
 
         matrices 2 B each (4 with float32 arithmetic), vectors 4 B; an adapter 4 B x its weights
 
-    65.6 GB for a full 32B model. Nothing travels where one process samples and trains.
+    65.6 GB for a full 32B model, or a share of that where differences are sent (rollouts.deltas). Nothing travels where
+    one process samples and trains.
     """
     if setup.placement == "colocated" and not setup.has_server_beside:
         return 0.0
     if setup.method == "lora":
         return 4.0 * shape.lora_parameters(setup.rank, setup.targets)
+    return whole_bytes(shape, setup) * (1.0 if setup.delta_rate is None else sent_share(setup.delta_rate))
+
+
+def whole_bytes(shape: ModelShape, setup: Setup) -> float:
+    """All weights in the servers' type."""
+    width = 2 if setup.delta_rate is not None else setup.width
     matrices = shape.layers * shape.layer_matrix_parameters + shape.head_parameters * (1 if shape.is_tied else 2)
-    return float(setup.width * matrices + 4 * (shape.num_parameters - matrices))
+    return float(width * matrices + 4 * (shape.num_parameters - matrices))
+
+
+def sent_share(rate: float) -> float:
+    """What changes in a step, coded, as a share of all weights: a line through the measured points, both on logarithmic
+    scales, AdamW moving each weight by about the learning rate whatever its gradient.
+
+    >>> sent_share(1.0)
+    1.0
+    """
+    points = [(math.log(one), math.log(share)) for one, share in constants.SENT_SHARES]
+    place = min(max(bisect([x for x, _ in points], math.log(rate)), 1), len(points) - 1)
+    (x, y), (far, high) = points[place - 1 : place + 1]
+    return min(1.0, math.exp(y + (high - y) * (math.log(rate) - x) / (far - x)))
 
 
 def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_gbit: float) -> tuple[Part, ...]:
@@ -55,7 +77,25 @@ def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_g
             Part("fill the buffer", size, 2 * size / (device.bandwidth * GB), True),
             Part("load", size, size / constants.DEVICE_LOAD_RATE, False),
         )
+    if setup.delta_rate is not None and setup.method == "full":
+        return _differences(size, whole_bytes(shape, setup), setup, network_gbit=network_gbit)
     return _files(size, whole, setup, network_gbit=network_gbit)
+
+
+def _differences(size: float, whole: float, setup: Setup, *, network_gbit: float) -> tuple[Part, ...]:
+    """As ``rollouts/servers/delta_store.py`` writes them and ``mirror.py`` applies them."""
+    threads = constants.FILES_AT_A_TIME
+    sums = whole / (threads * constants.SUM_RATE)
+    copied, fetched = _copied(whole, setup), _fetched(size, setup, network_gbit)
+    return (
+        *copied,
+        Part("find what changed", whole, whole / (threads * constants.CODE_RATE), True),
+        Part("checksum", whole, sums, True),
+        Part("write", size, size / constants.WRITE_RATE, True),
+        *fetched,
+        Part("apply and check", whole, whole / (threads * constants.PATCH_RATE) + 2 * sums, False),
+        Part("load", whole, whole / constants.LOAD_RATE, False),
+    )
 
 
 def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> tuple[Part, ...]:
@@ -63,10 +103,7 @@ def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> t
     to all of the base."""
     threads = 1 if setup.method == "lora" else constants.FILES_AT_A_TIME
     sums = size / (threads * constants.SUM_RATE)
-    copied = (Part("copy to the machine's memory", size, size / constants.TO_HOST_RATE, True),) if setup.is_gpu else ()
-    fetched = ()
-    if setup.placement == "disaggregated":
-        fetched = (Part("fetch over the network", size, size / (network_gbit / 8 * GB), False),)
+    copied, fetched = _copied(size, setup), _fetched(size, setup, network_gbit)
     return (
         *copied,
         Part("checksum", size, sums, True),
@@ -75,3 +112,13 @@ def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> t
         Part("read and check", size, sums, False),
         Part("load", whole, whole / constants.LOAD_RATE, False),
     )
+
+
+def _copied(size: float, setup: Setup) -> tuple[Part, ...]:
+    return (Part("copy to the machine's memory", size, size / constants.TO_HOST_RATE, True),) if setup.is_gpu else ()
+
+
+def _fetched(size: float, setup: Setup, network_gbit: float) -> tuple[Part, ...]:
+    if setup.placement != "disaggregated":
+        return ()
+    return (Part("fetch over the network", size, size / (network_gbit / 8 * GB), False),)

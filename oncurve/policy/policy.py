@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Literal
@@ -29,6 +29,7 @@ from oncurve.policy.lora import Adapter, merged_weights, thin_weights, trains_pa
 from oncurve.policy.self_check import enable_packing
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
+from oncurve.policy.teacher import Teacher, taught_logprobs, with_prompts
 from oncurve.policy.unread_model import ReplicaPlace, Unread
 from oncurve.records import Mean
 from oncurve.rollouts.servers.lora_weights import LoraWeights
@@ -77,16 +78,20 @@ class TrainedPolicy:
         sharding: Sharding | ZeroSettings | None = None,
         replica_place: ReplicaPlace = "device",
         unread: Unread | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
         without a ``reference``, the base under it is the reference.
 
         With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``replica_place``
         says where this process has all of them, to sample or to publish from. ``unread`` says where the weights of
-        model and reference are, if they are to be read when they are in parts.
+        model and reference are, if they are to be read when they are in parts. A ``teacher`` outside stands for the
+        reference.
         """
         self._model, self._tokenizer, self.reference = model, tokenizer, reference
-        self.adapter, self.processes = adapter, processes
+        self.adapter, self.processes, self.teacher = adapter, processes, teacher
+        self.reference_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
+        """What the reference reads in the place of each prompt; empty where it reads the same."""
         self.settings, self.total_updates, self.temperature = optimizer, total_updates, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
@@ -157,7 +162,11 @@ class TrainedPolicy:
         return batch
 
     def _reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
-        """Under the reference: a model of its own, or the base with the adapter switched off."""
+        """Under the reference: a teacher outside, a model of its own, or the base with the adapter switched off."""
+        if self.reference_prompts:
+            batch = with_prompts(batch, self.reference_prompts)
+        if self.teacher is not None:
+            return taught_logprobs(self.teacher, batch, self.processes, share_prompts=self.is_packed)
         if self.reference is not None:
             return self._fixed(self.reference, batch)[0]
         if self.adapter is None:

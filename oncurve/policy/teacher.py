@@ -2,10 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oncurve.batch import Batch
 from oncurve.errors import ConfigError
+from oncurve.policy.distributed import Processes, own_rows
 from oncurve.policy.model_folder import load_model
+
+
+class Teacher(Protocol):
+    """A teacher outside this process."""
+
+    def logprobs(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """log p of the tokens of each completion behind its prompt."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        ...
+
+
+def taught_logprobs(
+    teacher: Teacher, batch: Batch, processes: Processes, *, share_prompts: bool
+) -> Float[Tensor, "B T"]:
+    """What a teacher outside says of the completion tokens, 0 outside the mask. Each process asks for its own rows."""
+    found = torch.zeros_like(batch.sampler_logprobs)
+    mine = own_rows(batch, processes, share_prompts=share_prompts).tolist()
+    sizes = [(int(batch.prompt_lengths[row]), int(batch.completion_lengths[row])) for row in mine]
+    rows = [
+        (batch.prompt_ids[row, :prompt].tolist(), batch.completion_ids[row, :completion].tolist())
+        for row, (prompt, completion) in zip(mine, sizes, strict=True)
+    ]
+    for row, (_, length), scores in zip(mine, sizes, teacher.logprobs(rows), strict=True):
+        found[row, :length] = torch.tensor(scores).to(found)
+    return processes.all_reduce(torch.where(batch.mask.to(found.device), found, 0.0))
+
+
+def with_prompts(batch: Batch, prompts: Mapping[tuple[int, ...], tuple[int, ...]]) -> Batch:
+    """The same completions behind other prompts: ``prompts`` gives what stands for each."""
+    lengths = batch.prompt_lengths.tolist()
+    own = [tuple(row[:length]) for row, length in zip(batch.prompt_ids.tolist(), lengths, strict=True)]
+    other = [torch.tensor(prompts[ids]) for ids in own]
+    return replace(
+        batch,
+        prompt_ids=torch.nn.utils.rnn.pad_sequence(other, batch_first=True).to(batch.prompt_ids),
+        prompt_lengths=torch.tensor([len(ids) for ids in other]).to(batch.prompt_lengths),
+    )
 
 
 def load_teacher(name: str, student: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

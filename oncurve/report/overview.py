@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
         "steps_done": max(steps, default=0),
         "steps_planned": finite(case.number("run.steps")),
         "state": state(run),
-        "facts": _facts(manifest, case.config),
+        "facts": [*_facts(manifest, case.config), *_weights(case.metrics)],
         "arithmetic": _arithmetic(case.config, manifest),
         "spent": _spent(case.metrics, manifest, usd_per_hour),
         "profile": _profile(run),
@@ -134,6 +135,19 @@ def _facts(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> list[list[
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
     return [[name, str(value)] for name, value in rows if value]
+
+
+def _weights(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """How weights went to rollout servers, where what changed of them was sent."""
+    sent = [row for row in rows if "weights/sent_mb" in row and row["weights/changed_fraction"] < 1]
+    if not sent:
+        return []
+    share, size, seconds = (
+        statistics.median(row[key] for row in sent)
+        for key in ("weights/sent_fraction", "weights/sent_mb", "weights/sync_seconds")
+    )
+    text = f"{size:.3g} MB per step, {share:.2%} of all; servers sampled from them {seconds:.2g} s later"
+    return [["weights sent", text]]
 
 
 def _arithmetic(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[list[str]]:

@@ -19,6 +19,7 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.teacher import Teacher
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.rollouts.prefetch import Prefetch
@@ -52,9 +53,9 @@ class Parts:
     """What grades in measurements; None where the training's reward does."""
 
     @property
-    def closing(self) -> list[Sampler | RewardFunction]:
+    def closing(self) -> list[Sampler | RewardFunction | Teacher]:
         """What must be closed at the end."""
-        parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler)
+        parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler, self.policy.teacher)
         return [part for part in parts if part is not None]
 
     @property
@@ -92,6 +93,7 @@ def make_parts(
         reward_function = wiring.with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
+    policy.reference_prompts = prompts.hinted
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,
@@ -213,5 +215,8 @@ def arithmetic(config: Config, prompts: wiring.Rendered) -> str:
     if prompts.during:
         lines[1] += f", {len(prompts.during):,} validation"
     if prompts.excluded:
-        lines.append(f"left out: {counted(len(prompts.excluded), 'prompt')} too long for the model's context")
+        what, limit = (
+            ("prompt", "the model's context") if config.sft is None else ("row", "sft.max_tokens or the context")
+        )
+        lines.append(f"left out: {counted(len(prompts.excluded), what)} too long for {limit}")
     return "\n".join(lines)

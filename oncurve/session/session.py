@@ -270,6 +270,7 @@ def make_run(session: Session, facts: Mapping[str, Any], first_step: int) -> Run
         )
         if config.run.profile or config.run.profile_trace_step is not None
         else None,
+        sampler_metrics=parts.servers.weight_metrics if parts.servers is not None else dict,
         is_supervised=config.sft is not None,
     )
 

@@ -17,7 +17,7 @@ from oncurve import wiring
 from oncurve.config.load import read_text, read_tree, validate_tree
 from oncurve.config.run_folder import run_folder_path
 from oncurve.config.schema import Config, EvaluationSection, RunSection
-from oncurve.data.given import NAMELESS, NOTHING, Given, data_section, episodes_of, recipe_of, recipe_text
+from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, data_section, episodes_of, recipe_of, recipe_text
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluate import Evaluation
@@ -47,13 +47,14 @@ def train(
     tokenizer: PreTrainedTokenizerBase | None = None,
     tools: Any = None,
     environments: Any = None,
+    agent: Any = None,
     **sections: Mapping[str, Any],
 ) -> Result:
-    """Train a model with GRPO and give back where the run ended; the arguments are those of ``Trainer``.
+    """Train a model with GRPO and return the result; the arguments are those of ``Trainer``.
 
     Example: ``oncurve.train("embedded", data="word_problems", run={"steps": 12})``
     """
-    own = {"tokenizer": tokenizer, "tools": tools, "environments": environments}
+    own = {"tokenizer": tokenizer, "tools": tools, "environments": environments, "agent": agent}
     return Trainer(model, data, rewards, evaluation_data=evaluation_data, **own, **sections).train()
 
 
@@ -73,6 +74,7 @@ class Trainer:
 
     _tools: Any = None
     _environments: Any = None
+    _agent: Any = None
 
     def __init__(
         self,
@@ -84,24 +86,28 @@ class Trainer:
         tokenizer: PreTrainedTokenizerBase | None = None,
         tools: Any = None,
         environments: Any = None,
+        agent: Any = None,
         **sections: Mapping[str, Any],
     ) -> None:
-        """What to train on what; every other argument is a section of a recipe with its keys.
+        """Every other argument is a section of a recipe with its keys.
 
-        ``model`` is a folder, a name on the Hugging Face Hub, "embedded", or the path of a recipe (.yaml); or a model
-        that transformers or peft loaded, whose own weights are then trained. ``tokenizer`` replaces the model's own.
-        ``data`` is a list of dictionaries, a ``datasets.Dataset``, any iterable of dictionaries, a path, the name of a
-        data type such as "gsm8k", or a section of a recipe. ``rewards`` is one or a list of functions, objects, names
-        of reward types, sections, or pairs (reward, weight); several are summed. Without ``evaluation_data`` some rows
-        are held out. ``tools`` are functions, with types and a docstring, that the policy may call in a completion;
-        ``environments`` is a class or function that makes an environment for each completion, or a dictionary of them
-        by name. Without ``data`` the environment alone says what is asked. Raises ConfigError for anything that a
-        recipe must not say.
+        - ``model``: a folder, a name on the Hugging Face Hub, "embedded", the path of a recipe (.yaml), or a model that
+          transformers or peft loaded, whose own weights are then trained; ``tokenizer`` replaces its tokenizer.
+        - ``data``: dictionaries in any iterable, a ``datasets.Dataset``, a path, a data type such as "gsm8k", or a
+          section of a recipe. Without ``data`` the environment asks the questions.
+        - ``rewards``: a function, an object, a reward type, a section, a pair (reward, weight), or a list of these,
+          which are summed.
+        - ``evaluation_data``: as ``data``; without it some rows are held out.
+        - ``tools``: functions with type hints and a docstring that the policy may call.
+        - ``environments``: a class or function that makes one for each completion, or a dictionary of them by name.
+        - ``agent``: ``async def agent(row, client) -> reward``, which talks to the policy as to a chat server.
+
+        Raises ConfigError for what a recipe does not allow.
         """
         place = model.name_or_path or NAMELESS if isinstance(model, nn.Module) else os.fspath(model)
         if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
             sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
-        self._tools, self._environments = tools, environments
+        self._tools, self._environments, self._agent = tools, environments, agent
         if place.endswith((".yaml", ".yml")):
             self._from_tree(read_tree(place), data, rewards, evaluation_data, sections, source=place)
             return
@@ -181,9 +187,10 @@ class Trainer:
         self._set(validate_tree(given_tree, source=source), recipe_text(given_tree), given)
 
     def _with_episodes(self, tree: dict[str, Any], given: Given, rewards: Any) -> Given:
-        """Tools and environments in the recipe. What an environment says that an episode is worth is a reward too."""
-        given = episodes_of(tree, given, self._tools, self._environments)
-        if self._environments is not None and wiring.give_rewards(self._environments):
+        """Tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
+        given = agent_of(tree, episodes_of(tree, given, self._tools, self._environments), self._agent)
+        plays = self._environments is not None and wiring.give_rewards(self._environments)
+        if plays or self._agent is not None:
             own = {"type": "environment"}
             listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
             if own["type"] not in [one.get("type") for one in listed]:
@@ -223,17 +230,17 @@ class Trainer:
         return self._finish(self._new_steps)
 
     def steps(self) -> Iterator[Step]:
-        """Train step by step: each step is done when it is asked for.
+        """Train step by step, as a generator. Leaving the loop early saves the run, which ``resume`` continues.
 
-        Leaving the loop early saves the run, which ``resume`` continues; the result of a run that was not left is in
-        ``result``. Example: ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
+        The result of a finished run is in ``result``. Example:
+        ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
         """
         return self._step_by_step(self._new_steps)
 
     def resume(self) -> Result:
-        """Continue this run from its newest checkpoint, to the same result as if it had never stopped.
+        """Continue this run from its newest checkpoint; the result is the same as without the stop.
 
-        Raises ConfigError if rows, rewards or recipe are others than those it began with.
+        Raises ConfigError if rows, rewards or recipe have changed.
         """
         return self._finish(self._resumed_steps)
 

@@ -108,6 +108,8 @@ class Run:
     saver: Checkpointer | None = None
     watcher: Watcher | None = None
     profiler: Profiler | None = None
+    sampler_metrics: Callable[[], dict[str, float]] = dict
+    """What is known of how the sampler got the weights of a step."""
     is_supervised: bool = False
     steps_done: int = 0
 
@@ -217,7 +219,7 @@ class Run:
             self.watcher.see(groups, graded)
         rewards = [reward for row in graded for reward in row]
         self._tell_first_failure([reward for reward in rewards if reward.is_failure], len(rewards))
-        check_errors(rewards, max_error_fraction=self.max_error_fraction)
+        check_errors(rewards, max_error_fraction=self.max_error_fraction, step=self.steps_done + 1)
 
     def _tell_first_failure(self, failed: Sequence[Reward], total: int) -> None:
         """Say once that grading fails, and keep the first traceback in the log."""
@@ -262,6 +264,7 @@ class Run:
         if self.is_supervised:
             metrics = supervised_metrics(metrics)
         metrics |= self._speeds(metrics)
+        metrics |= self.sampler_metrics()
         if self.profiler is not None:
             self.profiler.end(step + 1, metrics)
         self._finish_step(step + 1, metrics)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
 from oncurve.convert.draft import Draft, tree_of
-from oncurve.convert.options import Note, OptionOutcome, OptionValue, RewardSource
+from oncurve.convert.options import Note, OptionOutcome, RewardSource
 from oncurve.convert.options_file import quantization
 from oncurve.convert.trl import convert
 from oncurve.errors import ConfigError, DataError, listed
@@ -123,27 +123,25 @@ def translate(asked: TrainerArguments) -> Translation:
     args, names = asked.args, [reward_name(function) for function in asked.reward_funcs]
     found = OptionOutcome(
         "the script",
-        {name: OptionValue(value) for name, value in args.options().items()},
-        OptionValue(asked.model if isinstance(asked.model, str) else asked.model.name_or_path or "given"),
-        rewards=[RewardSource({}, what=name) for name in names],
+        args.options(),
+        asked.model if isinstance(asked.model, str) else asked.model.name_or_path or "given",
+        rewards=[RewardSource({}) for _ in names],
         is_running=True,
     )
     if args.dated is not None:
         found.notes.append(Note("differs", "versions", args.dated.describe()))
     for name in asked.lost:
         found.notes.append(Note("unsupported", name, LOST_ARGUMENTS[name]))
-    _read_bits(asked, found)
-    if asked.peft_config is not None:
-        found.lora = _lora(asked)
+    put_weights(asked, found)
     options = dict(args.chat_template_kwargs or {})
     found.options.pop("chat_template_kwargs", None)  # done here
-    tokenizer = _tokenizer(asked)
+    tokenizer = tokenizer_of(asked)
     data = asked.train_dataset
     if data is None and asked.environment_factory is not None:
         data = placeholder_rows(args, asked.environment_factory, max(_generated(args) // args.num_generations, 1))
     rows = _rows(data, asked, tokenizer, options, limit=_enough(args))
     evaluation = {
-        prefix: _rows(each, asked, tokenizer, options) for prefix, each in _evaluation_sets(asked.eval_dataset).items()
+        prefix: _rows(each, asked, tokenizer, options) for prefix, each in evaluation_sets(asked.eval_dataset).items()
     }
     draft = convert(found, processes=SETTINGS.processes or read_place().count, rows=len(rows))
     every = int(draft.values.get("evaluation.every_steps", 0)) if evaluation else 0
@@ -162,11 +160,19 @@ def translate(asked: TrainerArguments) -> Translation:
 def evaluation_rows(asked: TrainerArguments, data: Any, prefix: str) -> dict[str, list[Row]]:
     """Rows of another evaluation set, by the prefix of their metrics."""
     options = dict(asked.args.chat_template_kwargs or {})
-    sets = _evaluation_sets(data) if isinstance(data, Mapping) else {prefix: data}
-    return {name: _rows(each, asked, _tokenizer(asked), options) for name, each in sets.items()}
+    sets = evaluation_sets(data) if isinstance(data, Mapping) else {prefix: data}
+    return {name: _rows(each, asked, tokenizer_of(asked), options) for name, each in sets.items()}
 
 
-def _tokenizer(asked: TrainerArguments) -> Any:
+def put_weights(asked: TrainerArguments, found: OptionOutcome) -> None:
+    """The bits of the weights, and the adapter."""
+    _read_bits(asked, found)
+    if asked.peft_config is not None:
+        found.lora = _lora(asked)
+
+
+def tokenizer_of(asked: TrainerArguments) -> Any:
+    """The script's own, or the model's."""
     if asked.processing_class is not None:
         return asked.processing_class
     name = asked.model if isinstance(asked.model, str) else asked.model.name_or_path
@@ -228,7 +234,8 @@ def _gold(row: Mapping[str, Any]) -> Row:
     return {}
 
 
-def _evaluation_sets(data: Any) -> dict[str, Any]:
+def evaluation_sets(data: Any) -> dict[str, Any]:
+    """Evaluation sets by the prefix of their metrics."""
     if data is None:
         return {}
     if isinstance(data, Mapping):
@@ -269,14 +276,14 @@ def _read_bits(asked: TrainerArguments, found: OptionOutcome) -> None:
         said = said or vars(asked.model.config).get("quantization_config")
     if said is not None:
         values = said if isinstance(said, Mapping) else said.to_dict()
-        found.quantization = quantization(dict(values), None, found)
+        found.quantization = quantization(dict(values), found)
         if found.quantization is None:
             found.notes.append(Note("unsupported", "quantization_config", "there are nf4 and int8 of bitsandbytes"))
     if "model_init_kwargs" in found.options:
-        found.options["model_init_kwargs"] = OptionValue(init)
+        found.options["model_init_kwargs"] = init
 
 
-def _lora(asked: TrainerArguments) -> dict[str, OptionValue]:
+def _lora(asked: TrainerArguments) -> dict[str, Any]:
     """What a peft configuration says beside peft's defaults; layers are those that peft takes for the model."""
     from peft import LoraConfig
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
@@ -286,13 +293,9 @@ def _lora(asked: TrainerArguments) -> dict[str, OptionValue]:
         raise ConfigError(f"peft_config is a {type(config).__name__}; adapters are LoRA's. Pass a LoraConfig")
     plain = vars(LoraConfig())
     idle = ("peft_type", "auto_mapping", "base_model_name_or_path", "revision", "runtime_config", "peft_version")
-    given = {
-        name: OptionValue(value)
-        for name, value in vars(config).items()
-        if name not in idle and value != plain.get(name)
-    }
+    given = {name: value for name, value in vars(config).items() if name not in idle and value != plain.get(name)}
     if config.target_modules is None:
-        given["target_modules"] = OptionValue(sorted(TARGETS.get(_model_type(asked), ["q_proj", "v_proj"])))
+        given["target_modules"] = sorted(TARGETS.get(_model_type(asked), ["q_proj", "v_proj"]))
     return given
 
 

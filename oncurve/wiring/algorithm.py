@@ -12,12 +12,13 @@ from oncurve.wiring.rewards import part_weights
 if TYPE_CHECKING:
     from oncurve.algorithm.algorithm import Algorithm
     from oncurve.algorithm.pairings import PairingFinding
+    from oncurve.algorithm.table import Preset
 
 
 def algorithm_choices(config: Config) -> dict[str, Any]:
     """What the recipe replaces in its row of the table, by the names of the table."""
     chosen = config.algorithm.model_dump(
-        exclude={"type", "group_size", "function", "advantage_function", "mask_truncated", "teacher"}
+        exclude={"type", "group_size", "function", "advantage_function", "mask_truncated", "teacher", "teacher_hint"}
     )
     return {key: value for key, value in chosen.items() if value is not None}
 
@@ -47,6 +48,7 @@ def check_algorithm(config: Config) -> list[PairingFinding]:
             f"{config.algorithm.teacher}: a teacher belongs to reference teacher with kl_coef above 0, and they need "
             f"it. Set algorithm.teacher to a run, a folder or a Hugging Face Hub name, or leave it out"
         )
+    _check_teacher(config, row)
     choices = Choices(
         row=row,
         group_size=config.algorithm.group_size,
@@ -70,6 +72,26 @@ def check_algorithm(config: Config) -> list[PairingFinding]:
     return findings
 
 
+def is_served(teacher: str | None) -> bool:
+    """The teacher is the address of a server."""
+    return teacher is not None and teacher.startswith(("http://", "https://"))
+
+
+def _check_teacher(config: Config, row: Preset) -> None:
+    """Raises ConfigError for what a teacher cannot do."""
+    if is_served(config.algorithm.teacher) and config.rollouts.temperature != 1:
+        raise ConfigError(
+            f"algorithm.teacher is {config.algorithm.teacher}, and servers score tokens at temperature 1, but "
+            f"rollouts.temperature is {config.rollouts.temperature:g}. Set it to 1, or load the teacher in this process"
+        )
+    hint = config.algorithm.teacher_hint
+    if hint is not None and (row.kl_in != "advantage" or row.kl_coef == 0 or row.reference == "old"):
+        raise ConfigError(
+            "algorithm.teacher_hint is a text for a reference that teaches, and this one does not. Use algorithm.type "
+            "distil, with reference teacher, base or frozen"
+        )
+
+
 def can_be_negative(reward: Reward) -> bool:
     """The term can pay less than zero."""
     match reward:
@@ -88,9 +110,10 @@ def make_algorithm(config: Config) -> Algorithm:
 
     own: dict[str, Any] = algorithm_choices(config)
     if config.algorithm.function is not None:
-        own["loss"] = load_function(config.algorithm.function)
+        own["loss"] = load_function(config.algorithm.function, where="algorithm.function")
     if config.algorithm.advantage_function is not None:
-        own["advantage"] = load_function(config.algorithm.advantage_function)
+        place = config.algorithm.advantage_function
+        own["advantage"] = load_function(place, where="algorithm.advantage_function")
     return build(
         algorithm_name(config),
         group_size=config.algorithm.group_size,

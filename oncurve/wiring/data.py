@@ -36,6 +36,8 @@ class Rendered:
     """What a supervised stage learns, for each prompt in ``train``."""
     shown_during: list[Demonstration] = field(default_factory=list)
     """Held-out demonstrations, whose loss is measured during a supervised stage."""
+    hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    """What the reference reads in the place of each training prompt, where ``algorithm.teacher_hint`` says more."""
 
     @property
     def are_answered(self) -> bool:
@@ -172,7 +174,8 @@ def make_prompts(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
             f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
         )
-    return Rendered(train, middle, asked, excluded, demonstrations, shown_during)
+    hinted = writer.hinted(train) if config.algorithm.teacher_hint is not None else {}
+    return Rendered(train, middle, asked, excluded, demonstrations, shown_during, hinted)
 
 
 @dataclass
@@ -206,6 +209,29 @@ class _Writer:
         )
         self.excluded += too_long
         return prompts
+
+    def hinted(self, prompts: list[Prompt]) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """The prompts with a hint behind the question, by the prompts without. Of equal prompts the first counts.
+
+        Raises DataError for a column that a row lacks, and for a prompt that leaves no room for a completion.
+        """
+        from oncurve.data.hints import with_hint  # lazy
+        from oncurve.data.prompts import render_prompts  # lazy
+
+        data = self.config.data
+        rows = [with_hint(one.row, str(self.config.algorithm.teacher_hint), place=one.index) for one in prompts]
+        tokenizer = cast("Any", self.tokenizer)
+        made, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, few_shot=self.few_shot)
+        found: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for prompt, longer in zip(prompts, made, strict=True):
+            if self.limit is not None and len(longer.prompt_ids) > self.limit:
+                raise DataError(
+                    f"row {prompt.index}: with algorithm.teacher_hint its prompt has {len(longer.prompt_ids)} tokens, "
+                    f"and at most {self.limit} leave room for a completion. Write a shorter hint, or set "
+                    f"data.max_prompt_tokens lower"
+                )
+            found.setdefault(prompt.prompt_ids, longer.prompt_ids)
+        return found
 
     def shown(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
         from oncurve.data.demonstrations import render_demonstrations  # lazy

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from oncurve.config.schema import Config
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""
+OPENENV, VERIFIERS = "openenv:", "verifiers:"
+"""Stand before the address of a server, and the name of a taskset."""
 OWN_TOOLS = ("calculator", "python")
 
 
@@ -37,8 +40,12 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
     if config.rollouts.sleep:
         raise ConfigError(
             "rollouts.sleep is true, and a server that gives its memory back between steps cannot be asked turn by "
-            "turn yet. Set `rollouts.sleep=false`, or go without rollouts.tools and rollouts.environments"
+            "turn yet. Set `rollouts.sleep=false`, or go without rollouts.tools, environments and agent"
         )
+    if config.rollouts.agent is not None:
+        from oncurve.wiring.agents import with_agent  # lazy
+
+        return with_agent(sampler, config, given)
     made = EpisodeSampler(sampler, make_sampling(config), make_setup(config, given))
     made.keeps_environments = not config.rollouts.staleness
     return made
@@ -60,7 +67,7 @@ def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
             raise ConfigError(
                 f"rollouts: the tool {sorted(both)[0]!r} is also a method of the environment {kind.name}. Rename one"
             )
-    limits = config.rollouts.episodes.model_dump()
+    limits = config.rollouts.episodes.model_dump(exclude={"agent_seconds", "forks"})  # those of agents
     return EpisodeSetup(
         tools=tools,
         kinds=kinds,
@@ -100,11 +107,37 @@ def make_kinds(config: Config, given: Given) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
     for name, place in config.rollouts.environments.items():
         if place.startswith(GIVEN):
-            factory = _given(given.environments, place.removeprefix(GIVEN), "environments")
+            found = _given(given.environments, place.removeprefix(GIVEN), "environments")
+        elif place.startswith((OPENENV, VERIFIERS)):
+            found = place
         else:
-            factory = _load(place, f"rollouts.environments: {name}")
-        kinds[name] = Kind.of(name, factory)
+            found = _load(place, f"rollouts.environments: {name}")
+        kinds[name] = Kind.of(name, make_factory(found))
     return kinds
+
+
+def make_factory(found: Any) -> Callable[[], Any]:
+    """What makes an environment for each completion: itself, or an adapter around what another library has.
+
+    Raises ConfigError where that library or what is named in it is missing.
+    """
+    from oncurve.rollouts.episodes.openenv_session import is_openenv, session_around, session_at  # lazy
+    from oncurve.rollouts.episodes.verifiers_task import VerifiersTask, is_taskset, load_tasks, tasks_of  # lazy
+
+    if isinstance(found, str) and found.startswith(OPENENV):
+        return partial(session_at, found.removeprefix(OPENENV))
+    if isinstance(found, str):
+        return partial(VerifiersTask, load_tasks(found.removeprefix(VERIFIERS)))
+    if is_taskset(found):
+        return partial(VerifiersTask, tasks_of(found))
+    if not callable(found):
+        raise ConfigError(f"environments: {type(found).__name__} is none. Pass a class, or a function that makes one")
+
+    def make() -> Any:
+        made = found()
+        return session_around(made) if is_openenv(made) else made
+
+    return make
 
 
 def give_rewards(environments: Any) -> bool:
@@ -115,12 +148,12 @@ def give_rewards(environments: Any) -> bool:
     from oncurve.rollouts.episodes.environments import Kind  # lazy
 
     named = environments if isinstance(environments, Mapping) else {"default": environments}
-    return any(isinstance(one, str) or Kind.of(name, one).gives_reward for name, one in named.items())
+    return any(isinstance(one, str) or Kind.of(name, make_factory(one)).gives_reward for name, one in named.items())
 
 
 def make_tools_of(config: Config, given: Given) -> ToolsOf | None:
     """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
-    if not config.rollouts.has_episodes or not config.data.chat:
+    if not config.rollouts.has_episodes or not config.data.chat or config.rollouts.agent is not None:
         return None
     setup = make_setup(config, given)
     return lambda row: [tool.schema for tool in setup.tools_of(row).values()] or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from oncurve.policy.policy import ReplicaPlace, TrainedPolicy
     from oncurve.policy.sharding import Sharding
     from oncurve.policy.unread_model import Unread
+    from oncurve.rollouts.servers.teacher_server import TeacherServer
 
 
 log = logging.getLogger(__name__)
@@ -86,7 +88,8 @@ def make_policy(
         stand_in = None if unread is None else unread.stand_in(model)
         use_liger(model, config.policy.liger, compute_type=compute, stand_in=stand_in)
         del stand_in  # before the weights are read
-    reference = _make_reference(config, model, tokenizer, device, given) if with_reference else None
+    teacher = _connect_teacher(config, tokenizer) if with_reference else None
+    reference = _make_reference(config, model, tokenizer, device, given) if with_reference and not teacher else None
     return TrainedPolicy(
         model,
         tokenizer,
@@ -104,7 +107,29 @@ def make_policy(
         sharding=sharding,
         replica_place=where_whole(config, processes or ALONE, sharding),
         unread=unread,
+        teacher=teacher,
     )
+
+
+def _connect_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> TeacherServer | None:
+    """The teacher behind a server, once it is known to read the same tokens; None for any other."""
+    from oncurve.wiring.algorithm import is_served  # lazy
+
+    if not is_served(config.algorithm.teacher):
+        return None
+    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
+
+    require_aiohttp()
+    from oncurve.rollouts.servers.teacher_server import TeacherServer  # lazy
+
+    token = os.environ.get(TOKEN_VARIABLE)
+    teacher = TeacherServer(str(config.algorithm.teacher), token=token, deadlines=config.rollouts.deadlines)
+    try:
+        teacher.check_tokenizer(tokenizer, config.model)
+    except BaseException:
+        teacher.close()
+        raise
+    return teacher
 
 
 def where_whole(config: Config, processes: Processes, sharding: Sharding | ZeroSettings | None) -> ReplicaPlace:

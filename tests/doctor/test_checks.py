@@ -123,6 +123,10 @@ SICK: dict[str, list[Case]] = {
         )
     ],
     "grading_bound": [case({"time/grade_seconds": 4.0})],
+    "slow_link": [
+        case({"weights/sync_seconds": 4.0, "weights/late_servers": 0.0}),
+        case({"weights/sync_seconds": 0.5, "weights/late_servers": 1.0}),
+    ],
     "slowing": [case({"time/step_seconds": lambda x: 10 + 20 * x})],
     "memory_growth": [case({"memory/process_gib": lambda x: 2 + 3 * x}, steps=60)],
     "rollout_bound": [case({"time/sample_seconds": 9.0})],
@@ -203,6 +207,7 @@ NEARLY: dict[str, list[Case]] = {
         case({"reward/correct": 0.5, "evaluation/correct_fraction": 0.6}, {"evaluation.temperature": 1.0}),
     ],
     "grading_bound": [case({"time/grade_seconds": 2.9})],
+    "slow_link": [case({"weights/sync_seconds": 2.9, "weights/late_servers": late(0.0, 1.0)})],
     "slowing": [
         case({"time/step_seconds": lambda x: 10 + 8 * x}),
         case({"time/step_seconds": lambda x: 10 + 20 * x, "completion/mean_tokens": lambda x: 30 + 60 * x}),

@@ -182,7 +182,7 @@ def test_what_an_environment_does_wrong_is_ungraded_and_never_zero(
     policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
     script = lambda read: "fine<|end|>" if "<result>" in read else "<tool>1</tool>"  # noqa: E731
-    sampler = make_sampler(policy, script, environments={"breaks": Breaks}, environment_seconds=0.4)
+    sampler = make_sampler(policy, script, environments={"breaks": Breaks}, environment_seconds=4.0)
     letters = "rhcwgnmo"
     groups = sampler.sample(make_prompts(*letters), 2)
     kinds = {letter: [one.failure for one in group.completions] for letter, group in zip(letters, groups, strict=True)}

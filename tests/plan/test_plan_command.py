@@ -23,7 +23,7 @@ from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.step_time import flops_per_token, step_time
-from oncurve.plan.weight_transfer import sync_bytes, way_of_weights
+from oncurve.plan.weight_transfer import sent_share, sync_bytes, way_of_weights
 from oncurve.recipes.find import find_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +99,25 @@ def test_weights_of_a_32b_model_are_65_gigabytes_and_no_300_megabytes() -> None:
     assert parts["fetch over the network"].seconds == pytest.approx(5.24, abs=0.01)
     assert sync_bytes(THIRTY_TWO, replace(apart, method="lora")) < 0.01 * size
     assert sync_bytes(THIRTY_TWO, Setup()) == 0
+
+
+def test_differences_are_a_share_of_the_weights_that_grows_with_the_learning_rate() -> None:
+    whole = sync_bytes(THIRTY_TWO, Setup(placement="disaggregated", sampler_devices=1))
+    shares = []
+    for rate in (1e-7, 1e-6, 1e-5, 1e-4, 1e-2):
+        setup = Setup(placement="disaggregated", sampler_devices=1, delta_rate=rate)
+        shares.append(sync_bytes(THIRTY_TWO, setup) / whole)
+    assert shares == sorted(shares)
+    assert shares[1:4] == pytest.approx([share for _, share in constants.SENT_SHARES])
+    assert sent_share(10.0) == 1.0
+    words: dict[str, Any] = {"gpu": "H200", "gpus": 8, "placement": "disaggregated", "sampler_gpus": 2}
+    words["network_gbit"] = 0.1
+    slow = {
+        key: json.loads(planned("spot_32b/full", [f"rollouts.deltas={key}"], **words, as_json=True))["seconds"]["sync"]
+        for key in ("{}", "null")
+    }
+    assert slow["{}"] < slow["null"] / 10
+    assert "of all weights: rollouts.deltas" in planned("spot_32b/full", [], **words)
 
 
 def test_the_way_of_weights_that_is_taken_is_priced_part_by_part() -> None:

@@ -116,6 +116,7 @@ def test_the_variants_of_an_experiment_differ_in_what_they_are_for_alone() -> No
     assert changed("gsm8k_lora_8gb", "gsm8k_lora_8gb/shaped") == {"rewards"}
     assert changed("spot_32b", "spot_32b/full") == {
         "policy.lora",
+        "rollouts.deltas",
         "policy.parallel",
         "policy.tokens_per_microbatch",
         "optimizer.learning_rate",

@@ -17,6 +17,7 @@ from nursery import Nursery
 from safetensors.torch import load_file
 from sampled import assert_same_completions, rollouts
 
+from oncurve.report.overview import overview
 from oncurve.rollouts.servers.children import ChildServers
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -66,6 +67,22 @@ def test_a_run_with_servers_of_its_own_is_the_run_without_any_and_leaves_nobody(
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in ours)
     assert len(list((tmp_path / "served" / "server_logs").glob("oncurve_*.txt"))) == 2
     assert processes_with("serve", str(checkpoints["qwen2"])) == []
+
+
+@linux
+def test_servers_of_a_run_get_what_changed_and_its_report_says_how_much(
+    nursery: Nursery, recipe: Callable[..., Path], tmp_path: Path
+) -> None:
+    rollouts_section = {**SERVED["rollouts"], "deltas": {}, "staleness": 1}
+    changes = {"rollouts": rollouts_section, "optimizer": {"learning_rate": 1e-6}}
+    status, said = nursery.run("train", recipe(tmp_path, **SERVED | changes))
+    assert status == 0, said
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    sent = [row["weights/sent_fraction"] for row in rows if "weights/sent_fraction" in row]
+    assert sent[0] == 1.0
+    assert max(sent[1:]) < 0.7
+    [fact] = [value for name, value in overview(tmp_path / "run")["facts"] if name == "weights sent"]
+    assert "MB per step" in fact
 
 
 @linux

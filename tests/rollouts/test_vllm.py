@@ -14,7 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -25,9 +25,14 @@ from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
+from oncurve.rollouts.agents.agent_programs import FunctionAgent
+from oncurve.rollouts.agents.agent_sampler import AgentSampler
+from oncurve.rollouts.agents.agent_setup import AgentSetup
+from oncurve.rollouts.agents.conversation_frames import TagFrames
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
+from oncurve.rollouts.servers.teacher_server import TeacherServer
 from oncurve.settings import Deadlines, LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
@@ -141,6 +146,33 @@ def test_an_adapter_is_added_to_the_base_that_vllm_was_started_with(servers: Vll
         sampler.close()
 
 
+async def asks_twice(row: dict[str, Any], client: Any) -> float:
+    messages: list[Any] = [{"role": "user", "content": row["question"]}]
+    for _ in range(2):
+        reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=16)
+        messages += [reply.choices[0].message, {"role": "user", "content": "And now?"}]
+    return 1.0
+
+
+def test_an_agent_reaches_vllm_and_its_turns_have_the_trainers_logprobs(
+    sampler: ServerSampler, policy: TrainedPolicy
+) -> None:
+    setup = AgentSetup(
+        agent=FunctionAgent(asks_twice, "agent"),
+        make_frames=lambda tokenizer: TagFrames(tokenizer, turn="User: {user}\nAssistant:", opening=" <think>"),
+    )
+    agents = AgentSampler(sampler, PARAMS, setup)
+    agents.load_weights(policy, version=11)
+    for one in completions(agents.sample(make_prompts(policy), 3)):
+        assert (one.failure, one.num_turns) == (None, 2), one.failure_detail
+        ours = teacher_forced(policy.model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
+        own = torch.tensor(one.written)
+        torch.testing.assert_close(torch.tensor(one.sampler_logprobs)[own], ours[own], atol=1e-3, rtol=0)
+    endpoint = agents._endpoint
+    assert endpoint is not None
+    endpoint.close()  # the fixture closes the sampler inside
+
+
 def test_children_of_a_run_sample_for_it_and_end_with_it(tmp_path: Path) -> None:
     words = ["train", "word_problems", "run.steps=2", f"run.folder={tmp_path}", "run.name=run"]
     words += [
@@ -204,3 +236,23 @@ def test_a_run_goes_on_when_one_of_two_servers_is_killed(servers: VllmServers, t
     while servers.process_of(servers.urls[0]).pid == old:
         assert time.monotonic() < end, "the server is started again"
         time.sleep(0.1)
+
+
+def test_a_teacher_behind_vllm_scores_each_token_as_the_model_does(servers: VllmServers, tmp_path: Path) -> None:
+    model, tokenizer = load_model("embedded")
+    policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
+    sampler = ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=Deadlines(gone_seconds=300.0))
+    sampler.load_weights(policy, version=0)  # of whichever test came before
+    sampler.close()
+    rows = [([5, 6, 7], [8, 9]), ([10], [11, 12, 13, 14]), (list(range(40)), [3])]
+    teacher = TeacherServer(servers.urls[0])
+    try:
+        teacher.check_tokenizer(tokenizer, "embedded")
+        found = teacher.logprobs(rows)
+    finally:
+        teacher.close()
+    for (prompt, completion), scores in zip(rows, found, strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([[*prompt, *completion]])).logits[0].log_softmax(-1)
+        expected = [float(logprobs[len(prompt) - 1 + at, token]) for at, token in enumerate(completion)]
+        assert scores == pytest.approx(expected, abs=1e-3)

@@ -76,6 +76,41 @@ class ForeignText:
             ids += self.tokenizer.encode(piece, add_special_tokens=False)
         return [token for token in ids if token not in self.marks]
 
+    def framed(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Marks and foreign words (True), tokenized as one text in which the words are no marks.
+
+        Nor do they become one together with what stands beside them.
+        """
+        text, foreign = "", [False]
+        for part, is_foreign in parts:
+            text += part
+            foreign += [is_foreign] * len(part)
+        cuts, at = [0], 0
+        while match := self._names.search(text, at):
+            is_mark = not any(foreign[match.start() + 1 : match.end() + 1])
+            at = match.end() if is_mark else match.start() + 1
+            cuts += [] if is_mark else [at]
+        ids: list[int] = []
+        for start, end in pairwise([*cuts, len(text)]):
+            ids += self.tokenizer.encode(text[start:end], add_special_tokens=False)
+        alone = [self.tokenizer.encode(part, add_special_tokens=False) for part, is_foreign in parts if not is_foreign]
+        wanted = [mark for one in alone for mark in self._marks_in(one)]
+        return ids if self._marks_in(ids) == wanted else self._framed_apart(parts)
+
+    def holds_mark(self, text: str) -> bool:
+        """The name of a mark stands in the text."""
+        return self._names.search(text) is not None
+
+    def _marks_in(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self.marks]
+
+    def _framed_apart(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Each part by itself, for a tokenizer that finds marks in other ways than by their names."""
+        ids: list[int] = []
+        for text, is_foreign in parts:
+            ids += self.encode(text) if is_foreign else self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
     def cut(self, text: str, limit: int) -> list[int]:
         """The same with at most ``limit`` tokens; what was longer ends with a mark for that."""
         ids = self.encode(text[: limit * _CHARACTERS_PER_TOKEN])
@@ -107,7 +142,7 @@ class TagDialect:
     Words of an environment without tools stand where the next question of the prompt's template would.
     """
 
-    stop = ("</tool>",)
+    stop: tuple[str, ...] = ("</tool>",)
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, turn: str = "\nUser: {user}\nAssistant:") -> None:
         """``turn`` is what stands between two turns, with {user} where the words of the environment go."""
@@ -166,12 +201,16 @@ class ChatDialect:
         self._read: Read = lambda text, tools: []
         self._escapes = False
         if has_tools:
-            self._check_prefix("tool")
-            self._read = self._find_format()
-            framed = self._after([{"role": "tool", "name": "oncurve_probe", "content": _QUOTED}])
-            self._escapes = json.dumps(_QUOTED)[1:-1] in framed
+            self.learn_tools()
         if has_words:
-            self._check_prefix("user")
+            self.check_prefix("user")
+
+    def learn_tools(self) -> None:
+        """Find out how the template writes calls and frames answers. Raises ConfigError as above."""
+        self.check_prefix("tool")
+        self._read = self._find_format()
+        framed = self._after([{"role": "tool", "name": "oncurve_probe", "content": _QUOTED}])
+        self._escapes = json.dumps(_QUOTED)[1:-1] in framed
 
     def read(self, text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
         """The calls in a turn."""
@@ -215,7 +254,7 @@ class ChatDialect:
         options: dict[str, Any] = {**self._arguments, "tokenize": False, "add_generation_prompt": goes_on}
         return str(self.tokenizer.apply_chat_template(messages, **options))
 
-    def _check_prefix(self, role: str) -> None:
+    def check_prefix(self, role: str) -> None:
         """Raises ConfigError if an earlier turn reads differently when another one follows."""
         for words in (_WORDS, f"<think>\nfirst\n</think>\n\n{_WORDS}"):
             said = {"role": "assistant", "content": words}

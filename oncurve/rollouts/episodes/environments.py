@@ -25,6 +25,16 @@ DEAD = ("MemoryError", "EOFError", "ConnectionError", *(kind.__name__ for kind i
 Factory = Callable[[], Any]
 
 
+class AdaptedEnvironment:
+    """Around an environment of another library: tools with schemas of their own, and a score of the conversation."""
+
+    tools: Mapping[str, Tool]
+
+    async def score(self, messages: Sequence[Mapping[str, Any]]) -> Any:
+        """What the episode is worth, from the policy's words, its calls and their answers as chat messages."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Kind:
     """What is known of a factory's environments before one is used."""
@@ -57,12 +67,13 @@ class Kind:
                 )
             has_steps = "step" in methods and "get_reward" not in methods and is_step(methods["step"])
             tools = {} if has_steps else methods_as_tools(made)
-            if not has_steps and not tools:
+            if not has_steps and not tools and not isinstance(made, AdaptedEnvironment):
                 raise ConfigError(
                     f"environment {name}: {type(made).__name__} has no public method besides reset, so the policy can "
                     f"do nothing in it. Write one for each tool, or Gymnasium's step(action)"
                 )
-            return cls(name, factory, has_steps, tools, has_steps or "get_reward" in methods, declares(made))
+            scores = has_steps or "get_reward" in methods or isinstance(made, AdaptedEnvironment)
+            return cls(name, factory, has_steps, tools, scores, declares(made))
         finally:
             close(made)
 
@@ -101,8 +112,10 @@ class Environment:
         """An environment that has an attribute ``done`` ends its episode by it."""
         self.is_done = self.is_done or vars(self.inner).get("done") is True
 
-    def reward(self) -> Any:
-        """What the episode is worth, as the environment says; may have to be awaited."""
+    def reward(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> Any:
+        """What the episode, with its ``messages``, is worth as the environment says; may have to be awaited."""
+        if isinstance(self.inner, AdaptedEnvironment):
+            return self.inner.score(messages())
         return self.earned if self.kind.has_steps else self.inner.get_reward()
 
 
@@ -131,7 +144,9 @@ def public_methods(made: Any) -> dict[str, Callable[..., Any]]:
 
 
 def methods_as_tools(made: Any) -> dict[str, Tool]:
-    """A tool for every public method."""
+    """A tool for every public method, or those that an adapter knows."""
+    if isinstance(made, AdaptedEnvironment):
+        return dict(made.tools)
     methods = public_methods(made)
     return tools_of(
         method for name, method in methods.items() if name not in RESERVED[:3] and not isinstance(made, type)

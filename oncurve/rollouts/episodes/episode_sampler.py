@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oncurve.errors import Failure, SamplerError, attempt
-from oncurve.records import EpisodeEnd, FinishReason, Group, Prompt, Reward
+from oncurve.records import EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys, turn_key
@@ -353,7 +353,10 @@ class _Run:
                 episode.reward = reward
                 self._whole(episode)
 
-        self._call(episode, environment.reward, rewarded, is_environment=True)
+        def messages() -> list[dict[str, Any]]:
+            return messages_of(episode.completion(self._text(episode), self.version, keeps_environment=False))
+
+        self._call(episode, partial(environment.reward, messages), rewarded, is_environment=True)
 
     def _fail(self, episode: Episode, failure: Failure, where: str) -> None:
         """The environment is at fault: nothing can be said of what the policy did."""

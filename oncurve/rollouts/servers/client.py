@@ -67,6 +67,13 @@ class ServerClient:
         """Completions of one prompt."""
         return await self._call("POST", protocol.GENERATE, within=within, body=body)
 
+    async def tokenize(self, text: str, *, within: float) -> list[int]:
+        """The tokens of a text, without those that a tokenizer puts around it."""
+        body = {"prompt": text, "add_special_tokens": False}
+        return [
+            int(token) for token in (await self._call("POST", protocol.TOKENIZE, within=within, body=body))["tokens"]
+        ]
+
     async def pause(self, *, within: float) -> None:
         """End what it still samples for nobody, forget the cached prompts, begin nothing."""
         await self._call("POST", f"{protocol.PAUSE}?mode=abort&clear_cache=true", within=within)

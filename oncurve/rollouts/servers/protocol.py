@@ -19,6 +19,7 @@ from oncurve.rollouts.base import SamplingParams
 HEALTH = "/health"
 WEIGHT_INFO = "/weight_info"
 GENERATE = "/inference/v1/generate"
+TOKENIZE = "/tokenize"
 PAUSE = "/pause"
 RESUME = "/resume"
 INIT = "/init_weight_transfer_engine"
@@ -59,6 +60,8 @@ class GenerateRequest:
     params: SamplingParams
     end_ids: tuple[int, ...]
     keys: tuple[int, ...] | None
+    is_scored: bool = False
+    """Nothing is sampled: the log-probabilities of the prompt are asked for."""
 
 
 def request_body(
@@ -121,6 +124,7 @@ def read_request(body: Any) -> GenerateRequest:
         params=params,
         end_ids=_tokens(sampling, "stop_token_ids"),
         keys=None if keys is None else tuple(int(key) for key in keys),
+        is_scored=sampling.get("prompt_logprobs") is not None,
     )
 
 
@@ -151,6 +155,32 @@ def response_body(request_id: str, sampled: Sequence[GeneratedCompletion]) -> di
         for index, one in enumerate(sampled)
     ]
     return {"request_id": request_id, "choices": choices}
+
+
+def score_body(token_ids: Sequence[int], *, request_id: str) -> dict[str, Any]:
+    """Ask for the log-probability of every token behind the first. vLLM samples at least one token beside."""
+    sampling = {"n": 1, "temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+    return {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": sampling}
+
+
+def scores_body(request_id: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    """What a server answers to that: nothing of the first token, one entry of each other."""
+    scored = [None, *({str(token): {"logprob": one}} for token, one in zip(token_ids[1:], logprobs, strict=True))]
+    return {"request_id": request_id, "choices": [], "prompt_logprobs": scored}
+
+
+def read_scores(body: Any, token_ids: Sequence[int]) -> list[float]:
+    """The log-probabilities of all tokens but the first.
+
+    Raises ValueError for an answer that lacks one.
+    """
+    scored = body.get("prompt_logprobs") if isinstance(body, dict) else None
+    if not isinstance(scored, list) or len(scored) != len(token_ids):
+        raise ValueError(
+            f"{len(token_ids)} tokens were sent, and it gives {len(scored or ())} log-probabilities of them. It must "
+            f"be `oncurve serve`, or vLLM 0.32 or newer"
+        )
+    return [float(entry[str(token)]["logprob"]) for token, entry in zip(token_ids[1:], scored[1:], strict=True)]
 
 
 def read_response(body: Any, *, request_id: str, count: int) -> list[GeneratedCompletion]:

@@ -76,6 +76,7 @@ class ServerSampler:
         self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words) if deltas else None
         self._store = self._deltas or WeightStore(weights_folder, **words)
         self._prepared: Manifest | None = None
+        self._num_late = 0
         self._transfer, self._sleep = transfer, sleep
         self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
         if transfer is not None:
@@ -231,11 +232,29 @@ class ServerSampler:
             if self.on_group is not None:
                 self.on_group(groups[place])
 
+        self._num_late = sum(server.state in ("stale", "syncing") for server in self.pool.servers)
         with self._copies.still():
             self._loop.call(self.pool.sample(jobs, finish))
         if self._sleep and not is_measuring:  # measurements sample again, and nothing trains between them
             self._loop.call(self.pool.rest())
         return [groups[place] for place in range(len(prompts))]
+
+    def weight_metrics(self) -> dict[str, float]:
+        """How the newest weights came to the servers; nothing where they are not sent as differences."""
+        last = self._deltas.last if self._deltas is not None else None
+        if last is None or self._manifest is None:
+            return {}
+        have = [server for server in self.pool.servers if server.label == self._manifest.label]
+        return {
+            "weights/changed_fraction": last.changed_fraction,
+            "weights/sent_fraction": last.bytes / max(1, last.whole_bytes),
+            "weights/sent_mb": last.bytes / 1e6,
+            "weights/publish_seconds": last.seconds,
+            "weights/coding_seconds": last.coding_seconds,
+            "weights/sync_seconds": max((server.sync_seconds for server in have), default=0.0),
+            "weights/stood_seconds": max((server.stood_seconds for server in have), default=0.0),
+            "weights/late_servers": float(self._num_late),
+        }
 
     def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> ServerTurns:
         """Turns of the weights that were loaded last."""

@@ -16,9 +16,11 @@ from typing import Any
 from aiohttp import web
 
 from oncurve.errors import ConfigError, SamplerError
+from oncurve.rollouts.agents.conversation_frames import Frames
 from oncurve.rollouts.base import PolicyView
 from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.registry import register
+from oncurve.rollouts.serving.chat_routes import ChatRoutes
 from oncurve.rollouts.serving.relay import give_to_other
 from oncurve.rollouts.serving.sampling import Paused, Sampling
 from oncurve.rollouts.serving.weight_update import WeightUpdate
@@ -40,12 +42,17 @@ class SamplingServer:
         context_tokens: int,
         token: str | None = None,
         cuda_graphs: bool = True,
+        frames: Frames | None = None,
     ) -> None:
+        """``frames`` say how conversations are written down; without them there are no chat routes."""
         self.sampling = Sampling(policy, max_rows=max_rows, cuda_graphs=cuda_graphs)
         self.context_tokens, self.token = context_tokens, token
         self.update = WeightUpdate(policy.model)
         self.instance = secrets.token_hex(8)
         self.is_draining = False
+        self.chats = None
+        if frames is not None:
+            self.chats = ChatRoutes(policy, self.sampling, frames, context_tokens=context_tokens)
         self._control = asyncio.Lock()
         self._is_updating = False
 
@@ -55,6 +62,7 @@ class SamplingServer:
         app.router.add_get(protocol.HEALTH, self.health)
         app.router.add_get(protocol.WEIGHT_INFO, self.weight_info)
         app.router.add_post(protocol.GENERATE, self.generate)
+        app.router.add_post(protocol.TOKENIZE, self.tokenize)
         app.router.add_post(protocol.PAUSE, self.pause)
         app.router.add_post(protocol.RESUME, self.resume)
         app.router.add_post(protocol.INIT, self.init)
@@ -62,6 +70,8 @@ class SamplingServer:
         app.router.add_post(protocol.UPDATE, self.stage)
         app.router.add_post(protocol.FINISH, self.finish)
         app.router.add_get(f"{protocol.RELAY}/{{label}}/{{name}}", self.relay)
+        if self.chats is not None:
+            self.chats.add_to(app.router)
         return app
 
     @web.middleware
@@ -95,9 +105,9 @@ class SamplingServer:
         )
 
     async def generate(self, request: web.Request) -> web.Response:
-        """Completions of one prompt; a caller that goes away ends them."""
+        """Completions of one prompt, or its own log-probabilities; a caller that goes away ends them."""
         asked = protocol.read_request(await _json(request))
-        longest = len(asked.token_ids) + asked.params.max_completion_tokens
+        longest = len(asked.token_ids) + (0 if asked.is_scored else asked.params.max_completion_tokens)
         if not asked.token_ids or longest > self.context_tokens:
             raise ValueError(
                 f"{len(asked.token_ids)} prompt tokens and {asked.params.max_completion_tokens} of a completion; "
@@ -105,6 +115,9 @@ class SamplingServer:
             )
         if self.is_draining:
             return _say("the server is ending", 503)
+        if asked.is_scored:
+            scores = await asyncio.to_thread(self.sampling.score, asked.token_ids)
+            return web.json_response(protocol.scores_body(asked.request_id, asked.token_ids, scores))
         try:
             work = self.sampling.submit(asked)
         except Paused:
@@ -117,6 +130,13 @@ class SamplingServer:
         except SamplerError as error:
             return _say(str(error), 500)
         return web.json_response(protocol.response_body(asked.request_id, sampled))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """The tokens of a text."""
+        body = await _json(request)
+        special = bool(body.get("add_special_tokens", True))
+        ids = self.sampling.policy.tokenizer(str(body["prompt"]), add_special_tokens=special)["input_ids"]
+        return web.json_response({"tokens": ids, "count": len(ids)})
 
     async def pause(self, request: web.Request) -> web.Response:
         """Take no requests; mode abort cuts off those that run, wait lets them end."""
@@ -238,6 +258,8 @@ async def serve(
     if entry is not None:
         entry.unlink(missing_ok=True)
     server.is_draining = True
+    if server.chats is not None:
+        server.chats.is_draining = True
     notify("ending: nothing new is taken")
     with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
         await asyncio.wait_for(_until_idle(server), grace_seconds)

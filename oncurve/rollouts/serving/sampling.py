@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from oncurve.errors import SamplerError
+from oncurve.model.head import head
+from oncurve.model.weights import body_of
 from oncurve.rollouts.base import PolicyView
 from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.proof import Proof
@@ -31,6 +34,7 @@ class Sampling:
         self.scheduler = RowScheduler(policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs))
         self.scheduler.label = label
         self._dropped: set[Request] = set()
+        self._reading = threading.Lock()
         self._changed = threading.Condition()
         self._is_paused = self._is_closed = self._is_standing = False
         self._ends_running = False
@@ -105,9 +109,18 @@ class Sampling:
         with self._changed:
             if not (self._is_paused and self._is_standing):
                 raise SamplerError("weights cannot change while the server samples; pause it first")
-            apply()
+            with self._reading:
+                apply()
             self.scheduler.label = label
             self.scheduler.forget()
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """log p of every token but the first, given those before it, in the caller's thread."""
+        model = self.policy.model
+        ids = torch.tensor(token_ids, device=model.device)
+        with self._reading, torch.inference_mode(), self.policy.compute():
+            hidden = body_of(model)(input_ids=ids[None], use_cache=False).last_hidden_state[0, :-1]
+            return head(model, hidden, ids[1:], 1.0)[0].tolist()
 
     def close(self) -> None:
         """End the thread when what runs is done."""

@@ -1,0 +1,167 @@
+"""What stages beside GRPO bring on the embedded word problems: distillation, rejection sampling, a warm start.
+
+    python benchmarks/stages.py distil FOLDER      a run of GRPO teaches the base that it came from, three seeds
+    python benchmarks/stages.py keep FOLDER        two rounds of rejection sampling beside GRPO, same sampled tokens
+    python benchmarks/stages.py spread FOLDER      entropy and pass@8 after supervised training, and after GRPO from it
+
+Every run is one of the command line, made in FOLDER/runs and not made again where it is there. Accuracies and numbers
+of steps do not depend on what else the machine does; seconds do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from oncurve.observe.manifest import describe_run
+from oncurve.observe.record import read_json, read_metrics
+
+RECIPE, STUDENT = "word_problems", "distil_word_problems"
+GOAL = 0.9
+DURING = ("evaluation.every_steps=1", "evaluation.num_prompts_during=200")
+QUIET = ("evaluation.every_steps=0",)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    found = {**PARTS[asked.part](asked.folder.resolve(), asked.seeds), "made_by": describe_run()}
+    text = json.dumps(found, indent=1)
+    if asked.output:
+        asked.output.write_text(text + "\n")
+    sys.stdout.write(text + "\n")
+
+
+def command(folder: Path, *words: str) -> None:
+    """A command of oncurve, whose last words are shown if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "oncurve", *words], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
+
+
+def run(folder: Path, verb: str, recipe: str, name: str, *settings: str) -> Path:
+    """The folder of a run, made if it is not there."""
+    place = folder / "runs" / name
+    if not (place / "evaluations" / "trained.json").exists():
+        command(folder, verb, recipe, f"run.name={name}", *settings)
+    return place
+
+
+def grpo(folder: Path, seed: int, *settings: str, name: str = "grpo") -> Path:
+    return run(folder, "train", RECIPE, f"{name}-{seed}", f"run.seed={seed}", *DURING, *settings)
+
+
+def share(place: Path, name: str = "trained") -> dict[str, Any]:
+    """Correct of the 500 test problems, greedy, with the interval."""
+    found = read_json(place / "evaluations" / f"{name}.json")["correct"]
+    return {key: round(found[key], 4) for key in ("fraction", "low", "high")}
+
+
+def course(place: Path) -> dict[str, Any]:
+    """Steps, completions, sampled tokens and seconds until the goal is reached on held-out problems."""
+    rows = [row for row in read_metrics(place) if row["step"]]
+    curve = [round(row["evaluation/correct_fraction"], 4) for row in rows]
+    reached = next((number for number, value in enumerate(curve, start=1) if value >= GOAL), None)
+    sums = {
+        key: list(accumulate(row[name] for row in rows))
+        for key, name in (("tokens", "tokens/sampled"), ("seconds", "time/step_seconds"))
+    }
+    at = {key: round(values[reached - 1], 1) if reached else None for key, values in sums.items()}
+    return {"steps": reached, **at, "curve": curve, "after": share(place)}
+
+
+def distil(folder: Path, seeds: list[int]) -> dict[str, Any]:
+    """Steps to the goal by distillation and by GRPO from the same base."""
+    seen = []
+    for seed in seeds:
+        teacher = grpo(folder, seed)
+        student = run(
+            folder, "train", STUDENT, f"student-{seed}", f"run.seed={seed}", f"algorithm.teacher={teacher}", *DURING
+        )
+        seen.append({"seed": seed, "grpo": course(teacher), "distil": course(student)})
+    return {"goal": GOAL, "seeds": seen}
+
+
+def keep(folder: Path, seeds: list[int]) -> dict[str, Any]:
+    """Accuracy after one and two rounds, and that of GRPO after as many sampled tokens."""
+    seen = []
+    for seed in seeds:
+        rows = [row for row in read_metrics(grpo(folder, seed)) if row["step"]]
+        sampled = list(accumulate(row["tokens/sampled"] for row in rows))
+        model, spent, rounds = "embedded", 0, []
+        for number in (1, 2):
+            file = folder / f"kept-{seed}-{number}.jsonl"
+            part = (f"run.seed={10 * seed + number}", "data.limit=800", f"model={model}")
+            if not file.exists():
+                command(folder, "sample", RECIPE, "--keep-correct", str(file), "--per-prompt", "4", *part)
+            place = run(
+                folder, "sft", RECIPE, f"round-{seed}-{number}", f"model={model}", "data.type=jsonl",
+                f"data.path={file}", "data.template=think_answer", "sft.epochs=2", "optimizer.learning_rate=3e-4",
+                "optimizer.schedule=linear", f"run.seed={seed}", *QUIET,
+            )  # fmt: skip
+            kept = [json.loads(line) for line in file.read_text().splitlines()]
+            spent += 800 * 8 * read_json(place / "evaluations" / "base.json")["metrics"]["evaluation/mean_tokens"]
+            rounds.append({"round": number, "rows": len(kept), "tokens": round(spent), "after": share(place)})
+            model = str(place)
+        beside = [next((at for at, all_of in enumerate(sampled, 1) if all_of >= one["tokens"]), None) for one in rounds]
+        held_out = [row["evaluation/correct_fraction"] for row in rows]
+        seen.append({
+            "seed": seed, "rounds": rounds,
+            "grpo": [{"steps": at, "held_out": at and round(held_out[at - 1], 4)} for at in beside],
+        })  # fmt: skip
+    return {"seeds": seen}
+
+
+def spread(folder: Path, seeds: list[int]) -> dict[str, Any]:
+    """What supervised training of growing length leaves for GRPO to find."""
+    seen = []
+    for seed in seeds:
+        for steps in (0, 10, 60, 300):
+            model = "embedded"
+            if steps:
+                model = str(run(
+                    folder, "sft", RECIPE, f"warm-{steps}-{seed}", f"run.steps={steps}", f"run.seed={seed}",
+                    "optimizer.learning_rate=3e-4", "optimizer.schedule=linear", *QUIET,
+                ))  # fmt: skip
+            after = grpo(
+                folder, seed, *((f"model={model}",) if steps else ()), name=f"from-{steps}" if steps else "grpo"
+            )
+            first = next(row for row in read_metrics(after) if row["step"] == 1)
+            one = {"seed": seed, "sft_steps": steps, "entropy": round(first["policy/entropy"], 4)}
+            for when, weights in (("before", model), ("after_grpo", str(after))):
+                one[when] = sampled_eight(folder, weights, f"{when}-{steps}-{seed}")
+            seen.append(one | {"grpo": course(after)})
+    return {"models": seen}
+
+
+def sampled_eight(folder: Path, model: str, name: str) -> dict[str, float]:
+    """pass@1 and pass@8 of a model on 200 test problems at temperature 1."""
+    output = folder / "eight" / name
+    if not (output / "evaluations").exists():
+        command(
+            folder, "evaluate", RECIPE, "--model", model, "--output", str(output), "evaluation.samples=8",
+            "evaluation.temperature=1.0", "evaluation.num_prompts=200", *QUIET,
+        )  # fmt: skip
+    found = read_json(output / "evaluations" / "evaluation.json")["pass_at_k"]
+    return {f"pass@{k}": round(found[k], 4) for k in ("1", "8")}
+
+
+PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {"distil": distil, "keep": keep, "spread": spread}
+
+if __name__ == "__main__":
+    main()

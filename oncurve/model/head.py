@@ -1,0 +1,36 @@
+"""Language-model head: from hidden states to log-probabilities and entropies of tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oncurve.algorithm.logprobs import HeadOps, from_hidden, from_logits
+from oncurve.algorithm.precision import arithmetic_type, head_type
+from oncurve.errors import TrainingError
+from oncurve.model.weights import is_plain_head
+
+
+def head(
+    model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, *, ops: HeadOps | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of tokens from hidden states, in chunks where the head is a plain matrix.
+
+    ``ops`` computes on the chunks of logits; torch does if None.
+    """
+    layer = model.get_output_embeddings()
+    if layer is None:
+        raise TrainingError(f"{type(model).__name__} has no language-model head; oncurve trains causal language models")
+    if is_plain_head(model):
+        dtype = head_type(hidden.device, arithmetic_type(hidden.device, hidden.dtype), hidden.dtype)
+        return from_hidden(hidden.to(dtype), layer.weight, targets, temperature=temperature, ops=ops)
+    logits: Tensor = layer(hidden)
+    known = vars(model.config.get_text_config())
+    if cap := known.get("final_logit_softcapping"):
+        logits = torch.tanh(logits / cap) * cap
+    if scale := known.get("logits_scaling"):
+        logits = logits / scale
+    if scale := known.get("logit_scale"):
+        logits = logits * scale
+    return from_logits(logits, targets, temperature=temperature)
