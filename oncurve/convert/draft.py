@@ -13,7 +13,7 @@ from oncurve.config.messages import known_keys
 from oncurve.config.schema import Config
 from oncurve.convert.options import Note, OptionOutcome, OptionValue, table
 
-SECTIONS = ("model", "data", "rewards", "algorithm", "rollouts", "policy", "optimizer", "evaluation", "run")
+SECTIONS = ("model", "data", "rewards", "algorithm", "rollouts", "policy", "optimizer", "evaluation", "run", "sft")
 
 
 @dataclass

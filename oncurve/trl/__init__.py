@@ -34,12 +34,16 @@ if TYPE_CHECKING:
         get_quantization_config,
     )
     from oncurve.trl.settings import accept_lost
+    from oncurve.trl.sft_config import SFTConfig
+    from oncurve.trl.sft_trainer import SFTTrainer
 
 _HOMES = {
     "DatasetMixtureConfig": "script_arguments",
     "GRPOConfig": "grpo_config",
     "GRPOTrainer": "grpo_trainer",
     "ModelConfig": "script_arguments",
+    "SFTConfig": "sft_config",
+    "SFTTrainer": "sft_trainer",
     "ScriptArguments": "script_arguments",
     "TrlParser": "script_arguments",
     "accept_lost": "settings",
@@ -64,6 +68,8 @@ __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
     "ModelConfig",
+    "SFTConfig",
+    "SFTTrainer",
     "ScriptArguments",
     "TrlParser",
     "__version__",

@@ -105,7 +105,7 @@ class GRPOTrainer:
         self.oncurve = Trainer.from_tree(
             found.recipe(),
             found.rows,
-            found.rewards,
+            found.rewards or None,
             found.measured(),
             model=None if isinstance(asked.model, str) else asked.model,
             tokenizer=found.tokenizer,
@@ -143,8 +143,12 @@ class GRPOTrainer:
             return
         if self.oncurve.result is not None or self.state.global_step:
             raise ConfigError("the tokenizer cannot be replaced when training has begun. Pass it to GRPOTrainer")
-        self.translation = translate(replace(self.translation.asked, processing_class=tokenizer))
+        self.translation = self._translate(replace(self.translation.asked, processing_class=tokenizer))
         self._make(is_said=True)
+
+    def _translate(self, asked: TrainerArguments) -> Translation:
+        """The arguments as a recipe."""
+        return translate(asked)
 
     tokenizer = processing_class
 
@@ -166,7 +170,7 @@ class GRPOTrainer:
         seconds, losses = 0.0, []
         for step in self._watched(steps):
             seconds += step.metrics.get("time/step_seconds", 0.0)
-            losses.append(step.metrics.get("policy/loss", 0.0))
+            losses.append(step.metrics.get("policy/loss", step.metrics.get("sft/loss", 0.0)))
             if self.control.should_training_stop:
                 steps.close()  # type: ignore[attr-defined]
         result = self.oncurve.result

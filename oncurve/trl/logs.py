@@ -11,6 +11,7 @@ from oncurve.train.run import Step
 
 SAME = {
     "policy/loss": "loss",
+    "sft/loss": "loss",
     "policy/gradient_norm": "grad_norm",
     "policy/learning_rate": "learning_rate",
     "policy/kl": "kl",

@@ -16,7 +16,7 @@ from oncurve.errors import ConfigError
 ELSEWHERE = (
     "BEMACallback", "DPOConfig", "DPOTrainer", "DistillationConfig", "DistillationTrainer",
     "KTOConfig", "KTOTrainer", "RLOOConfig", "RLOOTrainer", "RewardConfig", "RewardTrainer",
-    "SFTConfig", "SFTTrainer", "SyncRefModelCallback", "add_response_schema",
+    "SyncRefModelCallback", "add_response_schema",
     "clone_chat_template", "create_reference_model", "extract_prompt", "get_training_chat_template",
     "init_zero_verbose", "is_conversational_from_value", "maybe_convert_to_chatml", "maybe_extract_prompt",
     "maybe_unpair_preference_dataset", "pack_dataset", "prepare_multimodal_messages", "supports_tool_calling",
@@ -44,7 +44,8 @@ class _Elsewhere(type):
     def __call__(cls, *_: Any, **__: Any) -> Any:
         """Raises ConfigError."""
         raise ConfigError(
-            f"the script uses trl.{cls.__name__}, which oncurve has not: it trains with GRPO. Run that part with TRL"
+            f"the script uses trl.{cls.__name__}, which oncurve has not: it trains with GRPO and on demonstrations. "
+            f"Run that part with TRL"
         )
 
 

@@ -132,18 +132,16 @@ def translate(asked: TrainerArguments) -> Translation:
         found.notes.append(Note("differs", "versions", args.dated.describe()))
     for name in asked.lost:
         found.notes.append(Note("unsupported", name, LOST_ARGUMENTS[name]))
-    _read_bits(asked, found)
-    if asked.peft_config is not None:
-        found.lora = _lora(asked)
+    put_weights(asked, found)
     options = dict(args.chat_template_kwargs or {})
     found.options.pop("chat_template_kwargs", None)  # done here
-    tokenizer = _tokenizer(asked)
+    tokenizer = tokenizer_of(asked)
     data = asked.train_dataset
     if data is None and asked.environment_factory is not None:
         data = placeholder_rows(args, asked.environment_factory, max(_generated(args) // args.num_generations, 1))
     rows = _rows(data, asked, tokenizer, options, limit=_enough(args))
     evaluation = {
-        prefix: _rows(each, asked, tokenizer, options) for prefix, each in _evaluation_sets(asked.eval_dataset).items()
+        prefix: _rows(each, asked, tokenizer, options) for prefix, each in evaluation_sets(asked.eval_dataset).items()
     }
     draft = convert(found, processes=SETTINGS.processes or read_place().count, rows=len(rows))
     every = int(draft.values.get("evaluation.every_steps", 0)) if evaluation else 0
@@ -162,11 +160,19 @@ def translate(asked: TrainerArguments) -> Translation:
 def evaluation_rows(asked: TrainerArguments, data: Any, prefix: str) -> dict[str, list[Row]]:
     """Rows of another evaluation set, by the prefix of their metrics."""
     options = dict(asked.args.chat_template_kwargs or {})
-    sets = _evaluation_sets(data) if isinstance(data, Mapping) else {prefix: data}
-    return {name: _rows(each, asked, _tokenizer(asked), options) for name, each in sets.items()}
+    sets = evaluation_sets(data) if isinstance(data, Mapping) else {prefix: data}
+    return {name: _rows(each, asked, tokenizer_of(asked), options) for name, each in sets.items()}
 
 
-def _tokenizer(asked: TrainerArguments) -> Any:
+def put_weights(asked: TrainerArguments, found: OptionOutcome) -> None:
+    """The bits of the weights, and the adapter."""
+    _read_bits(asked, found)
+    if asked.peft_config is not None:
+        found.lora = _lora(asked)
+
+
+def tokenizer_of(asked: TrainerArguments) -> Any:
+    """The script's own, or the model's."""
     if asked.processing_class is not None:
         return asked.processing_class
     name = asked.model if isinstance(asked.model, str) else asked.model.name_or_path
@@ -228,7 +234,8 @@ def _gold(row: Mapping[str, Any]) -> Row:
     return {}
 
 
-def _evaluation_sets(data: Any) -> dict[str, Any]:
+def evaluation_sets(data: Any) -> dict[str, Any]:
+    """Evaluation sets by the prefix of their metrics."""
     if data is None:
         return {}
     if isinstance(data, Mapping):

@@ -67,7 +67,7 @@ def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
             raise ConfigError(
                 f"rollouts: the tool {sorted(both)[0]!r} is also a method of the environment {kind.name}. Rename one"
             )
-    limits = config.rollouts.episodes.model_dump()
+    limits = config.rollouts.episodes.model_dump(exclude={"agent_seconds", "forks"})  # those of agents
     return EpisodeSetup(
         tools=tools,
         kinds=kinds,
