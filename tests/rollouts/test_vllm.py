@@ -15,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +26,10 @@ from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
+from oncurve.rollouts.agents.agent_programs import FunctionAgent
+from oncurve.rollouts.agents.agent_sampler import AgentSampler
+from oncurve.rollouts.agents.agent_setup import AgentSetup
+from oncurve.rollouts.agents.conversation_frames import TagFrames
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
@@ -179,6 +183,33 @@ def test_an_adapter_is_added_to_the_base_that_vllm_was_started_with(servers: Vll
                 torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-3, rtol=0)
     finally:
         sampler.close()
+
+
+async def asks_twice(row: dict[str, Any], client: Any) -> float:
+    messages: list[Any] = [{"role": "user", "content": row["question"]}]
+    for _ in range(2):
+        reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=16)
+        messages += [reply.choices[0].message, {"role": "user", "content": "And now?"}]
+    return 1.0
+
+
+def test_an_agent_reaches_vllm_and_its_turns_have_the_trainers_logprobs(
+    sampler: ServerSampler, policy: TrainedPolicy
+) -> None:
+    setup = AgentSetup(
+        agent=FunctionAgent(asks_twice, "agent"),
+        make_frames=lambda tokenizer: TagFrames(tokenizer, turn="User: {user}\nAssistant:", opening=" <think>"),
+    )
+    agents = AgentSampler(sampler, PARAMS, setup)
+    agents.load_weights(policy, version=11)
+    for one in completions(agents.sample(make_prompts(policy), 3)):
+        assert (one.failure, one.num_turns) == (None, 2), one.failure_detail
+        ours = teacher_forced(policy.model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
+        own = torch.tensor(one.written)
+        torch.testing.assert_close(torch.tensor(one.sampler_logprobs)[own], ours[own], atol=1e-3, rtol=0)
+    endpoint = agents._endpoint
+    assert endpoint is not None
+    endpoint.close()  # the fixture closes the sampler inside
 
 
 def test_children_of_a_run_sample_for_it_and_end_with_it(tmp_path: Path) -> None:
