@@ -5,13 +5,16 @@
 Every step takes all prompts, so that the order of rows does not matter, and completion g of a prompt in step s is a
 function of (prompt, g, s) in both. What is compared is everything behind sampling: rewards, advantages, the loss, its
 gradient, AdamW and the schedule, since each step starts from weights that the steps before it made. With --sampled
-completions are drawn, and the time of a step is that of sampling and training together; losses are then not comparable.
+completions are drawn, and the time of a step is that of sampling and training together; losses are then not comparable:
+
+    python benchmarks/trl_beside.py --sampled --repeats 3 --output benchmarks/results/trl_beside_speed.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import subprocess
@@ -68,12 +71,19 @@ def main() -> None:
             for side in runs:
                 runs[side].append(apart(asked, side, loss, beta))
         compared.append(beside(loss, beta, runs))
-    facts = {"steps": asked.steps, "sampled": asked.sampled, "machine": platform.processor() or platform.machine()}
+    facts = {"steps": asked.steps, "sampled": asked.sampled, "repeats": asked.repeats, "machine": machine()}
     result = {**facts, "completions_per_step": PROMPTS * GROUP, "losses": compared}
     text = json.dumps(result, indent=1)
     if asked.output:
         asked.output.write_text(text + "\n")
     sys.stdout.write(text + "\n")
+
+
+def machine() -> str:
+    """The processor by its name, and how many there are."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
 
 
 def apart(asked: argparse.Namespace, side: str, loss: str, beta: float) -> list[dict[str, float]]:

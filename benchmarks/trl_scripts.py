@@ -126,6 +126,7 @@ def run_here(folder: Path, words: list[str]) -> None:
     from oncurve.cli.app import main as command_line
     from oncurve.observe.run_model import EMBEDDED
     from oncurve.trl.grpo_trainer import GRPOTrainer
+    from oncurve.trl.settings import SETTINGS
 
     def tokenizer(*_: Any, **__: Any) -> Any:
         made = own_tokenizer(EMBEDDED)
@@ -170,6 +171,7 @@ def run_here(folder: Path, words: list[str]) -> None:
         named.setdefault("processing_class", tokenizer()) if len(more) < 3 else None
         model = "embedded" if isinstance(model, str) else model
         sys.stdout.write("\n" + MARK + json.dumps(fates(model, reward_funcs, args, more, named)) + "\n")
+        SETTINGS.processes = None
         short = copy.copy(args)
         short.max_steps, short.max_completion_length, short.use_cpu, short.bf16 = 2, 8, True, False
         short.gradient_accumulation_steps, short.steps_per_generation, short.generation_batch_size = 1, None, None
@@ -214,6 +216,20 @@ def rows(split: str | list[str] | None) -> Any:
     return whole if split else DatasetDict(dict.fromkeys(("train", "test", "validation"), whole))
 
 
+def first_translation(recipe: Any, args: Any) -> Any:
+    """The recipe of a script, for as many processes as its batch was written for; a text where it is refused."""
+    from oncurve.errors import OncurveError
+    from oncurve.trl.settings import SETTINGS
+
+    refused = ""
+    for SETTINGS.processes in (1, 2, 4, 8, 16):
+        try:
+            return recipe(args)
+        except OncurveError as error:
+            refused = f"refused: {str(error)[:200]}"
+    return refused
+
+
 def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named: dict[str, Any]) -> dict[str, str]:
     """Every option that the script sets, and what became of it in the recipe that it asks for."""
     from oncurve.convert.options import older, table
@@ -237,10 +253,10 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
         own = {"model": "embedded", "evaluation.every_steps": found.evaluate_every_steps}
         return {**found.draft.values, **own}, list(found.draft.notes)  # every model was replaced with that
 
-    try:
-        values, notes = recipe(args)
-    except OncurveError as error:
-        return dict.fromkeys(args.options(), f"refused: {str(error)[:200]}")
+    first = first_translation(recipe, args)
+    if isinstance(first, str):
+        return dict.fromkeys(args.options(), first)
+    values, notes = first
     found: dict[str, str] = {}
     for name, value in args.options().items():
         said = [note for note in notes if note.option == name or name in (note.option, note.what)]

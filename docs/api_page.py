@@ -12,13 +12,22 @@ from oncurve.session.trainer import train
 
 SECTIONS = {
     "Train": ("train", "Trainer", "sft", "Result", "Step", "Evaluation"),
-    "A loop of your own": ("load_policy", "Policy", "Engine", "score", "Scores", "advantages", "collate"),
+    "Your own loop": ("load_policy", "Policy", "Engine", "score", "Scores", "advantages", "collate"),
     "Records": ("Prompt", "Completion", "Group", "Reward", "Batch", "OncurveError"),
 }
+INSIDE = {
+    "Trainer": {"from_tree", "for_command", "hold_model"},
+    "Evaluation": {"category_share", "share", "by_prompt", "rows"},
+    "Prompt": {"source_row"},
+    "Batch": {
+        "row_lengths", "select", "to", "split", "with_signal", "split_tokens", "plan_microbatches", "measure", "measured",
+    },
+}  # fmt: skip
+"""Members that the package itself needs, and no program that uses it."""
 HEAD = """# Python API
 
-Every public name of `oncurve`, made from the docstrings; what is not here may change without notice.
-[From Python](python.md) shows them at work. Sections such as `algorithm` or `run` have the keys of a recipe.
+Every public name of `oncurve`, from its docstring; everything else may change without notice. [From Python](python.md) shows
+how to use them. Sections such as `algorithm` and `run` have the [keys of a recipe](keys.md).
 """
 
 
@@ -44,7 +53,10 @@ def _entry(name: str, found: Any) -> str:
     if inspect.isclass(found):
         if "__init__" in vars(found) and found.__init__.__doc__ and not dataclasses.is_dataclass(found):
             lines.append(_prose(found.__init__.__doc__))
-        lines += [_member(key, value) for key, value in vars(found).items() if not key.startswith("_")]
+        if dataclasses.is_dataclass(found):
+            lines.append(f"Fields: {', '.join(f'`{each.name}`' for each in dataclasses.fields(found))}.\n")
+        shown = {key for key in vars(found) if not key.startswith("_")} - INSIDE.get(name, set())
+        lines += [_member(key, value) for key, value in vars(found).items() if key in shown]
     return "\n".join(line for line in lines if line).rstrip("\n") + "\n"
 
 

@@ -87,7 +87,22 @@ def beside_markdown() -> str:
     for row in found["losses"]:
         cells = [_difference(row[key]) for key in ("reward", "loss", "grad_norm", "learning_rate")]
         lines.append(f"| `{row['loss_type']}` | {row['beta']:g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_speed()])
+
+
+def _speed() -> Iterator[str]:
+    """Seconds per step of both, where they were measured."""
+    path = RESULTS / "trl_beside_speed.json"
+    if not path.is_file():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    [row] = found["losses"]
+    theirs, ours = row["seconds_per_step_trl"], row["seconds_per_step_oncurve"]
+    yield (
+        f"\nThe same script with completions drawn: {theirs:.2f} seconds per step under TRL, {ours:.2f} under "
+        f"`oncurve trl` (medians over {found['repeats']} runs of {found['steps']} steps each, taking turns, on {found['machine']}; "
+        f"`python benchmarks/trl_beside.py --sampled`). [Performance](performance.md) has larger models."
+    )
 
 
 def _difference(quantity: dict[str, Any]) -> str:

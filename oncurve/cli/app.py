@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -327,11 +329,23 @@ def doctor(
 
 
 def _run() -> None:
+    heard: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
     code = app(standalone_mode=False)
+    if heard and code == INTERRUPTED:  # typer makes an exit code of it, without a word
+        raise KeyboardInterrupt
     if isinstance(code, int) and code:
         raise SystemExit(code)
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 UsageMistake: type[Any] = typer.BadParameter.__bases__[0]
 """What typer raises for a mistake on the command line; it carries click's class with it."""
 
@@ -343,7 +357,7 @@ def _usage(error: Any) -> str:
     text = error.format_message().replace("Input should be ", "this must be ").rstrip(".")
     if not text:
         return "a command is missing. See `oncurve --help`"
-    return f"{text}. See `{place} --help`"
+    return f"{text}{'' if text.endswith('?') else '.'} See `{place} --help`"
 
 
 def main() -> None:
@@ -359,4 +373,4 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         sys.stderr.write("oncurve: stopped\n")
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None

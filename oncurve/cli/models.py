@@ -176,7 +176,7 @@ def evaluate_recipe(
     """Evaluate a model on a recipe's test problems; of a run, its final model."""
     from oncurve.config.load import load_config, read_text  # lazy
     from oncurve.config.run_folder import read_run_config  # lazy
-    from oncurve.observe.run_model import is_run, resolve_model  # lazy
+    from oncurve.observe.run_model import check_place, is_run, resolve_model  # lazy
     from oncurve.recipes.find import find_recipe  # lazy
 
     if is_run(target):
@@ -189,6 +189,8 @@ def evaluate_recipe(
     from oncurve.commands.evaluate_recipe import evaluate_models, short_name  # lazy
 
     models = [model or config.model, *([against] if against else [])]
+    for name in models:
+        check_place(name)
     named = "-vs-".join(short_name(name) for name in models)
     folder = output or Path("evaluations") / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
     evaluate_models(config, models, folder, console=console())

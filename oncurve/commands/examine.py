@@ -97,6 +97,7 @@ def serve_model(
         context_tokens=wiring.context_of(policy.model.config) or 2**31,
         token=token,
         cuda_graphs=config.rollouts.cuda_graphs,
+        frames=wiring.make_frames(wiring.with_own_chat(config, policy.tokenizer), policy.tokenizer),
     )
 
     def notify(text: str) -> None:
@@ -107,7 +108,14 @@ def serve_model(
 
 def _typed(console: Console) -> Sequence[str]:
     """Questions from the terminal, one per line, until an empty line or the end."""
-    return iter(lambda: console.input("question (empty to stop): ").strip(), "")  # type: ignore[return-value]
+
+    def ask() -> str:
+        try:
+            return console.input("question (empty to stop): ").strip()
+        except EOFError:
+            return ""
+
+    return iter(ask, "")  # type: ignore[return-value]
 
 
 def check_recipe(config: Config, *, console: Console) -> bool:

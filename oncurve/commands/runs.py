@@ -43,6 +43,8 @@ def report(
     if names not in ("oncurve", *known_names()):
         raise ConfigError(f"--names {names}: choose one of {', '.join(('oncurve', *known_names()))}")
     out = console()
+    if output is not None and output.is_dir():
+        output /= "report.html"
     try:
         written = write_report(run, output, usd_per_hour=usd_per_hour, naming=names)
     except OSError as error:

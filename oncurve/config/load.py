@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from oncurve.algorithm.table import CHOICES, resolve
 from oncurve.config.files import find_beside
-from oncurve.config.messages import explain, explain_yaml
+from oncurve.config.messages import explain, explain_yaml, refuse_glued
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 
@@ -46,11 +46,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return validate_tree(read_tree(path, overrides), source=str(path))
 
 
+_DATA_ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")
+
+
 def read_text(path: str | Path) -> str:
     """The text of a recipe. Raises ConfigError where there is none."""
     path = Path(path)
     if path.is_dir():
         path = path / "recipe.yaml"
+    if path.suffix in _DATA_ENDINGS and path.is_file():
+        raise ConfigError(f"{path}: is data, not a recipe. A recipe is a YAML file in which data.path names the data")
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -98,6 +103,7 @@ def parse_tree(
         find_beside(tree, folder)
     for override in overrides:
         _apply(tree, override)
+    refuse_glued(tree)
     return tree
 
 

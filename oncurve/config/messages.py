@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from oncurve.config.schema import Config
+from oncurve.errors import ConfigError
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -52,6 +53,19 @@ def explain_yaml(error: Exception) -> str:
     return f"not valid YAML: line {mark.line + 1}, column {mark.column + 1}: {said}"
 
 
+def refuse_glued(tree: Any, key: str = "") -> None:
+    """Raise ConfigError for ``{rank:8}``, which YAML reads as a key "rank:8" without a value."""
+    if isinstance(tree, list):
+        for place, item in enumerate(tree):
+            refuse_glued(item, f"{key}.{place}")
+    for name, value in tree.items() if isinstance(tree, dict) else ():
+        if value is None and ":" in str(name):
+            before, _, after = str(name).partition(":")
+            where = f"{key.lstrip('.')}: " if key else ""
+            raise ConfigError(f"{where}{name!r} has no space after its colon. Write {{{before}: {after}}}")
+        refuse_glued(value, f"{key}.{name}")
+
+
 _YAML_PROBLEMS = {
     "unexpected end of stream": "a quotation mark before this is not closed",
     "but got '<stream end>'": "a bracket or brace before this is not closed",
@@ -61,6 +75,7 @@ _YAML_PROBLEMS = {
     "did not find expected key": "the indentation or a comma is wrong here",
     "did not find expected ',' or": "a comma, bracket or brace is missing",
     "expected ',' or": "a comma, bracket or brace is missing",
+    "expected '<document start>'": "something follows the value; a list is written [a, b]",
     "block end": "the indentation is wrong here",
     "cannot start any token": "this character needs quotation marks around the value",
 }
@@ -96,7 +111,8 @@ def _unknown(key: str, chosen: str | None, given: Any) -> str:
     if "." not in key and isinstance(given, Mapping):
         sections = [name for name, field in Config.model_fields.items() if any(_sections(field.annotation))]
         close = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Known sections: {', '.join(sections)}"
+        inside = f".{next(iter(given))}" if len(given) == 1 else ""
+        hint = f"Did you mean '{close[0]}{inside}'?" if close else f"Known sections: {', '.join(sections)}"
         return f"{key}: there is no such section. {hint}"
     return f"{key}: there is no such key{_instead(key, chosen)}"
 

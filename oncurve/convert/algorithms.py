@@ -124,7 +124,7 @@ def _kl(draft: Draft, step: StepShape) -> Choices:
 def trains_biases(draft: Draft) -> bool:
     """The adapter also changes biases of the base, which is then no reference."""
     bias = (draft.found.lora or {}).get("bias")
-    return bias is not None and bias.value != "none"
+    return bias not in (None, "none")
 
 
 def _entropy(draft: Draft) -> Choices:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from oncurve.config.messages import known_keys
 from oncurve.config.schema import Config
-from oncurve.convert.options import Note, OptionOutcome, OptionValue, table
+from oncurve.convert.options import Note, OptionOutcome, table
 
 SECTIONS = ("model", "data", "rewards", "algorithm", "rollouts", "policy", "optimizer", "evaluation", "run", "sft")
 
@@ -27,28 +27,15 @@ class Draft:
 
     def ask(self, name: str) -> Any:
         """The value of an option of GRPOConfig: as given, or TRL's default."""
-        given = self.found.options.get(name)
-        return table()[name].default if given is None else given.value
+        return self.found.options.get(name, table()[name].default)
 
     def is_given(self, name: str) -> bool:
         """Somebody wrote it."""
         return name in self.found.options
 
-    def line(self, name: str) -> int | None:
-        """Where it was written; None for a default."""
-        given = self.found.options.get(name)
-        return None if given is None else given.line
-
     def said(self, *names: str) -> str:
         """The comment on a key that comes from these options."""
-        lines = {name: self.line(name) for name in names if self.is_given(name)}
-        parts = [name if line is None else f"{name}, line {line}" for name, line in lines.items()]
-        return "; ".join(parts) if parts else f"TRL's default {names[0]}"
-
-    def put_found(self, key: str, read: OptionValue, what: str = "") -> None:
-        """Set a key from a value that is no option of GRPOConfig."""
-        place = "" if read.line is None else f"line {read.line}"
-        self.put(key, read.value, comment=", ".join(part for part in (what, place) if part))
+        return "; ".join(name for name in names if self.is_given(name)) or f"TRL's default {names[0]}"
 
     def put(self, key: str, value: Any, *names: str, comment: str | None = None) -> None:
         """Set a key from some options, or with a comment of its own."""
@@ -58,7 +45,7 @@ class Draft:
     def note(self, kind: Any, name: str, why: str, *, changes_learning: bool = True) -> None:
         """Something about an option that the recipe does not say."""
         shown = "..." if name.endswith("_token") else f"{self.ask(name)!r:.60}"
-        self.notes.append(Note(kind, f"{name} = {shown}", why, self.line(name), changes_learning))
+        self.notes.append(Note(kind, f"{name} = {shown}", why, changes_learning))
 
 
 def own_default(key: str) -> Any:
@@ -97,7 +84,7 @@ def recipe_text(draft: Draft, head: str) -> str:
     losses = [note for note in draft.notes if note.is_loss]
     if losses:
         lines += ["#", "# Not taken over:"]
-        lines += [f"# - {note.describe(draft.found.source)}" for note in losses]
+        lines += [f"# - {note.describe()}" for note in losses]
     lines += _section(tree_of(draft), draft.comments, prefix="", indent=0)
     return "\n".join(lines) + "\n"
 

@@ -78,14 +78,6 @@ def raw_table() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class OptionValue:
-    """A value that somebody wrote, and in which line of a file."""
-
-    value: Any
-    line: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """Something that the recipe does not say, and why."""
 
@@ -93,7 +85,6 @@ class Note:
     """unknown: no such option. unread: not a literal. unsupported: lost. differs: close, not equal. nothing: idle."""
     what: str
     why: str
-    line: int | None = None
     changes_learning: bool = True
     """What is not done would change the model that comes out, and not only where and how fast."""
 
@@ -102,10 +93,9 @@ class Note:
         """The name of the option or argument alone."""
         return self.what.partition(" = ")[0]
 
-    def describe(self, source: str) -> str:
+    def describe(self) -> str:
         """One line for people."""
-        place = source if self.line is None else f"{source}, line {self.line}"
-        return f"{place}: {self.what}: {self.why}"
+        return f"{self.what}: {self.why}"
 
     @property
     def is_loss(self) -> bool:
@@ -113,31 +103,21 @@ class Note:
         return self.kind in ("unknown", "unread", "unsupported")
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """Where rows come from, as a script says it."""
+    """Rows of the hub."""
 
-    path: str | None = None
-    """Name on the hub, or a file; None where it could not be read."""
+    path: str
     subset: str | None = None
     split: str = "train"
-    is_json: bool = False
-    limit: int | None = None
-    columns: dict[str, str] = field(default_factory=dict)
-    """Ours to theirs."""
-    is_chat: bool = False
-    """The prompt is a list of messages."""
-    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSource:
-    """One reward: keys of a recipe's reward, and the columns that its function reads."""
+    """One reward: keys of a recipe's reward, and the column of the right answer if its function reads one."""
 
     keys: dict[str, Any]
-    columns: tuple[str, ...] = ()
-    line: int | None = None
-    what: str = ""
+    answer: str | None = None
 
 
 @dataclass
@@ -145,13 +125,13 @@ class OptionOutcome:
     """What a script or a file of options asks for."""
 
     source: str
-    options: dict[str, OptionValue] = field(default_factory=dict)
-    model: OptionValue | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    model: str | None = None
     train: DatasetSource | None = None
     evaluation: DatasetSource | None = None
     rewards: list[RewardSource] = field(default_factory=list)
-    lora: dict[str, OptionValue] | None = None
-    quantization: OptionValue | None = None
+    lora: dict[str, Any] | None = None
+    quantization: str | None = None
     """nf4 or int8."""
     notes: list[Note] = field(default_factory=list)
     is_running: bool = False

@@ -45,7 +45,7 @@ def report(draft: Draft, written: list[str], text: str) -> str:
     for kind, title in TITLES:
         notes = [note for note in draft.notes if note.kind == kind]
         if notes:
-            lines += ["", f"{title}:", *(f"  {note.describe(draft.found.source)}" for note in notes)]
+            lines += ["", f"{title}:", *(f"  {note.describe()}" for note in notes)]
     problems = refused(text)
     if problems:
         lines += ["", "The recipe does not load yet:", *(f"  {line}" for line in problems)]

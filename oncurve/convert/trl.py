@@ -9,7 +9,7 @@ from pathlib import Path
 from oncurve.convert.algorithms import has_servers, put_algorithm
 from oncurve.convert.draft import Draft, own_default
 from oncurve.convert.model_and_data import put_data, put_model, put_rewards
-from oncurve.convert.options import Note, OptionOutcome, OptionValue, older, table
+from oncurve.convert.options import Note, OptionOutcome, older, table
 from oncurve.convert.trl_batch import StepShape, TrlBatch, step_of
 from oncurve.convert.versions import date
 
@@ -88,8 +88,7 @@ def _rename(draft: Draft) -> None:
     dated = None if draft.found.is_running else date(draft.found.options)
     if dated is not None:
         draft.notes.append(Note("differs", "versions", dated.describe()))
-        for name, value in dated.defaults.items():
-            draft.found.options[name] = OptionValue(value)
+        draft.found.options |= dated.defaults
     for name, given in list(draft.found.options.items()):
         if name in table():
             continue
@@ -98,15 +97,15 @@ def _rename(draft: Draft) -> None:
         if old is None:
             near = difflib.get_close_matches(name, [*table(), *older()], n=1)
             hint = f". Did you mean {near[0]!r}?" if near else ""
-            draft.notes.append(Note("unknown", name, f"GRPOConfig has no such option{hint}", given.line))
+            draft.notes.append(Note("unknown", name, f"GRPOConfig has no such option{hint}"))
         elif old.now is not None:
             draft.found.options.setdefault(old.now, given)
         elif old.to is None:
-            draft.notes.append(Note("nothing", name, old.why, given.line))
+            draft.notes.append(Note("nothing", name, old.why))
         elif name == "warmup_ratio":
             draft.found.options.setdefault("warmup_steps", given)
-        elif given.value is not None:
-            draft.put(old.to, given.value, comment=f"{name}, line {given.line}; {old.how}")
+        elif given is not None:
+            draft.put(old.to, given, comment=f"{name}; {old.how}")
 
 
 def _direct(draft: Draft, *, without: tuple[str, ...] = ()) -> None:
@@ -159,8 +158,7 @@ def _generation_kwargs(draft: Draft) -> None:
             case "min_tokens" | "min_new_tokens":
                 draft.put("rollouts.min_completion_tokens", value, "generation_kwargs")
             case "temperature" | "top_p" | "top_k" | "min_p":  # in TRL they override the options of that name
-                line = draft.line("generation_kwargs")
-                draft.found.options[name] = OptionValue(value, line)
+                draft.found.options[name] = value
                 draft.put(f"rollouts.{name}", value, "generation_kwargs")
             case _:
                 draft.note("unsupported", "generation_kwargs", f"completions are drawn without {name}")
@@ -202,7 +200,6 @@ def _length(draft: Draft, batch: TrlBatch, step: StepShape, rows: int | None) ->
         draft.note("unsupported", "gradient_accumulation_steps", why)
     if step.iterations > 1:
         draft.put("run.passes_per_step", step.iterations, "num_iterations")
-    rows = rows if rows is not None else draft.found.train.limit if draft.found.train else None
     asked, epochs = draft.ask("max_steps"), draft.ask("num_train_epochs")
     if asked > 0:
         steps, names = step.count(asked), ("max_steps",)
@@ -315,5 +312,5 @@ def _idle_and_lost(draft: Draft) -> None:
             draft.note("nothing", name, option.why)
         elif option.fate != "unsupported" and partner != name and draft.ask(partner) in (False, "no", 0, None):
             draft.note("nothing", name, f"{partner} is off, so that it means nothing in TRL either")
-        elif option.fate == "unsupported" and given.value != option.default:
+        elif option.fate == "unsupported" and given != option.default:
             draft.note("unsupported", name, option.why, changes_learning=option.changes_learning)

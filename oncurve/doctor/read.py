@@ -27,6 +27,8 @@ def read_case(run: str | Path) -> Case:
     folder = Path(run)
     if folder.is_dir() and not (folder / METRICS).is_file():
         raise DataError(f"{folder}: is no run folder, {METRICS} is missing. Name the folder that `oncurve train` made.")
+    if folder.is_file() and folder.suffix != ".jsonl":
+        raise DataError(f"{folder}: is no run. Name a run folder or its {METRICS}.")
     metrics = read_metrics(folder)
     if not folder.is_dir():
         return Case(metrics)

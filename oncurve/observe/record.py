@@ -81,7 +81,9 @@ class RunFolder:
             self._log = (self.path / "log.txt").open("ab", buffering=0)
         except OSError as error:
             self._lock.close()
-            raise ConfigError(f"{self.path}: cannot be used as a run folder ({error}). Choose another.") from error
+            raise ConfigError(
+                f"{self.path}: cannot be used as a run folder ({error.strerror}). Choose another."
+            ) from error
         except DataError:
             self._lock.close()
             raise
@@ -217,7 +219,7 @@ def lock_run(path: Path, *, is_new: bool = False) -> RunLock:
             path.mkdir(parents=True, exist_ok=True)
         return RunLock(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be used as a run folder ({error}). Choose another.") from error
+        raise ConfigError(f"{path}: cannot be used as a run folder ({error.strerror}). Choose another.") from error
 
 
 def _write_all(file: FileIO, text: str) -> None:

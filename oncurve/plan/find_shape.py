@@ -70,10 +70,13 @@ def _from_hub(name: str, revision: str | None) -> Path:
             return Path(cached)
         return Path(hf_hub_download(name, "config.json", revision=revision, etag_timeout=10))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        is_offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        why = f"the answer was {status}" if status else "no network, or no such name"
+        why = "HF_HUB_OFFLINE is set" if is_offline else why
         raise CheckpointError(
             f"model {name!r}: its config.json is neither in the hub's cache nor could it be fetched "
-            f"({type(error).__name__}).{offline} Give a folder with config.json, or plan with a model of the same "
+            f"({why}). Give a folder with config.json, or plan with a model of the same "
             f"size that is known without a network, such as model=Qwen/Qwen2.5-7B"
         ) from None
 

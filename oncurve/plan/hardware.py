@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
+from oncurve.config.messages import explain_yaml
 from oncurve.errors import ConfigError
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"
@@ -91,7 +92,9 @@ def find_device(name: str, devices: dict[str, Device]) -> Device:
 def _rows(path: Path) -> dict[str, dict[str, Any]]:
     try:
         rows = read_table(path)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is no table of devices: {explain_yaml(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a table of devices: {' '.join(str(error).split())}") from None
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ConfigError(f"{path}: a table of devices is a mapping of names to {{memory_gib: ..., ...}}")

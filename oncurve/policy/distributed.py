@@ -41,6 +41,8 @@ class Processes:
     _heartbeat: Heartbeat | None = None
     _beside: dist.ProcessGroup | None = None
     """Links of their own, for a thread beside the training."""
+    _were_joined: bool = False
+    """The program had joined them before the run, and goes on with them behind it."""
 
     @property
     def is_main(self) -> bool:
@@ -154,7 +156,7 @@ class Processes:
         """Take leave of the others."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        if self.count > 1 and dist.is_initialized():
+        if self.count > 1 and dist.is_initialized() and not self._were_joined:
             dist.destroy_process_group()
 
 
@@ -176,14 +178,18 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
     try:
         limit = timedelta(seconds=timeout_seconds)
         bound = device if device.type == "cuda" else None  # else NCCL guesses the device, and warns
-        dist.init_process_group(_backend(device), timeout=limit, device_id=bound)
+        were_joined = dist.is_initialized()  # as by accelerate's PartialState
+        if were_joined and device.type == "cuda":
+            dist.destroy_process_group()  # of NCCL alone, which does not add up numbers of the CPU
+        if not dist.is_initialized():
+            dist.init_process_group(_backend(device), timeout=limit, device_id=bound)
         beside = dist.new_group(backend="gloo", timeout=limit)
     except (RuntimeError, dist.DistError) as error:
         raise TrainingError(
             f"the {place.count} processes did not find each other at {place.address}:{place.port}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from None
-    return Processes(place.rank, place.count, silent_seconds, Heartbeat(place, silent_seconds), beside)
+    return Processes(place.rank, place.count, silent_seconds, Heartbeat(place, silent_seconds), beside, were_joined)
 
 
 def join_alone(device: torch.device) -> None:

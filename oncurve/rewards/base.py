@@ -221,8 +221,8 @@ def categorize(reward: Reward) -> Category:
     return "correct" if reward.parts.get("correct", 0.0) >= 1.0 else "wrong"
 
 
-def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2) -> None:
-    """Refuses a batch in which too many completions could not be graded.
+def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2, step: int | None = None) -> None:
+    """Refuses a batch in which too many completions could not be graded; ``step`` is named where there is one.
 
     "not_applicable" is no failure of a grader and does not count.
 
@@ -231,9 +231,10 @@ def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2) 
     failed = [reward for reward in rewards if reward.is_failure]
     if len(failed) <= max_error_fraction * len(rewards):
         return
+    where = "" if step is None else f"step {step}: "
     raise RewardError(
-        f"grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may fail), "
-        f"{describe_failures(failed)}. Correct the reward function or the data, or allow more failures with "
+        f"{where}grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may "
+        f"fail), {describe_failures(failed)}. Correct the reward function or the data, or allow more failures with "
         f"run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
     )
 

@@ -31,19 +31,19 @@ _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 
-def load_function(location: str) -> Any:
+def load_function(location: str, *, where: str = "rewards: function") -> Any:
     """What ``module:name`` or ``path/to/file.py:name`` names; a class is called without arguments.
 
     Raises ConfigError, saying what is missing where.
     """
-    found = load_object(location, where="rewards: function")
+    found, kind = load_object(location, where=where), where.partition(":")[0]
     if inspect.isclass(found):
         made = attempt(found)
         if isinstance(made, Failure):
-            raise ConfigError(f"rewards: {location} is a class that cannot be made without arguments: {made.detail}")
+            raise ConfigError(f"{kind}: {location} is a class that cannot be made without arguments: {made.detail}")
         found = made
     if not callable(found):
-        raise ConfigError(f"rewards: {location} is {type(found).__name__}, which cannot be called.")
+        raise ConfigError(f"{kind}: {location} is {type(found).__name__}, which cannot be called.")
     return found
 
 
@@ -55,22 +55,22 @@ def load_object(location: str, *, where: str) -> Any:
     place, colon, name = location.rpartition(":")
     if not colon or not place or not name:
         raise ConfigError(f"{where} is {location!r}; write module:name or path/to/file.py:name.")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    kind = where.partition(":")[0]
+    module = _import_file(Path(place), kind) if place.endswith(".py") else _import_module(place, kind)
     found = vars(module).get(name)
     if found is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        kind = where.partition(":")[0]
         raise ConfigError(f"{kind}: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
     return found
 
 
-def _import_file(path: Path) -> Any:
+def _import_file(path: Path, kind: str) -> Any:
     if not os.path.isfile(path):  # also where a folder above it is closed to this user
-        raise ConfigError(f"rewards: there is no file {path} (seen from {Path.cwd()}).")
+        raise ConfigError(f"{kind}: there is no file {path} (seen from {Path.cwd()}).")
     name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise ConfigError(f"rewards: {path} cannot be read as Python.")
+        raise ConfigError(f"{kind}: {path} cannot be read as Python.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     loader = spec.loader
@@ -78,19 +78,19 @@ def _import_file(path: Path) -> Any:
         failure = attempt(lambda: loader.exec_module(module))
     except SystemExit:
         del sys.modules[name]
-        raise ConfigError(f"rewards: {path} ends the program when it is imported. Remove its sys.exit()") from None
+        raise ConfigError(f"{kind}: {path} ends the program when it is imported. Remove its sys.exit()") from None
     if isinstance(failure, Failure):
         del sys.modules[name]
-        raise ConfigError(f"rewards: {path} cannot be imported: {failure.detail}")
+        raise ConfigError(f"{kind}: {path} cannot be imported: {failure.detail}")
     return module
 
 
-def _import_module(name: str) -> Any:
+def _import_module(name: str, kind: str) -> Any:
     if str(Path.cwd()) not in sys.path:  # as `python script.py` would have it
         sys.path.append(str(Path.cwd()))
     module = attempt(lambda: importlib.import_module(name))
     if isinstance(module, Failure):
-        raise ConfigError(f"rewards: module {name!r} cannot be imported: {module.detail}")
+        raise ConfigError(f"{kind}: module {name!r} cannot be imported: {module.detail}")
     return module
 
 

@@ -26,7 +26,7 @@ from oncurve.train.run import Step
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run ended."""
+    """The result of a run."""
 
     folder: Path
     base: Evaluation

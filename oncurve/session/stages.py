@@ -18,7 +18,7 @@ def sft(
     evaluation_data: Any = None,
     **sections: Mapping[str, Any],
 ) -> Result:
-    """Train a model on completions in the data (supervised fine-tuning) and give back where the run ended.
+    """Train a model on completions in the data (supervised fine-tuning) and return the result.
 
     Rows are {"prompt", "completion"}, {"messages"}, {"text"}, or {"question", "solution", "answer"} in the template of
     ``data``. The other arguments are those of ``Trainer``; ``rewards`` only measure, before, during and after.

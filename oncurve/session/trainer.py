@@ -50,7 +50,7 @@ def train(
     agent: Any = None,
     **sections: Mapping[str, Any],
 ) -> Result:
-    """Train a model with GRPO and give back where the run ended; the arguments are those of ``Trainer``.
+    """Train a model with GRPO and return the result; the arguments are those of ``Trainer``.
 
     Example: ``oncurve.train("embedded", data="word_problems", run={"steps": 12})``
     """
@@ -89,18 +89,20 @@ class Trainer:
         agent: Any = None,
         **sections: Mapping[str, Any],
     ) -> None:
-        """What to train on what; every other argument is a section of a recipe with its keys.
+        """Every other argument is a section of a recipe with its keys.
 
-        ``model`` is a folder, a name on the Hugging Face Hub, "embedded", or the path of a recipe (.yaml); or a model
-        that transformers or peft loaded, whose own weights are then trained. ``tokenizer`` replaces the model's own.
-        ``data`` is a list of dictionaries, a ``datasets.Dataset``, any iterable of dictionaries, a path, the name of a
-        data type such as "gsm8k", or a section of a recipe. ``rewards`` is one or a list of functions, objects, names
-        of reward types, sections, or pairs (reward, weight); several are summed. Without ``evaluation_data`` some rows
-        are held out. ``tools`` are functions, with types and a docstring, that the policy may call in a completion;
-        ``environments`` is a class or function that makes an environment for each completion, or a dictionary of them
-        by name. Without ``data`` the environment alone says what is asked. ``agent`` is a function ``async def
-        agent(row, client) -> reward`` that talks to the policy as to a chat server. Raises ConfigError for anything
-        that a recipe must not say.
+        - ``model``: a folder, a name on the Hugging Face Hub, "embedded", the path of a recipe (.yaml), or a model that
+          transformers or peft loaded, whose own weights are then trained; ``tokenizer`` replaces its tokenizer.
+        - ``data``: dictionaries in any iterable, a ``datasets.Dataset``, a path, a data type such as "gsm8k", or a
+          section of a recipe. Without ``data`` the environment asks the questions.
+        - ``rewards``: a function, an object, a reward type, a section, a pair (reward, weight), or a list of these,
+          which are summed.
+        - ``evaluation_data``: as ``data``; without it some rows are held out.
+        - ``tools``: functions with type hints and a docstring that the policy may call.
+        - ``environments``: a class or function that makes one for each completion, or a dictionary of them by name.
+        - ``agent``: ``async def agent(row, client) -> reward``, which talks to the policy as to a chat server.
+
+        Raises ConfigError for what a recipe does not allow.
         """
         place = model.name_or_path or NAMELESS if isinstance(model, nn.Module) else os.fspath(model)
         if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
@@ -228,17 +230,17 @@ class Trainer:
         return self._finish(self._new_steps)
 
     def steps(self) -> Iterator[Step]:
-        """Train step by step: each step is done when it is asked for.
+        """Train step by step, as a generator. Leaving the loop early saves the run, which ``resume`` continues.
 
-        Leaving the loop early saves the run, which ``resume`` continues; the result of a run that was not left is in
-        ``result``. Example: ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
+        The result of a finished run is in ``result``. Example:
+        ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
         """
         return self._step_by_step(self._new_steps)
 
     def resume(self) -> Result:
-        """Continue this run from its newest checkpoint, to the same result as if it had never stopped.
+        """Continue this run from its newest checkpoint; the result is the same as without the stop.
 
-        Raises ConfigError if rows, rewards or recipe are others than those it began with.
+        Raises ConfigError if rows, rewards or recipe have changed.
         """
         return self._finish(self._resumed_steps)
 

@@ -44,7 +44,7 @@ from oncurve.train.scoring import score as grade_groups
 
 
 def load_policy(model: str | os.PathLike[str], **sections: Mapping[str, Any]) -> Policy:
-    """A model that is ready to be trained; other arguments are sections of a recipe, such as ``optimizer``.
+    """A model ready for training; other arguments are sections of a recipe, such as ``optimizer``.
 
     The schedule of the learning rate spans ``run["steps"]`` updates. Raises ConfigError or CheckpointError.
     """
@@ -55,7 +55,7 @@ def load_policy(model: str | os.PathLike[str], **sections: Mapping[str, Any]) ->
 
 
 class Policy:
-    """A model in training, with the verbs of a loop of one's own."""
+    """A model in training, for your own loop."""
 
     def __init__(self, config: Config) -> None:
         """See ``load_policy``."""
@@ -66,7 +66,7 @@ class Policy:
         self._sums: dict[str, Mean] = {}
 
     def prompts(self, rows: Sequence[Mapping[str, Any] | str]) -> list[Prompt]:
-        """Rows, or questions as text, as the policy reads them: in the template of the data section, as tokens."""
+        """Prompts from rows or questions, tokenized in the template of the data section."""
         data, tokenizer = self.config.data, self.inner.tokenizer
         given = adapt_given_rows(
             [{"question": row} if isinstance(row, str) else dict(row) for row in rows], columns=data.columns
@@ -118,7 +118,7 @@ class Engine:
     """Samples from a policy's current weights, in this process."""
 
     def __init__(self, policy: Policy, **params: Any) -> None:
-        """``params`` are those of the recipe's rollouts section that say how tokens are drawn, such as temperature."""
+        """``params`` are sampling keys of the section rollouts, such as temperature."""
         known = sorted(field.name for field in fields(SamplingParams))
         if unknown := [name for name in params if name not in known]:
             raise ConfigError(f"Engine: there is no {unknown[0]!r}. Known: {', '.join(known)}")
@@ -128,7 +128,7 @@ class Engine:
         self._calls = 0
 
     def sample(self, prompts: Sequence[Prompt | str], group_size: int = 1, *, step: int | None = None) -> list[Group]:
-        """A group of completions for each prompt. Each call draws anew; ``step`` says by which random numbers."""
+        """A group of completions for each prompt. Each call draws new ones; ``step`` fixes the random numbers."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         rendered: Iterator[Prompt] = iter(self.policy.prompts(texts)) if texts else iter(())
         asked = [next(rendered) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -138,7 +138,7 @@ class Engine:
         return self._engine.sample(asked, group_size, step=number)
 
     def close(self) -> None:
-        """Let go of the policy."""
+        """Release the policy."""
         self._engine.close()
 
 
@@ -151,7 +151,7 @@ class Scores:
 
     @property
     def mean(self) -> float:
-        """The mean over all completions that could be graded; NaN if none could."""
+        """Mean over all graded completions; NaN without any."""
         values = [reward.value for row in self.rewards for reward in row if reward.value is not None]
         return sum(values) / len(values) if values else float("nan")
 
@@ -178,7 +178,7 @@ def score(groups: Sequence[Group], reward: Any) -> Scores:
 
 
 def advantages(scores: Scores, algorithm: str = "grpo", **choices: Any) -> Float[Tensor, "P G"]:
-    """The advantage of every completion from the rewards of its group, as an algorithm of the table has it [P, G].
+    """The advantage of every completion from the rewards of its group, by a row of the table of algorithms [P, G].
 
         grpo:  A_i = (r_i - mean(r)) / (std(r) + epsilon)         DeepSeekMath, arXiv:2402.03300
 

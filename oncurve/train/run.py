@@ -219,7 +219,7 @@ class Run:
             self.watcher.see(groups, graded)
         rewards = [reward for row in graded for reward in row]
         self._tell_first_failure([reward for reward in rewards if reward.is_failure], len(rewards))
-        check_errors(rewards, max_error_fraction=self.max_error_fraction)
+        check_errors(rewards, max_error_fraction=self.max_error_fraction, step=self.steps_done + 1)
 
     def _tell_first_failure(self, failed: Sequence[Reward], total: int) -> None:
         """Say once that grading fails, and keep the first traceback in the log."""

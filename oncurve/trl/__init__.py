@@ -7,93 +7,34 @@ and Python objects, and runs like any other run; ``docs/coming_from_trl.md`` say
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "1.16.0"
-
-if TYPE_CHECKING:
-    from oncurve.trl.chat import apply_chat_template, is_conversational, maybe_apply_chat_template
-    from oncurve.trl.grpo_config import GRPOConfig
-    from oncurve.trl.grpo_trainer import GRPOTrainer
-    from oncurve.trl.ready_rewards import (
-        accuracy_reward,
-        get_cosine_scaled_reward,
-        get_repetition_penalty_reward,
-        get_soft_overlong_punishment,
-        reasoning_accuracy_reward,
-        think_format_reward,
-    )
-    from oncurve.trl.script_arguments import (
-        DatasetMixtureConfig,
-        ModelConfig,
-        ScriptArguments,
-        TrlParser,
-        get_dataset,
-        get_kbit_device_map,
-        get_peft_config,
-        get_quantization_config,
-    )
-    from oncurve.trl.settings import accept_lost
-    from oncurve.trl.sft_config import SFTConfig
-    from oncurve.trl.sft_trainer import SFTTrainer
-
 _HOMES = {
-    "DatasetMixtureConfig": "script_arguments",
-    "GRPOConfig": "grpo_config",
-    "GRPOTrainer": "grpo_trainer",
-    "ModelConfig": "script_arguments",
-    "SFTConfig": "sft_config",
-    "SFTTrainer": "sft_trainer",
-    "ScriptArguments": "script_arguments",
-    "TrlParser": "script_arguments",
-    "accept_lost": "settings",
-    "accuracy_reward": "ready_rewards",
-    "apply_chat_template": "chat",
-    "get_cosine_scaled_reward": "ready_rewards",
-    "get_dataset": "script_arguments",
-    "get_kbit_device_map": "script_arguments",
-    "get_peft_config": "script_arguments",
-    "get_quantization_config": "script_arguments",
-    "get_repetition_penalty_reward": "ready_rewards",
-    "get_soft_overlong_punishment": "ready_rewards",
-    "is_conversational": "chat",
-    "maybe_apply_chat_template": "chat",
-    "reasoning_accuracy_reward": "ready_rewards",
-    "think_format_reward": "ready_rewards",
-}
-"""The module of every name."""
-
-__all__ = [
-    "DatasetMixtureConfig",
-    "GRPOConfig",
-    "GRPOTrainer",
-    "ModelConfig",
-    "SFTConfig",
-    "SFTTrainer",
-    "ScriptArguments",
-    "TrlParser",
-    "__version__",
-    "accept_lost",
-    "accuracy_reward",
-    "apply_chat_template",
-    "get_cosine_scaled_reward",
-    "get_dataset",
-    "get_kbit_device_map",
-    "get_peft_config",
-    "get_quantization_config",
-    "get_repetition_penalty_reward",
-    "get_soft_overlong_punishment",
-    "is_conversational",
-    "maybe_apply_chat_template",
-    "reasoning_accuracy_reward",
-    "think_format_reward",
-]
+    "chat": ("apply_chat_template", "is_conversational", "maybe_apply_chat_template"),
+    "grpo_config": ("GRPOConfig",),
+    "grpo_trainer": ("GRPOTrainer",),
+    "ready_rewards": (
+        "accuracy_reward", "get_cosine_scaled_reward", "get_repetition_penalty_reward", "get_soft_overlong_punishment",
+        "reasoning_accuracy_reward", "think_format_reward",
+    ),
+    "script_arguments": (
+        "DatasetMixtureConfig", "ModelConfig", "ScriptArguments", "TrlParser", "get_dataset", "get_kbit_device_map",
+        "get_peft_config", "get_quantization_config",
+    ),
+    "settings": ("accept_lost",),
+    "sft_config": ("SFTConfig",),
+    "sft_trainer": ("SFTTrainer",),
+}  # fmt: skip
+"""The names of every module, which is loaded when one of them is asked for."""
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted([*_MODULES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'oncurve.trl' has no attribute {name!r}. It has: {', '.join(__all__)}")
-    return vars(import_module(f"oncurve.trl.{_HOMES[name]}"))[name]
+    return vars(import_module(f"oncurve.trl.{_MODULES[name]}"))[name]
 
 
 def __dir__() -> list[str]:

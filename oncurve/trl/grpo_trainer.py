@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
@@ -40,6 +39,8 @@ class GRPOTrainer:
 
     Everything that would be learned otherwise than with TRL is one message when it is made; the rest is said in lines.
     """
+
+    _is_training = False
 
     def __init__(
         self,
@@ -165,14 +166,21 @@ class GRPOTrainer:
             self.oncurve.folder = find_run(resume_from_checkpoint, self.args.output_dir)
             steps = self.oncurve.resume_steps()
         else:
+            if self.oncurve.result is not None:  # a second run goes on with the weights of the first
+                self.oncurve.hold_model()
+            self.state.global_step, self.state.epoch, self.state.log_history = 0, 0.0, []
+            self.control.should_training_stop = False
             steps = self.oncurve.steps()
         self._callbacks.call("on_train_begin")
-        seconds, losses = 0.0, []
-        for step in self._watched(steps):
-            seconds += step.metrics.get("time/step_seconds", 0.0)
-            losses.append(step.metrics.get("policy/loss", step.metrics.get("sft/loss", 0.0)))
-            if self.control.should_training_stop:
-                steps.close()  # type: ignore[attr-defined]
+        seconds, losses, self._is_training = 0.0, [], True
+        try:
+            for step in self._watched(steps):
+                seconds += step.metrics.get("time/step_seconds", 0.0)
+                losses.append(step.metrics.get("policy/loss", step.metrics.get("sft/loss", 0.0)))
+                if self.control.should_training_stop:
+                    steps.close()  # type: ignore[attr-defined]
+        finally:
+            self._is_training = False
         result = self.oncurve.result
         if not self.control.should_training_stop and result is not None and result.is_interrupted:
             raise Stopped(
@@ -192,10 +200,14 @@ class GRPOTrainer:
     def _watched(self, steps: Iterator[Step]) -> Iterator[Step]:
         """Every step, with what callbacks, logs and evaluations make of it."""
         config = self.oncurve.config
+        self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
         for step in steps:
             self.state.global_step = step.number * config.updates_per_step
-            self.state.epoch = step.number * config.run.prompts_per_step / len(self.translation.rows)
+            epochs, self.state.epoch = (
+                int(self.state.epoch or 0),
+                step.number * config.run.prompts_per_step / len(self.translation.rows),
+            )
             self.state.num_input_tokens_seen += num_tokens(step.groups)
             self._callbacks.call("on_step_end")
             logs = {**step_logs(step, self.reward_func_names), "num_tokens": float(self.state.num_input_tokens_seen)}
@@ -212,13 +224,19 @@ class GRPOTrainer:
                 self._name_checkpoint()
             if self.control.should_save or (saves and step.number % saves == 0):
                 self._callbacks.call("on_save")
+            goes_on = step.number < config.run.steps and not self.control.should_training_stop
+            has_ended = int(self.state.epoch) > epochs
+            if has_ended or not goes_on:
+                self._callbacks.call("on_epoch_end")
             yield step
-            if step.number < config.run.steps and not self.control.should_training_stop:
+            if goes_on and has_ended:
+                self._callbacks.call("on_epoch_begin")
+            if goes_on:
                 self._callbacks.call("on_step_begin")
 
     def _name_checkpoint(self) -> None:
         """Name the newest checkpoint as TRL does, so that a script that looks for ``checkpoint-N`` goes on from it."""
-        newest = max((Path(str(self.oncurve.folder)) / "checkpoints").glob("step_*"), default=None)
+        newest = max((Path(str(self.oncurve.folder)) / "checkpoints").glob("step_" + 6 * "[0-9]"), default=None)
         link = Path(self.args.output_dir or "runs") / f"checkpoint-{self.state.global_step}"
         if newest is None or not self.is_world_process_zero():
             return
@@ -261,19 +279,21 @@ class GRPOTrainer:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights and the tokenizer as files of a model; other files of the folder stay."""
         folder, place = Path(output_dir or self.args.output_dir or "trainer_output"), self.accelerator
+        made = folder.absolute().with_name(f".{folder.absolute().name}-{os.getpid()}")
+        if self._is_training:
+            self.oncurve.save(made)  # all processes together
+        if not place.is_main_process:
+            return
         if folder.is_symlink():
             folder.unlink()  # a checkpoint of a run, which stays as it is
         folder.mkdir(parents=True, exist_ok=True)
-        has_ended = place.num_processes > 1 and not dist.is_initialized()
-        made = folder / f".model-{os.getpid()}"
-        if has_ended and place.is_main_process:  # what was trained together is in the run alone
-            shutil.copytree(resolve_model(str(self.oncurve.folder)), made)
-        elif not has_ended:
+        if not self._is_training and place.num_processes > 1 and self.oncurve.result is not None:
+            shutil.copytree(resolve_model(str(self.oncurve.folder)), made)  # what was trained together is there alone
+        elif not self._is_training:
             self.oncurve.save(made)
-        if place.is_main_process:
-            for path in made.iterdir():
-                path.replace(folder / path.name)
-            shutil.rmtree(made)
+        for path in made.iterdir():
+            path.replace(folder / path.name)
+        shutil.rmtree(made)
 
     def add_callback(self, callback: Any) -> None:
         """A TrainerCallback, or a class of it."""

@@ -14,15 +14,14 @@ import oncurve.trl
 from oncurve.errors import ConfigError
 
 ELSEWHERE = (
-    "BEMACallback", "DPOConfig", "DPOTrainer", "DistillationConfig", "DistillationTrainer",
-    "KTOConfig", "KTOTrainer", "RLOOConfig", "RLOOTrainer", "RewardConfig", "RewardTrainer",
-    "SyncRefModelCallback", "add_response_schema",
-    "clone_chat_template", "create_reference_model", "extract_prompt", "get_training_chat_template",
-    "init_zero_verbose", "is_conversational_from_value", "maybe_convert_to_chatml", "maybe_extract_prompt",
+    "BEMACallback", "SyncRefModelCallback", "add_response_schema", "clone_chat_template",
+    "create_reference_model", "extract_prompt", "get_training_chat_template", "init_zero_verbose",
+    "is_conversational_from_value", "maybe_convert_to_chatml", "maybe_extract_prompt",
     "maybe_unpair_preference_dataset", "pack_dataset", "prepare_multimodal_messages", "supports_tool_calling",
     "unpair_preference_dataset",
 )  # fmt: skip
-"""Public names of TRL that are not here. A script may import them; it may not use them."""
+"""Public names of TRL that are not here, beside its other trainers and their configurations, also those that it has no
+more. A script may import them; it may not use them."""
 SHOWING = ("LogCompletionsCallback", "RichProgressCallback", "WeaveCallback")
 """Callbacks of TRL that show what is in the run's folder anyway. They can be made and do nothing."""
 UNSLOTH = (
@@ -77,7 +76,7 @@ def named(module: str, name: str) -> Any:
         raise AttributeError(name)
     if name in oncurve.trl.__all__:
         return oncurve.trl.__getattr__(name)
-    if name in ELSEWHERE:
+    if name in ELSEWHERE or name.endswith(("Trainer", "Config", "WithValueHead")):
         return _Elsewhere(name, (), {})
     if name in SHOWING:
         from transformers import TrainerCallback

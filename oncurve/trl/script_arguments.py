@@ -12,6 +12,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from oncurve.convert.options import older
+from oncurve.convert.options_file import read_mapping
 from oncurve.errors import ConfigError, did_you_mean
 from oncurve.trl.grpo_config import GRPOConfig
 
@@ -179,22 +180,10 @@ def _file(words: list[str]) -> dict[str, Any]:
         raise ConfigError(f"--config: there is no file {path}")
     del words[place : place + 2]
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(read, dict):
-        raise ConfigError(f"{path}: it holds no mapping of options such as `learning_rate: 1e-6`")
-    return {str(name): _number(value) for name, value in read.items() if name != "env"}
-
-
-def _number(value: Any) -> Any:
-    """YAML reads 1e-6 as a text."""
-    if not isinstance(value, str) or not any(sign.isdigit() for sign in value):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not valid YAML: it is no text") from None
+    return {name: value for name, value in read_mapping(text, str(path)).items() if name != "env"}
 
 
 def _old_words(words: list[str], known: set[str]) -> dict[str, Any]:

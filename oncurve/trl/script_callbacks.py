@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from torch import nn
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 
@@ -17,37 +16,13 @@ class _Flow(DefaultFlowCallback):
         """Nothing is due by transformers' count of steps."""
         return control
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """The same."""
-        return control
-
-
-class ScriptTrainer(Protocol):
-    """What callbacks see of a trainer."""
-
-    args: Any
-    state: TrainerState
-    control: TrainerControl
-
-    @property
-    def model(self) -> nn.Module:
-        """The model in training."""
-        ...
-
-    @property
-    def processing_class(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer."""
-        ...
-
-    def is_world_process_zero(self) -> bool:
-        """This process writes."""
-        ...
+    on_epoch_end = on_step_end
 
 
 class Callbacks:
     """The callbacks of a trainer."""
 
-    def __init__(self, trainer: ScriptTrainer, given: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
+    def __init__(self, trainer: Any, given: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
         self.trainer = trainer
         self.handler = CallbackHandler([_Flow(), *given], None, None, None, None)
         trainer.state.is_world_process_zero = trainer.state.is_local_process_zero = trainer.is_world_process_zero()

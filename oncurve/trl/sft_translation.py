@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from oncurve.convert.options import Note, OptionOutcome, OptionValue
+from oncurve.convert.options import Note, OptionOutcome
 from oncurve.convert.trl import convert_supervised
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
 from oncurve.errors import ConfigError, DataError, counted, listed
@@ -46,13 +46,13 @@ def translate_supervised(asked: TrainerArguments, formatting: Formatting | None)
     """
     args = asked.args
     given = args.options()
-    shared = {name: OptionValue(value) for name, value in given.items() if name not in COMPUTED}
+    shared = {name: value for name, value in given.items() if name not in COMPUTED}
     for name in ("loss_type", "shuffle_dataset", "remove_unused_columns"):
         shared.pop(name, None)
-    shared.setdefault("learning_rate", OptionValue(args.learning_rate))
+    shared.setdefault("learning_rate", args.learning_rate)
     alone = {name: shared.pop(name) for name in list(shared) if name not in _in_grpo()}
     found = OptionOutcome(
-        "the script", shared, OptionValue(asked.model if isinstance(asked.model, str) else _name(asked)),
+        "the script", shared, asked.model if isinstance(asked.model, str) else _name(asked),
         is_running=True,
     )  # fmt: skip
     for name in asked.lost:

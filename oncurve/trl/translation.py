@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
 from oncurve.convert.draft import Draft, tree_of
-from oncurve.convert.options import Note, OptionOutcome, OptionValue, RewardSource
+from oncurve.convert.options import Note, OptionOutcome, RewardSource
 from oncurve.convert.options_file import quantization
 from oncurve.convert.trl import convert
 from oncurve.errors import ConfigError, DataError, listed
@@ -123,9 +123,9 @@ def translate(asked: TrainerArguments) -> Translation:
     args, names = asked.args, [reward_name(function) for function in asked.reward_funcs]
     found = OptionOutcome(
         "the script",
-        {name: OptionValue(value) for name, value in args.options().items()},
-        OptionValue(asked.model if isinstance(asked.model, str) else asked.model.name_or_path or "given"),
-        rewards=[RewardSource({}, what=name) for name in names],
+        args.options(),
+        asked.model if isinstance(asked.model, str) else asked.model.name_or_path or "given",
+        rewards=[RewardSource({}) for _ in names],
         is_running=True,
     )
     if args.dated is not None:
@@ -276,14 +276,14 @@ def _read_bits(asked: TrainerArguments, found: OptionOutcome) -> None:
         said = said or vars(asked.model.config).get("quantization_config")
     if said is not None:
         values = said if isinstance(said, Mapping) else said.to_dict()
-        found.quantization = quantization(dict(values), None, found)
+        found.quantization = quantization(dict(values), found)
         if found.quantization is None:
             found.notes.append(Note("unsupported", "quantization_config", "there are nf4 and int8 of bitsandbytes"))
     if "model_init_kwargs" in found.options:
-        found.options["model_init_kwargs"] = OptionValue(init)
+        found.options["model_init_kwargs"] = init
 
 
-def _lora(asked: TrainerArguments) -> dict[str, OptionValue]:
+def _lora(asked: TrainerArguments) -> dict[str, Any]:
     """What a peft configuration says beside peft's defaults; layers are those that peft takes for the model."""
     from peft import LoraConfig
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
@@ -293,13 +293,9 @@ def _lora(asked: TrainerArguments) -> dict[str, OptionValue]:
         raise ConfigError(f"peft_config is a {type(config).__name__}; adapters are LoRA's. Pass a LoraConfig")
     plain = vars(LoraConfig())
     idle = ("peft_type", "auto_mapping", "base_model_name_or_path", "revision", "runtime_config", "peft_version")
-    given = {
-        name: OptionValue(value)
-        for name, value in vars(config).items()
-        if name not in idle and value != plain.get(name)
-    }
+    given = {name: value for name, value in vars(config).items() if name not in idle and value != plain.get(name)}
     if config.target_modules is None:
-        given["target_modules"] = OptionValue(sorted(TARGETS.get(_model_type(asked), ["q_proj", "v_proj"])))
+        given["target_modules"] = sorted(TARGETS.get(_model_type(asked), ["q_proj", "v_proj"]))
     return given
 
 

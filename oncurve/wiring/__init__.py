@@ -1,5 +1,6 @@
 """From a recipe to objects: only this package reads the config and knows the parts."""
 
+from oncurve.wiring.agents import make_frames, with_own_chat
 from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, is_served, make_algorithm
 from oncurve.wiring.data import (
     Rendered,
@@ -47,6 +48,7 @@ __all__ = [
     "make_algorithm",
     "make_device",
     "make_form_reward",
+    "make_frames",
     "make_loose_reward",
     "make_policy",
     "make_processes",
@@ -68,4 +70,5 @@ __all__ = [
     "with_early_grading",
     "with_episodes",
     "with_epochs",
+    "with_own_chat",
 ]

@@ -76,6 +76,13 @@ def make_frames(config: Config, tokenizer: PreTrainedTokenizerBase) -> Frames:
     return TagFrames(tokenizer, system=template.system, turn=template.turn, opening=template.opening)
 
 
+def with_own_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config:
+    """The recipe with ``data.chat`` where the tokenizer has a chat template."""
+    if not tokenizer.chat_template or config.data.chat:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"chat": True})})
+
+
 def _callable(found: Any, place: str) -> Any:
     if not callable(found):
         raise ConfigError(f"rollouts.agent: {place} is {type(found).__name__}, and not a function")

@@ -110,9 +110,10 @@ def make_algorithm(config: Config) -> Algorithm:
 
     own: dict[str, Any] = algorithm_choices(config)
     if config.algorithm.function is not None:
-        own["loss"] = load_function(config.algorithm.function)
+        own["loss"] = load_function(config.algorithm.function, where="algorithm.function")
     if config.algorithm.advantage_function is not None:
-        own["advantage"] = load_function(config.algorithm.advantage_function)
+        place = config.algorithm.advantage_function
+        own["advantage"] = load_function(place, where="algorithm.advantage_function")
     return build(
         algorithm_name(config),
         group_size=config.algorithm.group_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from oncurve.config.rewards import CustomReward
@@ -21,19 +22,40 @@ def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:
 
     if new_folder is not None:
         refuse_existing(new_folder)
+        _check_writable(new_folder)
     problems: list[str] = []
     for name, section in (("data", config.data), ("evaluation.data", config.evaluation.data)):
         if section is not None:
             find_template(section.template)
             problems += _missing_data(name, section)
-    for reward in config.rewards:
-        if isinstance(reward, CustomReward):
-            place = reward.function.rpartition(":")[0]
-            if place.endswith(".py") and not os.path.exists(place):
-                problems.append(f"rewards: there is no file {place} (in {Path.cwd()})")
+    for key, named in _functions(config):
+        place = named.rpartition(":")[0]
+        if place.endswith(".py") and not os.path.exists(place):
+            problems.append(f"{key}: there is no file {place} (in {Path.cwd()})")
     if problems:
         raise DataError("\n".join(problems))
     _check_model(config.model)
+
+
+def _functions(config: Config) -> Iterator[tuple[str, str]]:
+    """What the recipe names as module:name or file.py:name, each with its key."""
+    for reward in config.rewards:
+        if isinstance(reward, CustomReward):
+            yield "rewards", reward.function
+    for tool in config.rollouts.tools:
+        yield "rollouts.tools", tool
+    for environment in config.rollouts.environments.values():
+        yield "rollouts.environments", environment
+    for key in ("function", "advantage_function"):
+        if (named := vars(config.algorithm).get(key)) is not None:
+            yield f"algorithm.{key}", named
+
+
+def _check_writable(folder: Path) -> None:
+    """The folder can be made: the nearest one above it that is there lets this user write."""
+    above = next(part for part in folder.absolute().parents if part.is_dir())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder}: the run cannot be written there, since {above} is read-only. Choose run.folder.")
 
 
 def _missing_data(name: str, section: DataSection) -> list[str]:

@@ -32,7 +32,8 @@ def message(text: str, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("runs.steps=3", "there is no such section. Did you mean 'run'?"),
+        ("runs.steps=3", "there is no such section. Did you mean 'run.steps'?"),
+        ("rewards=[{type:mathematics}]", "'type:mathematics' has no space after its colon. Write {type: mathematics}"),
         ("algorithm=dapo", "Write algorithm.type=dapo"),
         ("data=gsm8k", "Write data.type=gsm8k"),
         ("policy.lora=16", "a section with keys of its own, such as policy.lora.rank; found 16"),

@@ -66,3 +66,16 @@ def test_nothing_heavy_is_loaded_for_it(here: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "there is no file gone.jsonl" in done.stdout
     assert done.stdout.endswith("False False\n")
+
+
+def test_a_folder_that_cannot_be_written_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncurve.wiring.preflight.os.access", lambda place, mode: False)  # root may write anywhere
+    with pytest.raises(OncurveError, match=r"cannot be written there, since .* is read-only\. Choose run\.folder"):
+        check_cheaply(parse_config(RECIPE, []), new_folder=here / "runs" / "new")
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("key", ["rollouts.tools=[gone.py:f]", "rollouts.environments={a: 'gone.py:f'}"])
+def test_files_of_tools_are_looked_for(key: str, here: Path) -> None:
+    with pytest.raises(OncurveError, match=rf"{key.partition('=')[0]}: there is no file gone\.py"):
+        check_cheaply(parse_config(RECIPE, [key]))

@@ -9,7 +9,7 @@ import torch
 
 from oncurve.config.load import parse_config
 from oncurve.convert.draft import recipe_text
-from oncurve.convert.options import DatasetSource, OptionOutcome, OptionValue, RewardSource
+from oncurve.convert.options import DatasetSource, OptionOutcome, RewardSource
 from oncurve.convert.trl import convert
 
 LIMIT = 50
@@ -39,11 +39,9 @@ def test_the_loss_of_a_converted_recipe_is_trls(options: dict[str, Any]) -> None
 
     if trl_reference.REASON:
         pytest.skip(trl_reference.REASON)
-    given = {name: OptionValue(value, 1) for name, value in {"num_generations": 4, **options}.items()}
-    reward = RewardSource({"type": "custom", "function": "mine.py:one"}, ("answer",))
-    found = OptionOutcome(
-        "train.py", given, OptionValue("embedded", 1), DatasetSource("rows.jsonl", is_json=True), rewards=[reward]
-    )
+    reward = RewardSource({"type": "custom", "function": "mine.py:one"}, "answer")
+    given = {"num_generations": 4, **options}
+    found = OptionOutcome("train.py", given, "embedded", DatasetSource("mine/rows"), rewards=[reward])
     algorithm = make_algorithm(parse_config(recipe_text(convert(found, rows=64), "")))
     theirs = {name: value for name, value in options.items() if name not in ("epsilon", "epsilon_high")}
     low = options.get("epsilon", 0.2)

@@ -14,11 +14,10 @@ from tables.trl_options import filled
 
 from oncurve.config.messages import known_keys
 from oncurve.convert.draft import Draft, recipe_text
-from oncurve.convert.options import DatasetSource, OptionOutcome, OptionValue, RewardSource, older, table, trl_version
+from oncurve.convert.options import DatasetSource, OptionOutcome, RewardSource, older, table, trl_version
 from oncurve.convert.trl import convert
 
 ROOT = Path(__file__).resolve().parents[2]
-LINE = 77
 SERVERS = {"use_vllm": True, "vllm_mode": "server"}
 TOGETHER: dict[str, dict[str, Any]] = {
     "vllm_mode": {"use_vllm": True},
@@ -59,10 +58,9 @@ OTHER: dict[str, Any] = {
 
 
 def converted(options: dict[str, Any]) -> Draft:
-    rewards = [RewardSource({"type": "custom", "function": f"mine.py:{name}"}, ("answer",)) for name in ("one", "two")]
-    given = {name: OptionValue(value, LINE) for name, value in options.items()}
-    rows = DatasetSource("rows.jsonl", is_json=True, line=1)
-    return convert(OptionOutcome("train.py", given, OptionValue("embedded", 1), rows, rewards=rewards), rows=4000)
+    rewards = [RewardSource({"type": "custom", "function": f"mine.py:{name}"}, "answer") for name in ("one", "two")]
+    rows = DatasetSource("mine/rows")
+    return convert(OptionOutcome("train.py", dict(options), "embedded", rows, rewards=rewards), rows=4000)
 
 
 def keys(draft: Draft) -> str:
@@ -102,21 +100,21 @@ def test_what_is_taken_over_has_a_key_of_the_recipe() -> None:
 def test_an_option_that_is_taken_over_changes_the_recipe_or_is_reported(name: str) -> None:
     before = TOGETHER.get(name, {})
     changed = converted({**before, name: another(name)})
-    is_reported = any(note.line == LINE and note.what.startswith(name) and note.is_loss for note in changed.notes)
+    is_reported = any(note.what.startswith(name) and note.is_loss for note in changed.notes)
     assert keys(changed) != keys(converted(before)) or is_reported
 
 
 @pytest.mark.parametrize("name", [o.name for o in table().values() if o.fate == "unsupported"])
-def test_an_option_without_equal_is_reported_with_its_line_and_only_if_it_differs(name: str) -> None:
+def test_an_option_without_equal_is_reported_only_if_it_differs(name: str) -> None:
     reported = [note for note in converted({name: another(name)}).notes if note.kind == "unsupported"]
-    assert [(note.what.split(" = ")[0], note.line) for note in reported] == [(name, LINE)]
+    assert [note.option for note in reported] == [name]
     assert not any(note.is_loss for note in converted({name: table()[name].default}).notes)
 
 
 @pytest.mark.parametrize("name", [o.name for o in table().values() if o.fate == "nothing"])
 def test_an_idle_option_is_said_to_be_idle_and_changes_nothing(name: str) -> None:
     draft = converted({name: another(name)})
-    assert [note.what.split(" = ")[0] for note in draft.notes if note.kind == "nothing"] == [name]
+    assert [note.option for note in draft.notes if note.kind == "nothing"] == [name]
     assert keys(draft) == keys(converted({}))
 
 
@@ -130,7 +128,7 @@ def test_an_older_name_is_not_unknown(name: str) -> None:
 
 def test_an_unknown_option_is_reported_with_the_nearest_name() -> None:
     [note] = [note for note in converted({"num_generation": 4}).notes if note.is_loss]
-    assert (note.kind, note.line) == ("unknown", LINE)
+    assert note.kind == "unknown"
     assert "'num_generations'" in note.why
 
 
@@ -180,3 +178,10 @@ def test_no_script_of_others_lost_an_option_without_a_word() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "trl_scripts.json").read_text(encoding="utf-8"))
     assert found["silent"] == []
     assert "traceback of ours" not in found["counts"]
+
+
+def test_an_option_beside_another_that_is_off_is_said_to_mean_nothing() -> None:
+    for name, value in (("vllm_mode", "server"), ("sync_ref_model", True), ("entropy_target", 0.3), ("eval_steps", 20)):
+        assert ("nothing", name) in [(note.kind, note.option) for note in converted({name: value}).notes]
+        together = converted({**TOGETHER[name], name: value})
+        assert ("nothing", name) not in [(note.kind, note.option) for note in together.notes]

@@ -33,7 +33,8 @@ def test_options_of_the_command_are_read_from_yaml_and_json(tmp_path: Path, monk
     assert found["evaluation"]["data"]["split"] == "test"
     assert found["evaluation"]["samples"] == 4
     assert "Lost" not in report
-    assert "line 5" in texts[1]
+    assert texts[0] == texts[1]
+    assert "# learning_rate" in texts[0]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ def reward(completions, gold, **kwargs):
 
 if __name__ == "__main__":
     import sys
+    if "joined" in sys.argv[2]:
+        from accelerate import PartialState
+        PartialState(cpu=True)
     rows = Dataset.from_list([{"prompt": f"How much is {i} + 1?", "gold": i + 1} for i in range(24)])
     args = GRPOConfig(output_dir="out", max_steps=2, num_generations=4, per_device_train_batch_size=int(sys.argv[1]),
                       max_completion_length=8, bf16=False, use_cpu=True, learning_rate=1e-4, eval_strategy="steps",
@@ -44,13 +47,13 @@ def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.M
     for words, batch, name in (
         (["oncurve", "trl"], 16, "one"),
         (["oncurve", "trl", "--processes", "2"], 8, "two"),
-        ([*torchrun, "oncurve", "trl"], 8, "launched"),
+        ([*torchrun, "oncurve", "trl"], 8, "launched_and_joined"),
     ):
         command = [sys.executable, "-m", *words, "train.py", str(batch), name]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f'"processes": {1 if name == "one" else 2}' in Path("out/eval_results.json").read_text()
     alone = load_file("one/model.safetensors")
-    for name in ("one_by_main", "two", "two_by_main", "launched"):
+    for name in ("one_by_main", "two", "two_by_main", "launched_and_joined"):
         other = load_file(f"{name}/model.safetensors")
         assert all(torch.allclose(alone[part], other[part], atol=1e-4) for part in alone), name

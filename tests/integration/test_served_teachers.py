@@ -110,9 +110,7 @@ def test_a_served_teacher_with_another_tokenizer_is_refused(served: str) -> None
 def test_a_teacher_that_is_not_there_is_one_message() -> None:
     server = TeacherServer("http://127.0.0.1:9", deadlines=Deadlines(gone_seconds=0.1))
     try:
-        with pytest.raises(
-            SamplerError, match=r"http://127.0.0.1:9 is lost.*Start the server again"
-        ):
+        with pytest.raises(SamplerError, match=r"http://127.0.0.1:9 is lost.*Start the server again"):
             server.logprobs([([1], [2])])
     finally:
         server.close()

@@ -203,7 +203,7 @@ def test_one_call_trains_before_and_after_the_package_of_its_name_is_imported(tm
         ({"data": {"question": ["2+3?"]}, "rewards": holds}, "Pass rows as a list of dictionaries"),
         ({"rewards": holds}, "data: there is none"),
         ({"data": ROWS, "rewards": "maths"}, "Did you mean 'mathematics'?"),
-        ({"data": ROWS, "rewards": holds, "runs": {"steps": 3}}, "Did you mean 'run'?"),
+        ({"data": ROWS, "rewards": holds, "runs": {"steps": 3}}, "Did you mean 'run.steps'?"),
     ],
 )
 def test_a_mistake_in_the_arguments_gets_one_message(arguments: dict[str, Any], said: str) -> None:

@@ -188,6 +188,8 @@ def test_too_many_errors_stop_the_run_with_an_example() -> None:
     check_errors([value(1.0)] * 8 + [failed] * 2)
     with pytest.raises(RewardError, match=r"3 of 10 completions .* 'crashed': KeyError: 'answer'"):
         check_errors([value(1.0)] * 7 + [failed] * 3)
+    with pytest.raises(RewardError, match=r"^step 4: grading failed for 3 of 10"):
+        check_errors([value(1.0)] * 7 + [failed] * 3, step=4)
 
 
 def test_rewards_that_do_not_apply_do_not_stop_the_run() -> None:

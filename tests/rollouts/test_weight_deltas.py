@@ -281,6 +281,28 @@ def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
         listener.close()
 
 
+def test_a_limited_link_gives_files_and_ranges_of_them(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 200
+    (tmp_path / "file").write_bytes(data)
+    listener, limit = Listener(), Bandwidth(1e4)
+
+    async def give(request: web.Request) -> web.StreamResponse:
+        return await limit.send(request, tmp_path / "file")
+
+    app = web.Application()
+    app.router.add_get("/file", give)
+    facts = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    try:
+        url = f"{listener.listen(app)}/file"
+        for begin in (0, 1, 20_000, len(data) - 1, len(data)):
+            place = tmp_path / f"from{begin}"
+            place.with_name(place.name + PART).write_bytes(data[:begin])
+            download(url, None, place, facts)
+            assert place.read_bytes() == data
+    finally:
+        listener.close()
+
+
 def test_ways_to_a_version_are_the_chain_from_what_is_here_or_whole_files() -> None:
     def file(size: int) -> tuple[WeightFile, ...]:
         return (WeightFile("f", size, ""),)

@@ -43,7 +43,7 @@ def test_names_are_found_wherever_trl_keeps_them(trl: Run) -> None:
         from trl.trainer.grpo_trainer import GRPOTrainer as same
         from trl.trainer import GRPOConfig as config
         from trl.rewards import think_format_reward
-        from trl import SFTTrainer, ModelConfig
+        from trl import ModelConfig, OnlineDPOConfig, RewardTrainer, SFTTrainer
         assert (same, config, trl.__version__) == (GRPOTrainer, GRPOConfig, "1.16.0")
         print("all found")
         """.replace("\n        ", "\n")

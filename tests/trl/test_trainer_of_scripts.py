@@ -35,6 +35,12 @@ class Events(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.seen.append(("step", state.global_step))
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("epoch", state.global_step))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("epoch ends", state.global_step))
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self.seen.append(("eval" if "eval_reward" in logs else "log", state.global_step))
 
@@ -45,12 +51,12 @@ class Events(TrainerCallback):
 def test_callbacks_hear_everything_in_order(rows: Rows) -> None:
     events = Events()
     args = GRPOConfig(**SHORT, eval_strategy="steps", eval_steps=2, num_generations_eval=2)
-    trainer = GRPOTrainer("embedded", length, args, rows, eval_dataset=rows[:3])
+    trainer = GRPOTrainer("embedded", length, args, rows[:4], eval_dataset=rows[:3])
     trainer.add_callback(events)
     trainer.train()
     assert events.seen == [
-        ("begin", 3), ("step", 1), ("log", 1), ("step", 2), ("log", 2), ("eval", 2), ("step", 3), ("log", 3), 
-        ("end", 3),
+        ("begin", 3), ("epoch", 0), ("step", 1), ("log", 1), ("step", 2), ("log", 2), ("eval", 2), ("epoch ends", 2),
+        ("epoch", 2), ("step", 3), ("log", 3), ("epoch ends", 3), ("end", 3),
     ]  # fmt: skip
     measured = next(row for row in trainer.state.log_history if "eval_reward" in row)
     assert measured["eval_reward"] == measured["eval_rewards/length/mean"]

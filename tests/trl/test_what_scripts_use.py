@@ -79,6 +79,22 @@ def test_attributes_may_be_assigned_as_scripts_do(rows: Rows) -> None:
         assert trainer.accelerator.is_main_process
 
 
+def test_a_second_training_goes_on_with_the_weights_of_the_first(rows: Rows) -> None:
+    factor = [1.0]
+
+    def scaled(completions: list[str], **kwargs: Any) -> list[float]:
+        return [factor[0] * len(completion) for completion in completions]
+
+    trainer = GRPOTrainer("embedded", scaled, GRPOConfig(**SHORT), rows)
+    trainer.train()
+    after = {name: weight.clone() for name, weight in trainer.oncurve.policy.model.named_parameters()}
+    factor[0] = 0.0  # without a signal weights stay as they are
+    assert trainer.train().global_step == 2
+    assert all((weight == after[name]).all() for name, weight in trainer.model.named_parameters())
+    assert [row["step"] for row in trainer.state.log_history if "reward" in row] == [1, 2]
+    assert len(list(Path("out").glob("embedded*"))) == 2
+
+
 def test_callbacks_that_only_show_can_be_made(rows: Rows) -> None:
     made = [named("trl", name)(trainer=None, num_prompts=8) for name in SHOWING]
     GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, callbacks=made)

@@ -16,9 +16,11 @@ from typing import Any
 from aiohttp import web
 
 from oncurve.errors import ConfigError, SamplerError
+from oncurve.rollouts.agents.conversation_frames import Frames
 from oncurve.rollouts.base import PolicyView
 from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.registry import register
+from oncurve.rollouts.serving.chat_routes import ChatRoutes
 from oncurve.rollouts.serving.relay import give_to_other
 from oncurve.rollouts.serving.sampling import Paused, Sampling
 from oncurve.rollouts.serving.weight_update import WeightUpdate
@@ -40,12 +42,17 @@ class SamplingServer:
         context_tokens: int,
         token: str | None = None,
         cuda_graphs: bool = True,
+        frames: Frames | None = None,
     ) -> None:
+        """``frames`` say how conversations are written down; without them there are no chat routes."""
         self.sampling = Sampling(policy, max_rows=max_rows, cuda_graphs=cuda_graphs)
         self.context_tokens, self.token = context_tokens, token
         self.update = WeightUpdate(policy.model)
         self.instance = secrets.token_hex(8)
         self.is_draining = False
+        self.chats = None
+        if frames is not None:
+            self.chats = ChatRoutes(policy, self.sampling, frames, context_tokens=context_tokens)
         self._control = asyncio.Lock()
         self._is_updating = False
 
@@ -63,6 +70,8 @@ class SamplingServer:
         app.router.add_post(protocol.UPDATE, self.stage)
         app.router.add_post(protocol.FINISH, self.finish)
         app.router.add_get(f"{protocol.RELAY}/{{label}}/{{name}}", self.relay)
+        if self.chats is not None:
+            self.chats.add_to(app.router)
         return app
 
     @web.middleware
@@ -249,6 +258,8 @@ async def serve(
     if entry is not None:
         entry.unlink(missing_ok=True)
     server.is_draining = True
+    if server.chats is not None:
+        server.chats.is_draining = True
     notify("ending: nothing new is taken")
     with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
         await asyncio.wait_for(_until_idle(server), grace_seconds)
