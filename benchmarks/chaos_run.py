@@ -2,7 +2,8 @@
 
 Two runs of the same recipe through two servers, one undisturbed, one in which servers are killed, stopped, replaced and
 joined while it trains. Compared: completions of every step and the version of the weights that each came from, the
-reward of the last steps, and the accuracy on held-out problems.
+reward of the last steps, and the accuracy on held-out problems. With ``--mbit`` the disturbed run is behind a slow link
+as well, and gets what changed of the weights.
 
     python benchmarks/chaos_run.py --output benchmarks/results/chaos_run.json
     python benchmarks/chaos_run.py --vllm vllm-env/bin/python --output benchmarks/results/chaos_run_vllm.json
@@ -43,7 +44,7 @@ class Trainer:
 
     started: ClassVar[list[Trainer]] = []
 
-    def __init__(self, folder: Path, name: str, urls: list[str], asked: argparse.Namespace) -> None:
+    def __init__(self, folder: Path, name: str, urls: list[str], asked: argparse.Namespace, more: list[str]) -> None:
         self.run, self.log = folder / name, folder / f"{name}.txt"
         words = ["train", "word_problems", f"run.steps={asked.steps}", f"run.folder={folder}", f"run.name={name}"]
         words += [f"run.prompts_per_step={PROMPTS}", f"algorithm.group_size={GROUP}", "run.rollouts_every_steps=1"]
@@ -54,6 +55,7 @@ class Trainer:
             "evaluation.num_prompts=200",
             f"rollouts.deadlines.silent_seconds={asked.silent}",
         ]
+        words += more
         with self.log.open("wb") as file:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             self.process = subprocess.Popen([*COMMAND, *words], stdout=file, stderr=file, env=environment)
@@ -154,6 +156,7 @@ def main() -> None:
     parser.add_argument("--silent", type=float, default=6.0)
     parser.add_argument("--stopped", type=float, default=60.0, help="seconds for which one is stopped")
     parser.add_argument("--refused", type=float, default=30.0, help="seconds for which none takes a connection")
+    parser.add_argument("--mbit", type=float, help="send what changed of the weights, over a link of so many Mbit/s")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
@@ -168,9 +171,10 @@ def main() -> None:
                 urls = [servers.start(), servers.start()]
             while not all(map(is_up, urls)):
                 time.sleep(0.2)
-            calm = Trainer(folder, "calm", urls, asked).found()
+            calm = Trainer(folder, "calm", urls, asked, []).found()
             print(json.dumps(calm), flush=True)
-            trainer = Trainer(folder, "disturbed", urls, asked)
+            slow = [f"rollouts.deltas={{mbit: {asked.mbit}}}", "rollouts.weights_address=127.0.0.1:0"]
+            trainer = Trainer(folder, "disturbed", urls, asked, slow if asked.mbit else [])
             faults = disturb(trainer, servers, list(urls), asked.stopped, asked.refused)
             disturbed = trainer.found()
         finally:
@@ -183,6 +187,7 @@ def main() -> None:
         "undisturbed": calm,
         "disturbed": disturbed,
         "faults": faults,
+        "mbit": asked.mbit,
     }
     print(json.dumps({key: found[key] for key in found if key != "machine"}))
     if asked.output:

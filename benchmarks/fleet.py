@@ -2,8 +2,9 @@
 
     python benchmarks/fleet.py gsm8k model=Qwen/Qwen2.5-7B --servers 1..64 --gpus 8
 
-Options are those of ``oncurve plan``; ``--spread`` says how ragged lengths are, ``--losses`` how often an hour a server
-is lost.
+Options are those of ``oncurve plan``; with ``rollouts.deltas={}`` what changed of the weights travels, with ``--relay``
+from one server to the others. ``--spread`` says how ragged lengths are, ``--losses`` how often an hour a server is
+lost.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class FleetQuestion:
     losses_per_hour: float = 0.0
     """Of one server."""
     steps: int = 20
+    has_relay: bool = False
+    server_gbit: float | None = None
+    """Of the link of each server; None: as the trainer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ def planned_servers(
     speeds = planned_speeds(shape, work, setup, device)
     rate = network_gbit / 8 * GB
     size = sync_bytes(shape, replace(setup, placement="disaggregated", sampler_devices=max(1, setup.sampler_devices)))
-    network = Network(sync_bytes=size, server_rate=rate, trainer_rate=rate)
+    own = rate if fleet.server_gbit is None else fleet.server_gbit / 8 * GB
+    network = Network(sync_bytes=size, server_rate=own, trainer_rate=rate, has_relay=fleet.has_relay)
     layout = FleetLayout(
         servers=1,
         prompts=work.prompts,
@@ -121,7 +126,8 @@ def servers_text(
 ) -> str:
     """The table for people."""
     devices = max(1, setup.sampler_devices)
-    kind = "all weights" if setup.method == "full" else "the adapter"
+    whole = "all weights" if setup.delta_rate is None else "what changed of the weights"
+    kind = whole if setup.method == "full" else "the adapter"
     lost = f"; each is preempted {fleet.losses_per_hour:g} times per hour" if fleet.losses_per_hour else ""
     lines = [
         "",
@@ -201,6 +207,8 @@ def main() -> None:
     parser.add_argument("--servers", default="1..64", help="4, 1,2,8 or 1..64")
     parser.add_argument("--spread", type=float, default=LENGTH_SPREAD)
     parser.add_argument("--losses", type=float, default=0.0)
+    parser.add_argument("--server-bandwidth", type=float, help="Gbit/s of each server's link, as of a home network")
+    parser.add_argument("--relay", action="store_true", help="one server gives weights to the others")
     parser.add_argument("--gpu")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--placement", default="colocated")
@@ -209,7 +217,13 @@ def main() -> None:
     parser.add_argument("--mean-tokens", type=float)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_intermixed_args()
-    question = FleetQuestion(counts=read_counts(asked.servers), spread=asked.spread, losses_per_hour=asked.losses)
+    question = FleetQuestion(
+        counts=read_counts(asked.servers),
+        spread=asked.spread,
+        losses_per_hour=asked.losses,
+        has_relay=asked.relay,
+        server_gbit=asked.server_bandwidth,
+    )
     text = fleet(
         asked.recipe,
         asked.overrides,

