@@ -110,9 +110,15 @@ def parse_tree(
 def validate_tree(tree: Mapping[str, Any], *, source: str) -> Config:
     """A recipe from its keys. Raises ConfigError with a line for each mistake."""
     try:
-        return resolved(Config.model_validate(tree))
+        config = Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{source}: {line}" for line in explain(error))) from None
+    if not config.rollouts.has_episodes and any(reward.type == "environment" for reward in config.rewards):
+        raise ConfigError(
+            f"{source}: a reward of type environment is what an environment or an agent gives, and the recipe has "
+            f"neither. Set rollouts.environments or rollouts.agent, or choose another reward"
+        )
+    return resolved(config)
 
 
 def resolved(config: Config) -> Config:

@@ -75,6 +75,8 @@ _YAML_PROBLEMS = {
     "did not find expected key": "the indentation or a comma is wrong here",
     "did not find expected ',' or": "a comma, bracket or brace is missing",
     "expected ',' or": "a comma, bracket or brace is missing",
+    "expected the node content": "a value is missing here",
+    "expected <document start>": "something follows the value; a list is written [a, b]",
     "expected '<document start>'": "something follows the value; a list is written [a, b]",
     "block end": "the indentation is wrong here",
     "cannot start any token": "this character needs quotation marks around the value",

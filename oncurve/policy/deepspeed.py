@@ -23,7 +23,7 @@ from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import join_alone
 from oncurve.policy.sharding import Reader, Room, fill
 from oncurve.policy.tensor_files import TensorFiles
-from oncurve.policy.unread_model import WholeCopy, fill_copy, make_replica
+from oncurve.policy.unread_model import ReplicaPlace, fill_copy, make_replica
 
 if TYPE_CHECKING:
     from oncurve.policy.distributed import Processes
@@ -44,7 +44,7 @@ class Zero:
         processes: Processes,
         *,
         compute_type: torch.dtype,
-        whole_copy: WholeCopy,
+        replica_place: ReplicaPlace,
     ) -> None:
         """Raises ConfigError if DeepSpeed is not installed, does not take the file, or cannot build its optimizer."""
         self.model, self._scorers = model, scorers
@@ -52,7 +52,7 @@ class Zero:
         self.is_divided, self.is_lockstep = settings.stage == 3, True
         self.replica: PreTrainedModel | None = None
         if self.is_divided:  # a reference that moves reads the weights as they are
-            self.replica = make_replica(model, whole_copy, model.device, halved=half and len(scorers) == 1)
+            self.replica = make_replica(model, replica_place, model.device, halved=half and len(scorers) == 1)
         device = next(scorer.parameters()).device
         self._library = _deepspeed(device)
         if processes.count == 1:

@@ -12,7 +12,7 @@ from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.backend import OneDevice, Scorers, trained_parameters
 from oncurve.policy.distributed import Processes
 from oncurve.policy.sharding import Sharding, is_cut, reshard, shard, split_by_cut, whole
-from oncurve.policy.unread_model import Unread, WholeCopy, fill_copy, make_replica
+from oncurve.policy.unread_model import ReplicaPlace, Unread, fill_copy, make_replica
 from oncurve.settings import OptimizerSettings
 
 
@@ -31,7 +31,7 @@ class Fsdp(OneDevice):
         *,
         sharding: Sharding,
         compute_type: torch.dtype,
-        whole_copy: WholeCopy,
+        replica_place: ReplicaPlace,
         unread: Unread | None,
     ) -> None:
         """Make the copy to sample from, and leave this process its part of everything.
@@ -40,7 +40,7 @@ class Fsdp(OneDevice):
         """
         device = model.device if unread is None else unread.device
         halved = compute_type == torch.bfloat16
-        self.replica = make_replica(model, whole_copy, device, halved=halved, is_unread=unread is not None)
+        self.replica = make_replica(model, replica_place, device, halved=halved, is_unread=unread is not None)
         for scorer in scorers.values():
             part: PreTrainedModel = scorer.model  # type: ignore[assignment]
             if unread is not None:

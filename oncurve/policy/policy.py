@@ -30,7 +30,7 @@ from oncurve.policy.self_check import enable_packing
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
 from oncurve.policy.teacher import Teacher, taught_logprobs, with_prompts
-from oncurve.policy.unread_model import Unread, WholeCopy
+from oncurve.policy.unread_model import ReplicaPlace, Unread
 from oncurve.records import Mean
 from oncurve.rollouts.servers.lora_weights import LoraWeights
 from oncurve.settings import OptimizerSettings
@@ -76,16 +76,17 @@ class TrainedPolicy:
         adapter: Adapter | None = None,
         processes: Processes = ALONE,
         sharding: Sharding | ZeroSettings | None = None,
-        whole_copy: WholeCopy = "device",
+        replica_place: ReplicaPlace = "device",
         unread: Unread | None = None,
         teacher: Teacher | None = None,
     ) -> None:
         """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
         without a ``reference``, the base under it is the reference.
 
-        With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``whole_copy`` says
-        where this process has all of them, to sample or to publish from. ``unread`` says where the weights of model and
-        reference are, if they are to be read when they are in parts. A ``teacher`` outside stands for the reference.
+        With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``replica_place``
+        says where this process has all of them, to sample or to publish from. ``unread`` says where the weights of
+        model and reference are, if they are to be read when they are in parts. A ``teacher`` outside stands for the
+        reference.
         """
         self._model, self._tokenizer, self.reference = model, tokenizer, reference
         self.adapter, self.processes, self.teacher = adapter, processes, teacher
@@ -100,7 +101,7 @@ class TrainedPolicy:
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
         self._offloads_activations = offload_activations
         owns_layers = has_own_layers(model)
-        self.backend = self._make_backend(sharding, whole_copy, unread)
+        self.backend = self._make_backend(sharding, replica_place, unread)
         if self.backend.is_divided and owns_layers:
             self.is_packed = False  # our own layers need whole weights
         self.num_updates = 0
@@ -179,14 +180,20 @@ class TrainedPolicy:
         self.backend.publish()
 
     def _make_backend(
-        self, sharding: Sharding | ZeroSettings | None, whole_copy: WholeCopy, unread: Unread | None
+        self, sharding: Sharding | ZeroSettings | None, replica_place: ReplicaPlace, unread: Unread | None
     ) -> Backend:
         """Where the weights are from here on. What is to be cut is cut here."""
         model, compute = self._model, torch_type(self.compute_type)
         scorers = {id(part): Scorer(part) for part in (model, self.reference) if part is not None}
         if isinstance(sharding, ZeroSettings):
             return Zero(
-                model, scorers, sharding, self.settings, self.processes, compute_type=compute, whole_copy=whole_copy
+                model,
+                scorers,
+                sharding,
+                self.settings,
+                self.processes,
+                compute_type=compute,
+                replica_place=replica_place,
             )
         if sharding is not None and self.processes.count > 1:
             return Fsdp(
@@ -196,7 +203,7 @@ class TrainedPolicy:
                 self.processes,
                 sharding=sharding,
                 compute_type=compute,
-                whole_copy=whole_copy,
+                replica_place=replica_place,
                 unread=unread,
             )
         return OneDevice(model, scorers, self.settings, self.processes)

@@ -28,8 +28,8 @@ from oncurve.policy.self_check import FAILURES, enable_packing
 from oncurve.policy.sharding import fill
 from oncurve.policy.tensor_files import TensorFiles
 
-VOCABULARY = 64
-WholeCopy = Literal["device", "cpu", "none"]
+_STAND_IN_VOCABULARY = 64
+ReplicaPlace = Literal["device", "cpu", "none"]
 """Where this process has all weights of a model in parts, to sample or to publish from."""
 
 
@@ -198,7 +198,7 @@ def whole_copy(model: PreTrainedModel, device: torch.device, *, halved: bool) ->
 
 
 def make_replica(
-    model: PreTrainedModel, wanted: WholeCopy, device: torch.device, *, halved: bool, is_unread: bool = False
+    model: PreTrainedModel, wanted: ReplicaPlace, device: torch.device, *, halved: bool, is_unread: bool = False
 ) -> PreTrainedModel | None:
     """A copy of all weights of a model that is about to be cut, where this process is to have one."""
     if wanted == "none":
@@ -236,7 +236,7 @@ def _stand_in(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """A model with one layer of each kind, two at least, and a vocabulary of a few tokens."""
     config = copy.deepcopy(model.config)
     text: Any = config.get_text_config()
-    text.vocab_size = min(text.vocab_size, VOCABULARY)
+    text.vocab_size = min(text.vocab_size, _STAND_IN_VOCABULARY)
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     kinds = vars(text).get("layer_types")
     if kinds:

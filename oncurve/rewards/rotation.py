@@ -52,27 +52,27 @@ class Rotating:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
-        turns = self._turns(prompts, completions)
+        chosen = self._variants(prompts, completions)
         if self.grade_all:
             rows = zip(*(grade(function, prompts, completions) for function in self.functions), strict=True)
-            return [self._paid(row, turn) for row, turn in zip(rows, turns, strict=True)]
+            return [self._paid(row, variant) for row, variant in zip(rows, chosen, strict=True)]
         rewards: dict[int, Reward] = {}
-        for turn in sorted(set(turns)):
-            places = [place for place, each in enumerate(turns) if each == turn]
-            function = self.functions[turn]
+        for variant in sorted(set(chosen)):
+            places = [place for place, each in enumerate(chosen) if each == variant]
+            function = self.functions[variant]
             graded = grade(function, [prompts[place] for place in places], [completions[place] for place in places])
             rewards |= {
                 place: _with_part(reward, function.name, reward.value)
                 for place, reward in zip(places, graded, strict=True)
             }
-        return [rewards[place] for place in range(len(turns))]
+        return [rewards[place] for place in range(len(chosen))]
 
     def close(self) -> None:
         """Closes every variant."""
         for function in self.functions:
             function.close()
 
-    def turn_of(self, *, step: int, prompt_index: int) -> int:
+    def variant_of(self, *, step: int, prompt_index: int) -> int:
         """Place of the variant that grades a prompt in a step."""
         count = len(self.functions)
         if self.every_steps is None:
@@ -83,23 +83,23 @@ class Rotating:
         random.Random(f"{self.seed}/{number_of_round}").shuffle(order)
         return order[place]
 
-    def _paid(self, graded: Sequence[Reward], turn: int) -> Reward:
+    def _paid(self, graded: Sequence[Reward], variant: int) -> Reward:
         """The reward of the variant whose turn it is, with what the others say among its parts."""
-        parts: dict[str, float] = dict(graded[turn].parts)
+        parts: dict[str, float] = dict(graded[variant].parts)
         for function, reward in zip(self.functions, graded, strict=True):
             for name in FIXED_PARTS:
                 if name in reward.parts:
                     parts[name] = min(reward.parts[name], parts.get(name, 1.0))
             if reward.value is not None:
                 parts[function.name] = reward.value
-        return replace(graded[turn], parts=parts)
+        return replace(graded[variant], parts=parts)
 
-    def _turns(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[int]:
+    def _variants(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[int]:
         """The variant of every completion; a group goes by its first one."""
         steps: dict[int, int] = {}
         for prompt, completion in zip(prompts, completions, strict=True):
             steps.setdefault(prompt.index, completion.policy_version)
-        return [self.turn_of(step=steps[prompt.index], prompt_index=prompt.index) for prompt in prompts]
+        return [self.variant_of(step=steps[prompt.index], prompt_index=prompt.index) for prompt in prompts]
 
 
 class HeldOut:

@@ -36,8 +36,8 @@ class Snapshot:
     """``<parameter>:<moment>``."""
     reference: Mapping[str, Tensor] = field(default_factory=dict)
     """The weights of a reference that moves; empty if it stands still."""
-    is_shared: bool = False
-    """There are other processes with other tensors."""
+    is_partial: bool = False
+    """Other processes hold the other tensors."""
     owners: Mapping[str, int] | None = None
     """Which process has which weight of a whole model; None where process 0 has all of them."""
 
@@ -76,7 +76,7 @@ def capture(
         is_whole,
         optimizer,
         reference,
-        is_shared=max(owners.values(), default=0) > 0,
+        is_partial=max(owners.values(), default=0) > 0,
         owners=names if is_whole and max(names.values()) > 0 else None,
     )
 

@@ -50,11 +50,11 @@ def write(snapshot: Snapshot, policy: TrainedPolicy, root: Path) -> Path | None:
     Raises CheckpointError if one of them cannot write; whatever was there before is then still there.
     """
     processes = policy.processes
-    if not processes.is_main and not snapshot.is_shared:
+    if not processes.is_main and not snapshot.is_partial:
         return None
     folder = root / f"step_{snapshot.step:06d}"
     partial_folder = root / f".{folder.name}.partial-{os.getpid()}"
-    together = processes if snapshot.is_shared else ALONE
+    together = processes if snapshot.is_partial else ALONE
     try:
         partial_folder = _by_all(together, lambda: _begin(snapshot, policy, partial_folder))[0]
         sums = _by_all(together, lambda: _write_share(snapshot, policy, partial_folder))
@@ -112,7 +112,7 @@ def _write_share(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> dic
         REFERENCE: snapshot.reference or None,
     }
     for stem, tensors in parts.items():
-        if tensors or (tensors is not None and not snapshot.is_shared):
+        if tensors or (tensors is not None and not snapshot.is_partial):
             path = folder / _file_name(snapshot, policy.processes, stem, policy.processes.rank)
             save_file(_once(tensors), path, metadata={"format": "pt"})
             written[path.name] = FileSum.of(path, flush=True).entry()
@@ -121,7 +121,7 @@ def _write_share(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> dic
 
 def _file_name(snapshot: Snapshot, processes: Processes, stem: str, rank: int) -> str:
     """As transformers names the parts of a model in several files."""
-    own = "" if not snapshot.is_shared else f"-{rank + 1:05d}-of-{processes.count:05d}"
+    own = "" if not snapshot.is_partial else f"-{rank + 1:05d}-of-{processes.count:05d}"
     return f"{stem}{own}.safetensors"
 
 

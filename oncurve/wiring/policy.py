@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncurve.policy.deepspeed_settings import ZeroSettings
     from oncurve.policy.distributed import Processes
     from oncurve.policy.lora import Adapter
-    from oncurve.policy.policy import TrainedPolicy, WholeCopy
+    from oncurve.policy.policy import ReplicaPlace, TrainedPolicy
     from oncurve.policy.sharding import Sharding
     from oncurve.policy.unread_model import Unread
     from oncurve.rollouts.servers.teacher_server import TeacherServer
@@ -105,7 +105,7 @@ def make_policy(
         adapter=adapter,
         processes=processes or ALONE,
         sharding=sharding,
-        whole_copy=where_whole(config, processes or ALONE, sharding),
+        replica_place=where_whole(config, processes or ALONE, sharding),
         unread=unread,
         teacher=teacher,
     )
@@ -132,7 +132,7 @@ def _connect_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> Teac
     return teacher
 
 
-def where_whole(config: Config, processes: Processes, sharding: Sharding | ZeroSettings | None) -> WholeCopy:
+def where_whole(config: Config, processes: Processes, sharding: Sharding | ZeroSettings | None) -> ReplicaPlace:
     """Where this process has all weights when they are cut: to sample, or to publish files, which one process does.
 
     Under DeepSpeed each has them on its device.

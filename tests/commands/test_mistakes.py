@@ -21,6 +21,7 @@ FILES = {
     "dots.yaml": "model: embedded\ndata.type: gsm8k\n",
     "file.txt": "x",
     "script.py": "print(1)\n",
+    "environment.yaml": "model: embedded\ndata: {type: word_problems}\nrewards: [{type: environment}]\n",
     "two.jsonl": '{"a": 1}\n{"a": 2}\n',
 }
 MISTAKES = (
@@ -58,9 +59,14 @@ MISTAKES = (
     ("", "a command is missing. See `oncurve --help`"),
     ("train recipe.yaml policy.lora={rank:8}", "policy.lora: 'rank:8' has no space after its colon. Write {rank: 8}"),
     ("train recipe.yaml rollouts.stop=[]x", "something follows the value"),
+    ("train recipe.yaml data.columns={question:", "a value is missing here"),
+    ("train environment.yaml", "a reward of type environment is what an environment or an agent gives"),
     ("train recipe.yaml rollouts.tools=[gone.py:add]", "rollouts.tools: there is no file gone.py"),
     ("train rows.jsonl", "is data, not a recipe"),
-    ("plan recipe.yaml --devices two.jsonl", "two.jsonl: is no table of devices: not valid YAML: line 2"),
+    (
+        "plan recipe.yaml --devices two.jsonl",
+        "two.jsonl: is no table of devices: not valid YAML: line 2, column 1: something follows the value",
+    ),
     ("plan recipe.yaml --mean-turns 2", "--mean-turns is for completions with tools, and this recipe has none"),
     ("evaluate recipe.yaml --against runs/gone", "model 'runs/gone': no such folder"),
     ("doctor recipe.yaml", "recipe.yaml: is no run"),

@@ -81,9 +81,12 @@ def test_a_generation_batch_size_stands_for_the_passes() -> None:
     assert step_of(batch) == StepShape(prompts=8, completions_per_update=16, updates=4, iterations=1, is_exact=True)
 
 
-def test_steps_are_batches_of_completions() -> None:
-    batch = TrlBatch(per_device=8, accumulation=1, processes=1, group_size=8, steps_per_generation=4)
-    assert step_of(batch).count(100) == 25
+@pytest.mark.parametrize(("iterations", "steps"), [(1, 25), (2, 13)])
+def test_steps_are_batches_of_completions(iterations: int, steps: int) -> None:
+    batch = TrlBatch(
+        per_device=8, accumulation=1, processes=1, group_size=8, steps_per_generation=4, iterations=iterations
+    )
+    assert step_of(batch).count(100) == steps
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def make_policy(
     adapter = add_adapter(model, LoraSettings(rank=4, alpha=8.0), base="", seed=3) if lora else None
     tokenizer: Any = None
     if publishes:
-        options["whole_copy"] = "cpu" if processes.is_main else "none"
+        options["replica_place"] = "cpu" if processes.is_main else "none"
     return TrainedPolicy(
         model,
         tokenizer,

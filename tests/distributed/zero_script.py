@@ -106,7 +106,7 @@ def load(policy: Any, place: Path, kind: str) -> None:
 
 def write_tensors_only(snapshot: Any, place: Path, processes: Processes) -> None:
     """A checkpoint without the tokenizer, which these tiny models do not have: the share of each process."""
-    own = f"-{processes.rank + 1:05d}-of-{processes.count:05d}" if snapshot.is_shared else ""
+    own = f"-{processes.rank + 1:05d}-of-{processes.count:05d}" if snapshot.is_partial else ""
     for stem, tensors in (("trained", snapshot.weights), ("optimizer", snapshot.optimizer)):
         if tensors:
             save_file(dict(tensors), place / f"{stem}{own}.safetensors")

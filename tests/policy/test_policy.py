@@ -249,15 +249,18 @@ def test_half_width_arithmetic_gives_nearly_the_same_log_probabilities(make_poli
     torch.testing.assert_close(exact, rough, atol=0.3, rtol=0.05)
 
 
+@pytest.mark.parametrize("where", ["loss", "gradient"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_update_whose_gradient_is_not_finite_is_skipped_counted_and_moves_nothing(
-    bad: float, make_policy: MakePolicy, batch: Batch
+def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped_counted_and_moves_nothing(
+    bad: float, where: str, make_policy: MakePolicy, batch: Batch
 ) -> None:
     policy = make_policy()
     step(policy, batch)
     before, state = weights(policy.model), copy.deepcopy(policy.backend.optimizer.state_dict())
     logprobs, _ = policy.logprobs(batch)
-    policy.backward(logprobs.sum() * bad)
+    if where == "gradient":  # as from a kernel that overflows on the way back
+        logprobs.register_hook(lambda gradient: gradient * bad)
+    policy.backward(logprobs.sum() * (bad if where == "loss" else 1.0))
     statistics = policy.update()
     assert statistics["policy/nonfinite_updates"].value == 1
     assert statistics["policy/skipped_updates"].value == 1

@@ -68,7 +68,7 @@ def test_by_prompt_a_group_meets_one_variant_in_every_step() -> None:
 def test_the_turn_follows_from_seed_and_place_alone() -> None:
     def turns(seed: int, every_steps: int | None) -> list[int]:
         rotating = Rotating(variants(), every_steps=every_steps, seed=seed)
-        return [rotating.turn_of(step=place, prompt_index=place) for place in range(60)]
+        return [rotating.variant_of(step=place, prompt_index=place) for place in range(60)]
 
     for every_steps in (None, 1):
         assert turns(3, every_steps) == turns(3, every_steps) != turns(4, every_steps)

@@ -1,4 +1,4 @@
-"""The completions that run at one time: as many as the recipe says, and no more than the memory that is free now."""
+"""How many completions are sampled at one time: what the recipe says, limited by the memory that is free now."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class RowBudget:
                 log.debug("%d completions at a time, with %.2f GiB free", most, free / 2**30)
         return most if self.limit is None else min(most, self.limit)
 
-    def room(self, call: DecodeCall, rows: int) -> Capacity:
-        """What of so many rows the limit on positions allows. Raises SamplerError if it does not hold one."""
+    def capacity(self, call: DecodeCall, rows: int) -> Capacity:
+        """Slots for so many rows, as far as ``kv_tokens`` allows. Raises SamplerError if that is not even one."""
         return Capacity.of(
             num_prompts=call.num_prompts,
             group_size=call.group_size,

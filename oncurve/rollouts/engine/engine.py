@@ -142,7 +142,7 @@ class InProcessEngine:
             call = call_of([len(prompt) for prompt in now.prompts], now.group_size, now.params)
             rows = min(call.rows, self.budget.rows(self._policy.model, backbone, call))
             if backbone is not None:
-                rows = self.budget.room(call, rows).slots
+                rows = self.budget.capacity(call, rows).slots
             places = list(left)
 
             def give(place: int, sampled: list[Sampled], places: list[int] = places) -> None:
