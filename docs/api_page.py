@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import textwrap
 from typing import Any
 
 import oncurve
@@ -88,6 +89,7 @@ def _signature(function: Any) -> str:
 
 
 def _code(text: str) -> str:
+    text = "\n".join(textwrap.wrap(text, 76, subsequent_indent="    ", break_long_words=False))
     return f"<!-- not run: a signature -->\n```python\n{text}\n```\n"
 
 

@@ -50,6 +50,6 @@ def _cell(model: str, name: str, count: int) -> str:
         memory = plan_memory(shape, work, setup)
         if fits(memory, device):
             hours = step_time(shape, work, setup, device, network_gbit=100).total * work.steps / 3600
-            time = f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.0f} min"
-            return f"**{way}**, {memory.trainer.peak_bytes / 2**30:.0f} GiB, {time}"
+            time = f"{hours:.1f}&nbsp;h" if hours >= 1 else f"{hours * 60:.0f}&nbsp;min"
+            return f"**{way}**<br>{memory.trainer.peak_bytes / 2**30:.0f}&nbsp;GiB<br>{time}"
     return "-"

@@ -150,8 +150,8 @@ DISAGREEMENTS: tuple[tuple[str, str, str, str], ...] = (
 
 def algorithms_markdown() -> str:
     """The whole page."""
-    lines = [INTRODUCTION, "", "| name | advantage, loss, normalize | what it changes | use it for | source |"]
-    lines += ["|---|---|---|---|---|", *(_row(name, row) for name, row in PRESETS.items()), ""]
+    lines = [INTRODUCTION, "", "| name | advantage, loss, normalize | what it changes, and what for |"]
+    lines += ["|---|---|---|", *(_row(name, row) for name, row in PRESETS.items()), ""]
     lines += ["Where a row differs from its paper:", ""]
     lines += [f"- `{name}`: {row.differs}" for name, row in PRESETS.items() if row.differs]
     lines += ["", "## Formulas", "", NOTATION, ""]
@@ -193,8 +193,8 @@ def formula(piece: Piece, line: int | None = None) -> list[str]:
 
 def _row(name: str, row: Preset) -> str:
     constants = "".join(f"<br>`{key}: {value}`" for key, value in _constants(row).items())
-    made_of = f"`{row.advantage}`, `{row.loss}`, `{row.normalize}`{constants}"
-    return f"| `{name}` | {made_of} | {_cell(row.changes)} | {_cell(row.use_when)} | {_cell(row.paper)} |"
+    made_of = f"`{row.advantage}`<br>`{row.loss}`<br>`{row.normalize}`{constants}"
+    return f"| **`{name}`**<br>{_cell(row.paper)} | {made_of} | {_cell(row.changes)} *{_cell(row.use_when)}* |"
 
 
 def _constants(row: Preset) -> dict[str, object]:

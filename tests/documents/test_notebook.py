@@ -66,3 +66,11 @@ def test_a_run_is_watched_stopped_and_gone_on_with(tmp_path: Path, monkeypatch: 
     figures = [output for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]
     assert sum("image/png" in output["data"] for output in figures) == 1  # one plot, updated in place
     assert (tmp_path / "runs" / "watched" / "report.html").is_file()
+
+
+def test_a_tool_and_agents_train_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, shown = run("agent.ipynb", tmp_path, monkeypatch)
+    assert "step 3: reward" in shown
+    assert "policy:" in shown
+    assert "rows of an episode: 3.0" in shown
+    assert len(list((tmp_path / "runs").glob("*/report.html"))) == 3

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,11 +269,56 @@ def test_an_agent_that_hangs_costs_its_own_episode(policy: TrainedPolicy, make_p
         return 1.0
 
     try:
-        hung, fine = play(policy, counting, hangs, make_prompts("q", "r"), seconds=1.0)
+        hung, fine = play(policy, counting, hangs, make_prompts("q", "r"), seconds=5.0)
     finally:
         release.set()
     assert (hung.failure, hung.num_turns) == ("agent_timeout", 1)
     assert (fine.failure, fine.environment_reward) == (None, Reward(1.0))
+
+
+def test_an_async_agent_that_blocks_its_loop_ends_with_its_step(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    release = threading.Event()
+
+    async def blocks(row: dict[str, Any], client: Any) -> float:
+        await ask(client, say("hello"))
+        release.wait()
+        return 1.0
+
+    try:
+        [hung] = play(policy, counting, blocks, make_prompts("q"), seconds=0.5)
+    finally:
+        release.set()
+    assert hung.failure == "agent_timeout"
+
+
+def test_nothing_is_left_of_agents_that_crash_and_of_those_that_do_not(
+    policy: TrainedPolicy, make_prompts: MakePrompts, tmp_path: Path
+) -> None:
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("open files are counted in /proc")
+    hangs = tmp_path / "hangs.py"
+    hangs.write_text("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n")
+
+    def left() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def once(count: int) -> None:
+        for agent in (two_turns, crashes, gives_nonsense):
+            play(policy, counting, agent, make_prompts("q", "r"), group_size=count)
+
+    once(1)
+    before = left()
+    once(8)
+    [completion] = play(policy, counting, ProgramAgent([sys.executable, str(hangs)]), make_prompts("q"), seconds=1.0)
+    assert completion.failure == "agent_timeout"
+    for _ in range(100):
+        gc.collect()
+        if all(now <= then for now, then in zip(left(), before, strict=True)):
+            break
+        time.sleep(0.1)
+    assert all(now <= then for now, then in zip(left(), before, strict=True)), (left(), before)
 
 
 def test_without_a_reward_of_the_agent_the_others_grade_the_conversation(

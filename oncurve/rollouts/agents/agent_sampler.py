@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ IGNORED = (
     "answer names what was ignored"
 )
 UNPAID = "the agent gives rewards, which nothing reads. Add {type: environment} to rewards, or let it return None"
+CLOSE_SECONDS = 5.0
+"""For async agents that are cancelled; with the next step a new loop begins in any case."""
 LOOK_SECONDS = 0.25
 """How often it is looked whether an agent is over its limit."""
 
@@ -217,7 +220,9 @@ class _Run:
             self.endpoint.remove(episode.api_key)
             episode.stop()
         self._running.clear()
-        self._loop.close()
+        closing = threading.Thread(target=self._loop.close, name="oncurve-agent-end", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)  # code that blocks the loop, or refuses to end, is left behind with it
 
     def _begin(self) -> None:
         while self._waiting and len(self._running) < self.setup.at_once:
