@@ -104,7 +104,7 @@ class Trainer:
 
         Raises ConfigError for what a recipe does not allow.
         """
-        place = model.name_or_path or NAMELESS if isinstance(model, nn.Module) else os.fspath(model)
+        place = str(model.name_or_path or NAMELESS) if isinstance(model, nn.Module) else os.fspath(model)
         if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
             sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
         self._tools, self._environments, self._agent = tools, environments, agent
