@@ -113,13 +113,14 @@ def held_now() -> dict[str, int]:
     }
 
 
-def small_model(folder: Path) -> Path:
+def small_model(folder: Path, *, max_tokens: int = 512) -> Path:
     """A random model of two small layers."""
     from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
     from oncurve.policy.model_folder import save_model
 
     tokenizer = tiny_tokenizer(["a few words to begin with"], num_merges=8)
-    save_model(tiny_model(tokenizer, seed=0, hidden_size=32, num_layers=2, mlp_size=64), tokenizer, folder)
+    made = tiny_model(tokenizer, seed=0, hidden_size=32, num_layers=2, mlp_size=64, max_tokens=max_tokens)
+    save_model(made, tokenizer, folder)
     return folder
 
 

@@ -38,10 +38,10 @@ BESIDE_EVERY = 25
 def trainer_of(model: str, training: str, rate: float, steps: int, folder: Path) -> oncurve.Trainer:
     """A run of so many steps."""
     lora = {"lora": {"rank": 16}} if training == "lora" else {}
-    run = {"steps": steps, "prompts_per_step": 4, "save_every_steps": 0, "folder": str(folder), "name": "run"}
+    run = {"steps": steps, "prompts_per_step": 8, "save_every_steps": 0, "folder": str(folder), "name": "run"}
     place = "embedded"
     rewards: Any = "r1_zero"
-    tokens = 64
+    tokens = 96
     if model != "embedded":
         place = str(build(folder / "model", SHAPES[model], mean_tokens=None, max_length=512))
         tokens = 16
@@ -53,7 +53,7 @@ def trainer_of(model: str, training: str, rate: float, steps: int, folder: Path)
         place,
         data="word_problems",
         rewards=rewards,
-        algorithm={"type": "grpo", "group_size": 4},
+        algorithm={"type": "grpo", "group_size": 8},
         rollouts={"type": "engine", "max_completion_tokens": tokens},
         optimizer={"learning_rate": rate},
         policy=lora,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -112,6 +113,11 @@ def kill_at(
         time.sleep(0.0005)
 
 
+def untimed(path: Path) -> str:
+    """Kept completions without the time that their episodes waited."""
+    return re.sub(r'"waiting_seconds": [\d.e-]+', '"waiting_seconds": 0', path.read_text())
+
+
 def result_of(run: Path) -> dict[str, Any]:
     """Everything of a finished run that must not depend on how often it was killed."""
     last = sorted((run / "checkpoints").glob("step_*"))[-1]
@@ -119,14 +125,14 @@ def result_of(run: Path) -> dict[str, Any]:
     free = ("time/", "memory/", "speed/")
     sampled: dict[str, Any] = {}
     for path in sorted((run / "rollouts").glob("*.jsonl")):
-        sampled[path.name] = [json.loads(line) for line in path.read_text().splitlines()]
+        sampled[path.name] = [json.loads(line) for line in untimed(path).splitlines()]
     weights = sorted([*(run / "model").glob("*.safetensors"), *last.glob("*.safetensors"), last / "state.json"])
     return {
         "files": {f"{path.parent.name}/{path.name}": path.read_bytes() for path in weights},
         "metrics": [{key: value for key, value in row.items() if not key.startswith(free)} for row in rows],
         "rollouts": sampled,
-        "trained": (run / "evaluations" / "trained.jsonl").read_text(),
-        "base": (run / "evaluations" / "base.jsonl").read_text(),
+        "trained": untimed(run / "evaluations" / "trained.jsonl"),
+        "base": untimed(run / "evaluations" / "base.jsonl"),
     }
 
 
