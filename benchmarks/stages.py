@@ -3,6 +3,7 @@
     python benchmarks/stages.py distil FOLDER      a run of GRPO teaches the base that it came from, three seeds
     python benchmarks/stages.py keep FOLDER        two rounds of rejection sampling beside GRPO, same sampled tokens
     python benchmarks/stages.py spread FOLDER      entropy and pass@8 after supervised training, and after GRPO from it
+    python benchmarks/stages.py base FOLDER        a base from random weights beside TRL's SFTTrainer, in turns
 
 Every run is one of the command line, made in FOLDER/runs and not made again where it is there. Accuracies and numbers
 of steps do not depend on what else the machine does; seconds do.
@@ -20,8 +21,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from oncurve.coldstart.supervised import SHIPPED, make_texts
+from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_json, read_metrics
+from oncurve.policy.model_folder import save_model
 
 RECIPE, STUDENT = "word_problems", "distil_word_problems"
 GOAL = 0.9
@@ -37,7 +41,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    found = {**PARTS[asked.part](asked.folder.resolve(), asked.seeds), "made_by": describe_run()}
+    seeds = [str(seed) for seed in asked.seeds]
+    made_by = ["python", "benchmarks/stages.py", asked.part, "FOLDER", "--seeds", *seeds]
+    found = {**PARTS[asked.part](asked.folder.resolve(), asked.seeds), "made_by": describe_run(made_by)}
     text = json.dumps(found, indent=1)
     if asked.output:
         asked.output.write_text(text + "\n")
@@ -91,8 +97,9 @@ def distil(folder: Path, seeds: list[int]) -> dict[str, Any]:
     for seed in seeds:
         teacher = grpo(folder, seed)
         student = run(
-            folder, "train", STUDENT, f"student-{seed}", f"run.seed={seed}", f"algorithm.teacher={teacher}", *DURING
-        )
+            folder, "train", STUDENT, f"student-{seed}", f"run.seed={seed}", f"algorithm.teacher={teacher}", *DURING,
+            "run.steps=4", "evaluation.num_prompts=200",
+        )  # fmt: skip
         seen.append({"seed": seed, "grpo": course(teacher), "distil": course(student)})
     return {"goal": GOAL, "seeds": seen}
 
@@ -131,12 +138,12 @@ def spread(folder: Path, seeds: list[int]) -> dict[str, Any]:
     """What supervised training of growing length leaves for GRPO to find."""
     seen = []
     for seed in seeds:
-        for steps in (0, 10, 60, 300):
+        for steps in (0, 10, 40, 160):
             model = "embedded"
             if steps:
                 model = str(run(
                     folder, "sft", RECIPE, f"warm-{steps}-{seed}", f"run.steps={steps}", f"run.seed={seed}",
-                    "optimizer.learning_rate=3e-4", "optimizer.schedule=linear", *QUIET,
+                    "run.prompts_per_step=16", "optimizer.learning_rate=3e-4", "optimizer.schedule=linear", *QUIET,
                 ))  # fmt: skip
             after = grpo(
                 folder, seed, *((f"model={model}",) if steps else ()), name=f"from-{steps}" if steps else "grpo"
@@ -161,7 +168,78 @@ def sampled_eight(folder: Path, model: str, name: str) -> dict[str, float]:
     return {f"pass@{k}": round(found[k], 4) for k in ("1", "8")}
 
 
-PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {"distil": distil, "keep": keep, "spread": spread}
+def base(folder: Path, seeds: list[int]) -> dict[str, Any]:
+    """Seconds of the same updates on the same rows by oncurve and by TRL, taking turns, and the accuracy of both."""
+    start = folder / "random"
+    if not start.exists():
+        texts = make_texts("word_problems", SHIPPED, seed=0)
+        for name, pairs in zip(LESSONS, texts, strict=True):
+            rows = [{"prompt": prompt, "completion": text} for prompt, text in pairs]
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tokenizer = tiny_tokenizer(prompt + str(text) for prompt, text in texts[1])
+        save_model(tiny_model(tokenizer, seed=0), tokenizer, start)
+    seconds: dict[str, list[float]] = {"oncurve": [], "trl": []}
+    after = {}
+    for seed in seeds:
+        for side, build in (("oncurve", by_oncurve), ("trl", by_trl)):
+            model, spent = str(start), 0.0
+            for name, updates in LESSONS.items():
+                model, more = build(folder, f"{side}-{name}-{seed}", model, name, updates, seed)
+                spent += more
+            seconds[side].append(round(spent, 1))
+            output = folder / "measured" / f"{side}-{seed}"
+            if not output.exists():
+                command(folder, "evaluate", RECIPE, "--model", model, "--output", str(output), *QUIET)
+            after[f"{side}-{seed}"] = share(output, "evaluation")
+    return {"updates": LESSONS, "rows_per_update": 16, "seconds": seconds, "after": after}
+
+
+def by_oncurve(folder: Path, name: str, model: str, rows: str, updates: int, seed: int) -> tuple[str, float]:
+    place = run(
+        folder, "sft", RECIPE, name, f"model={model}", "data.type=jsonl", f"data.path={folder / rows}.jsonl",
+        "data.template=plain", f"run.steps={updates}", "run.prompts_per_step=16", f"run.seed={seed}",
+        "run.save_every_steps=0", "optimizer.learning_rate=3e-3", "optimizer.beta2=0.95", "optimizer.schedule=linear",
+        f"optimizer.warmup_updates={updates // 20}", "evaluation.num_prompts=20", *QUIET,
+    )  # fmt: skip
+    return str(place), sum(row["time/step_seconds"] for row in read_metrics(place) if row["step"])
+
+
+def by_trl(folder: Path, name: str, model: str, rows: str, updates: int, seed: int) -> tuple[str, float]:
+    """In a process of its own, as ours."""
+    place = folder / name
+    if not (place / "seconds").exists():
+        program = TRL_PROGRAM.format(
+            model=model, rows=str(folder / f"{rows}.jsonl"), place=str(place), updates=updates, seed=seed
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program], cwd=folder, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise SystemExit(done.stderr[-2000:])
+    return str(place), float((place / "seconds").read_text())
+
+
+LESSONS = {"lessons": 224, "answers": 176}
+"""Updates on the steps of problems, then on whole answers."""
+TRL_PROGRAM = """
+import json
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+rows = [json.loads(line) for line in open({rows!r})]
+args = SFTConfig(
+    output_dir={place!r}, max_steps={updates}, per_device_train_batch_size=16, learning_rate=3e-3, adam_beta2=0.95,
+    lr_scheduler_type="linear", warmup_steps={updates} // 20, seed={seed}, bf16=False, use_cpu=True, max_length=None,
+    gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
+)
+trainer = SFTTrainer(model={model!r}, args=args, train_dataset=Dataset.from_list(rows))
+done = trainer.train()
+trainer.save_model({place!r})
+open({place!r} + "/seconds", "w").write(str(done.metrics["train_runtime"]))
+"""
+PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {
+    "distil": distil, "keep": keep, "spread": spread, "base": base,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -23,7 +23,7 @@ OFF = {"top_k": 0, "top_p": 1.0}
 BESIDE = {
     "vllm_": "use_vllm", "sync_ref_model": "beta", "ref_model_": "sync_ref_model", "use_bias_correction_kl": "beta",
     "entropy_coef_": "use_adaptive_entropy", "entropy_target": "use_adaptive_entropy", "eval_steps": "eval_strategy",
-    "num_generations_eval": "eval_strategy",
+    "num_generations_eval": "eval_strategy", "save_steps": "save_strategy",
 }  # fmt: skip
 """Options that mean nothing, in TRL neither, while another one is off; by how their names begin."""
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -58,7 +58,7 @@ def convert(found: OptionOutcome, *, processes: int = 1, rows: int | None = None
     _policy(draft)
     steps = _length(draft, batch, step, rows)
     _optimizer(draft, step, steps)
-    _run(draft, step, steps)
+    _run(draft, step, steps, rows)
     _evaluation(draft, step, rows)
     _idle_and_lost(draft)
     return draft
@@ -236,7 +236,7 @@ def _optimizer(draft: Draft, step: StepShape, steps: int | None) -> None:
         draft.put("optimizer.warmup_updates", updates, "warmup_steps")
 
 
-def _run(draft: Draft, step: StepShape, steps: int | None) -> None:
+def _run(draft: Draft, step: StepShape, steps: int | None, rows: int | None = None) -> None:
     if draft.ask("output_dir"):
         draft.put("run.folder", draft.ask("output_dir"), "output_dir")
     name = draft.ask("run_name")
@@ -245,7 +245,7 @@ def _run(draft: Draft, step: StepShape, steps: int | None) -> None:
     elif name is not None:
         why = "it is not the name of one folder. Set run.name"
         draft.note("unsupported", "run_name", why, changes_learning=False)
-    _save(draft, step, steps)
+    _save(draft, step, steps, rows)
     report = draft.ask("report_to")
     wanted = [] if report in ("none", None, []) else [report] if isinstance(report, str) else list(report)
     if wanted in (["all"], []):
@@ -267,37 +267,45 @@ def _in_steps(value: float, step: StepShape, steps: int | None) -> int | None:
     return max(round(value / (step.updates * step.iterations)), 1)
 
 
-def _save(draft: Draft, step: StepShape, steps: int | None) -> None:
-    strategy = draft.ask("save_strategy")
-    every = 0 if strategy == "no" else _in_steps(draft.ask("save_steps"), step, steps)
-    if strategy not in ("no", "steps") or every is None:
-        name = "save_strategy" if strategy not in ("no", "steps") else "save_steps"
+def _every(strategy: str, value: float, step: StepShape, steps: int | None, rows: int | None) -> int | None:
+    """A number of steps, by what is counted; 0 for never, None where it cannot be known."""
+    match strategy:
+        case "no":
+            return 0
+        case "steps":
+            return _in_steps(value, step, steps)
+        case "epoch" if rows is not None:
+            return max(rows // step.prompts, 1)
+    return None
+
+
+def _save(draft: Draft, step: StepShape, steps: int | None, rows: int | None) -> None:
+    strategy, limit = draft.ask("save_strategy"), draft.ask("save_total_limit")
+    every = _every(strategy, draft.ask("save_steps"), step, steps, rows)
+    name = "save_steps" if strategy == "steps" else "save_strategy"
+    if every is None:
         why = "set run.save_every_steps; checkpoints are written after every 10 steps"
         draft.note("unsupported", name, why, changes_learning=False)
-        return
-    draft.put("run.save_every_steps", every, "save_strategy" if strategy == "no" else "save_steps")
-    limit = draft.ask("save_total_limit")
-    if every:
-        kept = limit or max((steps or 1000 * every) // every, 1)
+    else:
+        draft.put("run.save_every_steps", every, name)
+    if limit or every:
+        kept = limit or max((steps or 1000 * (every or 1)) // (every or 1), 1)
         draft.put("run.keep_checkpoints", kept, "save_total_limit")
 
 
 def _evaluation(draft: Draft, step: StepShape, rows: int | None) -> None:
-    strategy = draft.ask("eval_strategy")
-    if strategy == "epoch":
-        why = "set evaluation.every_steps; it is measured before and after the run"
-        draft.note("unsupported", "eval_strategy", why, changes_learning=False)
-    elif strategy == "steps":
-        every = draft.ask("eval_steps") or draft.ask("logging_steps")
-        in_steps = _in_steps(every, step, draft.values.get("run.steps"))
-        if in_steps is None:
-            draft.note("unread", "eval_steps", "it is a share of a number of steps that is not known. Say --rows")
-        else:
-            draft.put("evaluation.every_steps", in_steps, "eval_steps")
-            draft.put("evaluation.samples", draft.ask("num_generations_eval") or draft.ask("num_generations"),
-                      "num_generations_eval", "num_generations")  # fmt: skip
-            draft.put("evaluation.temperature", draft.values.get("rollouts.temperature", draft.ask("temperature")),
-                      "temperature")  # fmt: skip
+    strategy, value = draft.ask("eval_strategy"), draft.ask("eval_steps") or draft.ask("logging_steps")
+    every = _every(strategy, value, step, draft.values.get("run.steps"), rows)
+    name = "eval_steps" if strategy == "steps" else "eval_strategy"
+    if every is None:
+        why = "it is measured before and after the run. Set evaluation.every_steps, or say --rows"
+        draft.note("unread", name, why, changes_learning=False)
+    elif every:
+        draft.put("evaluation.every_steps", every, name)
+        draft.put("evaluation.samples", draft.ask("num_generations_eval") or draft.ask("num_generations"),
+                  "num_generations_eval", "num_generations")  # fmt: skip
+        draft.put("evaluation.temperature", draft.values.get("rollouts.temperature", draft.ask("temperature")),
+                  "temperature")  # fmt: skip
     if draft.found.evaluation is None and not draft.found.is_running and rows is not None and rows < 5000:
         comment = "held out of the training data; TRL would train on them"
         draft.put("evaluation.num_prompts", max(rows // 10, 1), comment=comment)

@@ -215,8 +215,8 @@ def arithmetic(config: Config, prompts: wiring.Rendered) -> str:
     if prompts.during:
         lines[1] += f", {len(prompts.during):,} validation"
     if prompts.excluded:
-        what, limit = (
-            ("prompt", "the model's context") if config.sft is None else ("row", "sft.max_tokens or the context")
-        )
+        what, limit = "prompt", "the model's context"
+        if config.sft is not None:
+            what, limit = "row", f"sft.max_tokens={config.sft.max_tokens}" if config.sft.max_tokens else limit
         lines.append(f"left out: {counted(len(prompts.excluded), what)} too long for {limit}")
     return "\n".join(lines)

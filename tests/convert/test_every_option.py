@@ -185,3 +185,11 @@ def test_an_option_beside_another_that_is_off_is_said_to_mean_nothing() -> None:
         assert ("nothing", name) in [(note.kind, note.option) for note in converted({name: value}).notes]
         together = converted({**TOGETHER[name], name: value})
         assert ("nothing", name) not in [(note.kind, note.option) for note in together.notes]
+
+
+def test_an_epoch_is_a_number_of_steps_where_rows_are_known() -> None:
+    said = keys(converted({"save_strategy": "epoch", "save_total_limit": 2, "eval_strategy": "epoch"}))
+    prompts = converted({}).values["run.prompts_per_step"]
+    assert f"save_every_steps: {4000 // prompts}" in said
+    assert f"every_steps: {4000 // prompts}" in said.replace("save_every_steps", "")
+    assert "keep_checkpoints: 2" in said

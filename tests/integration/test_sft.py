@@ -103,3 +103,13 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         losses.append([row["sft/loss"] for row in read_metrics(tmp_path / "runs" / name) if row["step"]])
     assert len(losses[0]) == 2
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_rows_that_are_too_long_are_counted_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = [{"prompt": "User: 1?\nAssistant:", "completion": " one" * 40}] * 3
+    options = sections(tmp_path, steps=1) | {"evaluation": {"num_prompts": 4}}
+    result = oncurve.sft("embedded", [*ROWS, *long], sft={"max_tokens": 40}, **options)
+    assert "3 rows too long for sft.max_tokens=40" in " ".join(capsys.readouterr().out.split())
+    left_out = json.loads((result.folder / "manifest.json").read_text())["prompts"]["too_long"]
+    assert left_out == 3
+    assert "left out as too long" in (result.folder / "report.html").read_text()

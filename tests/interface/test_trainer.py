@@ -220,3 +220,11 @@ def test_importing_the_package_loads_nothing_heavy_and_every_public_name_is_ther
         assert getattr(oncurve, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         oncurve.trian  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_help_of_the_command_loads_nothing_that_trains() -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "oncurve", "--help"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True)
+    loaded = {line.rsplit("|", 1)[1].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")}
+    assert not {"torch", "transformers", "numpy", "pydantic", "yaml", "datasets", "jinja2"} & loaded
+    assert len(loaded) < 500, "modules of Python, typer and rich are about 340"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from transformers import AutoTokenizer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.errors import CheckpointError, ConfigError, Stopped
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer, TrlParser
 from oncurve.trl.names import SHOWING, named
@@ -93,6 +95,22 @@ def test_a_second_training_goes_on_with_the_weights_of_the_first(rows: Rows) -> 
     assert all((weight == after[name]).all() for name, weight in trainer.model.named_parameters())
     assert [row["step"] for row in trainer.state.log_history if "reward" in row] == [1, 2]
     assert len(list(Path("out").glob("embedded*"))) == 2
+
+
+def test_an_interrupt_stops_and_saves_and_the_trainer_goes_on(rows: Rows) -> None:
+    asked: list[str] = []
+
+    def interrupting(completions: list[str], **kwargs: Any) -> list[float]:
+        asked.extend(completions)
+        if len(asked) == 24:  # eight were measured before and eight are of the first step
+            os.kill(os.getpid(), signal.SIGINT)
+        return [float(len(completion)) for completion in completions]
+
+    trainer = GRPOTrainer("embedded", interrupting, GRPOConfig(**{**SHORT, "max_steps": 3}), rows)
+    with pytest.raises(Stopped, match="goes on"):
+        trainer.train()
+    assert 1 <= trainer.state.global_step < 3
+    assert trainer.train(resume_from_checkpoint=True).global_step == 3
 
 
 def test_callbacks_that_only_show_can_be_made(rows: Rows) -> None:
