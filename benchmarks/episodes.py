@@ -24,7 +24,7 @@ from demo import more_supervised
 from machine import RESULTS, describe_machine
 from rich.console import Console
 
-from oncurve.coldstart.supervised import HIGHEST_LESSON_LOSS, TASK_UPDATES, UPDATES, Task, coldstart
+from oncurve.coldstart.supervised import TASK_UPDATES, UPDATES, Task, coldstart
 from oncurve.commands.evaluate_recipe import evaluate_models
 from oncurve.config.load import load_config, read_text
 from oncurve.evaluate.evaluate import Evaluation
@@ -149,16 +149,14 @@ def one_part(part: str, arguments: argparse.Namespace, scratch: Path, console: C
     recipe, task = PARTS[part]
     base: Path = arguments.bases / f"{part}-{arguments.base_seed}"
     if not (base / "config.json").is_file():
-        highest = HIGHEST_LESSON_LOSS.get(task)
         updates = TASK_UPDATES.get(task, UPDATES)
-        coldstart(base, seed=arguments.base_seed, task=task, updates=updates, highest_lesson_loss=highest)
+        coldstart(base, seed=arguments.base_seed, task=task, updates=updates)
     provenance = json.loads((base / "provenance.json").read_text(encoding="utf-8"))
     runs = [one_run(part, base, seed, scratch, console, arguments.overrides) for seed in arguments.seeds]
     found = {
         "recipe": recipe,
         "overrides": arguments.overrides,
-        "base": {"seed": arguments.base_seed, "lesson_loss": provenance.get("lesson_loss"),
-                 "updates": provenance["updates"]},
+        "base": {"seed": arguments.base_seed, "updates": provenance["updates"]},
         "runs": runs,
     }  # fmt: skip
     if part == "calculator" and arguments.controls:

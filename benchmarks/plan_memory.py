@@ -286,14 +286,18 @@ def describe(rows: list[dict[str, Any]]) -> str:
 
 
 def page_with(rows: list[dict[str, Any]], page: str) -> str:
-    """The page on planning with the table of these rows."""
-    lines = ["| configuration | measured, MiB | planned, MiB | error |", "|---|---|---|---|"]
+    """The page of measurements with a row for every model."""
+    lines = ["| model | configurations | measured, MiB | planned less measured |", "|---|---|---|---|"]
+    models: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        measured, planned = row["measured_bytes"] / MIB, row["planned_bytes"] / MIB
-        lines.append(f"| {row['name']} | {measured:.0f} | {planned:.0f} | {row['error']:+.1%} |")
+        models.setdefault(row["name"].split("-")[0], []).append(row)
+    for model, found in models.items():
+        sizes, errors = [row["measured_bytes"] / MIB for row in found], [row["error"] for row in found]
+        span = f"{min(sizes):.0f} to {max(sizes):.0f} | {min(errors):+.1%} to {max(errors):+.1%}"
+        lines.append(f"| {model} | {len(found)} | {span} |")
     close = sum(abs(row["error"]) <= 0.15 for row in rows)
     before, rest = page.split(BEGIN)
-    table, said = "\n".join(lines), f"{close} of {len(rows)} are within 15 %."
+    table, said = "\n".join(lines), f"{close} of {len(rows)} are within 15 %: `benchmarks/results/plan_memory.json`."
     return f"{before}{BEGIN}\n\n{table}\n\n{said}\n\n{END}{rest.split(END)[1]}"
 
 

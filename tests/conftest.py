@@ -34,6 +34,7 @@ SLOW = (
     "documents/test_evaluation_page.py",
     "documents/test_notebook.py",
     "documents/test_site.py",
+    "episodes/test_soak.py",
     "episodes/test_agent_runs.py",
     "integration/",
     "invariance/",

@@ -202,7 +202,7 @@ def probe(
 
 def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:
     """The cold start, with a progress bar."""
-    from oncurve.coldstart.supervised import HIGHEST_LESSON_LOSS, TASK_UPDATES, UPDATES, Task, coldstart  # lazy
+    from oncurve.coldstart.supervised import TASK_UPDATES, UPDATES, Task, coldstart  # lazy
 
     if task not in get_args(Task):
         raise ConfigError(f"--task {task}: there is no such task. Use one of {', '.join(get_args(Task))}")
@@ -219,7 +219,6 @@ def build_base(output: Path, *, task: str, seed: int, updates: int | None, model
             seed=seed,
             updates=count,
             model=model,
-            highest_lesson_loss=HIGHEST_LESSON_LOSS.get(task),
             on_progress=show,
         )
     console.print(f"checkpoint: {folder}", highlight=False)

@@ -111,10 +111,15 @@ def episode_row(completion: Completion) -> dict[str, object]:
             }
             for call in completion.calls
         ],
-        "segments": [[part.is_policy, part.text, part.end - part.start] for part in completion.segments],
+        "segments": _written(completion),
         "waiting_seconds": round(completion.waiting_seconds, 4),
         "own_prompt": completion.own_prompt,
         "failure": completion.failure,
-        "branches": [[[part.is_policy, part.text] for part in row.segments] for row in completion.branches] or None,
+        "branches": [{"prompt": row.own_prompt, "segments": _written(row)} for row in completion.branches] or None,
     }
     return {key: value for key, value in shown.items() if value is not None}
+
+
+def _written(row: Completion) -> list[list[object]]:
+    """Who wrote what, in how many tokens."""
+    return [[part.is_policy, part.text, part.end - part.start] for part in row.segments]

@@ -108,7 +108,7 @@ SUM_RATE = 1.15e9
 """Measured, on one core of a 2-core machine, which others used as well. Bytes per second of SHA-256 in one thread."""
 LOAD_RATE = 2e9
 """Estimated, not measured. Bytes per second from files in memory into the weights of a vLLM server."""
-SENT_SHARES = ((1e-6, 0.0075), (1e-5, 0.033), (1e-4, 0.12))
+SENT_SHARES = ((1e-6, 0.0067), (1e-5, 0.025), (1e-4, 0.074))
 """Measured in runs of the embedded model, ``benchmarks/weight_deltas.py``. Learning rates, and the bytes of what a step
 changed in bfloat16 as a share of all."""
 CODE_RATE = 2e8

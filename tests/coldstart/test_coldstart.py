@@ -87,14 +87,6 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
-def test_a_base_whose_lessons_are_not_learned_is_refused_and_the_loss_of_others_is_kept(tmp_path):
-    with pytest.raises(TrainingError, match=r"the lessons are not learned: a loss of [\d.]+ per token"):
-        coldstart(tmp_path / "base", updates=10, task="calculator", settings=SMALL, highest_lesson_loss=0.02)
-    assert not (tmp_path / "base").exists()
-    folder = coldstart(tmp_path / "base", updates=10, task="calculator", settings=SMALL)
-    assert json.loads((folder / "provenance.json").read_text())["lesson_loss"] > 0.02
-
-
 def test_a_few_texts_are_learned_by_heart():
     pairs = [("What?", "1"), ("Who?", "2"), ("Where to?", "33")]
     model, tokenizer = small_model(pairs)
