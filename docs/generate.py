@@ -50,7 +50,8 @@ def loop() -> str:
 
 def _results(demo: dict[str, Any]) -> str:
     lines = [
-        "| seed | base | trained | control | any format: before, after | bad format: before, after | GRPO | command |",
+        "| seed | base | trained | control | right answer, any format: before, after | bad format: before, after "
+        "| GRPO time | total time |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for seed in demo["seeds"]:
@@ -65,7 +66,7 @@ def _results(demo: dict[str, Any]) -> str:
     hardware, code = demo["run"]["hardware"], demo["run"]["code"]
     count = demo["seeds"][0]["base"]["num_examples"]
     lines.append(
-        f"\nOf {count:.0f} held-out problems, greedy; {hardware['cpu_cores']} cores of {hardware['cpu']}; "
+        f"\n{count:.0f} held-out problems, greedy decoding; {hardware['cpu_cores']} cores of {hardware['cpu']}; "
         f"commit {str(code['commit'])[:12]}."
     )
     return "\n".join(lines)
