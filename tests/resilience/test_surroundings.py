@@ -116,7 +116,9 @@ def test_a_folder_that_may_not_be_written_is_a_message(
 def test_a_model_that_may_not_be_read_is_a_message(
     nursery: Nursery, open_to_all: Callable[..., Path], tmp_path: Path
 ) -> None:
-    status, said = nursery.run("train", open_to_all(readable=False), **NOBODY)
+    recipe = open_to_all(readable=False)
+    (tmp_path / "closed").chmod(0o777)  # the run could be written, so that the model is what is wrong
+    status, said = nursery.run("train", recipe, **NOBODY)
     assert "Traceback" not in said, said[-1500:]
     assert status in (2, 6), said
     assert str(tmp_path / "tiny") in said.replace("\n", "")
