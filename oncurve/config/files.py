@@ -32,13 +32,13 @@ def find_beside(tree: dict[str, Any], folder: Path) -> None:
         for parent in parents:
             section = cast("dict[str, Any]", section).get(parent) if isinstance(section, dict) else None
         _replace(section, last, folder)
-    rollouts = tree.get("rollouts")
-    if isinstance(rollouts, dict):
+    if isinstance(tree.get("rollouts"), dict):
+        rollouts: dict[str, Any] = tree["rollouts"]
         _replace_each(rollouts, "tools", folder)
         _replace_each(rollouts, "environments", folder)
         _replace(rollouts, "agent", folder)
-        if isinstance(program := rollouts.get("agent"), dict):
-            _replace_each(cast("dict[str, Any]", program), "command", folder)
+        if isinstance(rollouts.get("agent"), dict):
+            _replace_each(rollouts["agent"], "command", folder)
     rewards = tree.get("rewards")
     for reward in cast("list[Any]", rewards) if isinstance(rewards, list) else ():
         _replace(reward, "function", folder)

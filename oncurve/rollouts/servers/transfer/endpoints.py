@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.cuda import nccl
 
 from oncurve.errors import ConfigError
 from oncurve.rollouts.servers.transfer.handles import to_plain
@@ -62,7 +63,7 @@ class NcclEnd:
 
     def version(self) -> list[int] | None:
         """Of NCCL, as torch brings it along and vLLM loads it."""
-        return list(torch.cuda.nccl.version())
+        return [int(part) for part in nccl.version()[:3]]
 
     def join(self, address: str, port: int, size: int) -> None:
         """Become member 0."""
