@@ -104,6 +104,7 @@ class Doubling(Counting):
 
 def speaking_model(folder: Path) -> str:
     """The embedded model with the two tokens of the template, and with room for what it tells of tools."""
+    import torch
     import trl
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -114,6 +115,7 @@ def speaking_model(folder: Path) -> str:
     tokenizer.add_special_tokens({"eos_token": END, "additional_special_tokens": ["<|im_start|>"]})
     template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
     tokenizer.chat_template = template.read_text(encoding="utf-8")
+    torch.manual_seed(0)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     model.config.max_position_embeddings = 4096
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
