@@ -23,7 +23,7 @@ def check_nccl(theirs: list[int]) -> None:
     """Raises ValueError unless the trainer's NCCL is this server's: two versions wait for each other in vain."""
     if not torch.cuda.is_available():
         raise ValueError("weights cannot come over nccl: this server has no CUDA device")
-    own = [int(part) for part in nccl.version()[:3]]
+    own = list(nccl.version())
     if own != theirs:
         here, there = (".".join(map(str, version)) for version in (own, theirs))
         raise ValueError(f"this server has NCCL {here}, and the trainer {there}; install the same torch in both")

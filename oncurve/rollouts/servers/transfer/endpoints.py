@@ -56,9 +56,9 @@ class NcclEnd:
         self._device = torch.cuda.current_device()
         self._communicator: Any = None
 
-    def version(self) -> list[int] | None:
+    def version(self) -> list[int | str] | None:
         """Of NCCL, as torch brings it along and vLLM loads it."""
-        return [int(part) for part in nccl.version()[:3]]
+        return list(nccl.version())
 
     def join(self, address: str, port: int, size: int) -> None:
         """Become member 0."""
