@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from oncurve.rollouts.servers.bandwidth import Bandwidth
 
 from oncurve.data.prompts import render_prompts
 from oncurve.observe.run_model import EMBEDDED
@@ -34,6 +33,7 @@ from oncurve.rollouts.agents.agent_sampler import AgentSampler
 from oncurve.rollouts.agents.agent_setup import AgentSetup
 from oncurve.rollouts.agents.conversation_frames import TagFrames
 from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.teacher_server import TeacherServer
