@@ -39,7 +39,7 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "nothing"
 
 
-def shortened(text: str, characters: int) -> str:
+def shortened(text: str, characters: int = 120) -> str:
     """A text on one line, cut where it is longer than so many characters.
 
     >>> shortened("two\\nlines of text", 12)

@@ -17,7 +17,7 @@ from oncurve.rewards.base import categorize
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Verdict = Literal["accepted", "wrong", "bad_format", "failed"]
 
-NUM_ROWS_SHOWN, SHOWN_CHARACTERS = 8, 120
+NUM_ROWS_SHOWN = 8
 """Row numbers printed per finding; the record holds all of them."""
 
 
@@ -118,7 +118,7 @@ def find_leaks(prompts: Sequence[Prompt], *, few_shot: Sequence[Mapping[str, Any
             severity="error",
             what="the prompt contains its own solution",
             rows=tuple(index for index, _ in found),
-            example=f"row {found[0][0]}: {shortened(found[0][1], SHOWN_CHARACTERS)}",
+            example=f"row {found[0][0]}: {shortened(found[0][1])}",
             remedy="Correct data.columns, the template, or take few-shot examples from other rows.",
         )
     ]
@@ -207,7 +207,7 @@ def find_shared(rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Map
             severity="error",
             what="the question is trained on and evaluated",
             rows=tuple(shared),
-            example=f"row {shared[0]} = evaluation row {evaluated[question_key(question)]}: {shortened(question, SHOWN_CHARACTERS)}",
+            example=f"row {shared[0]} = evaluation row {evaluated[question_key(question)]}: {shortened(question)}",
             remedy="Evaluate on another split, or hold rows out of the training data.",
         )
     ]
@@ -252,4 +252,4 @@ def _refusal(
 
 def _beside(rows: Sequence[Mapping[str, Any]], earlier: int, later: int) -> str:
     answers = f"{rows[earlier]['answer']!r} and {rows[later]['answer']!r}"
-    return f"rows {earlier} and {later}: {shortened(str(rows[later]['question']), SHOWN_CHARACTERS)}; answers {answers}"
+    return f"rows {earlier} and {later}: {shortened(str(rows[later]['question']))}; answers {answers}"
