@@ -1,17 +1,20 @@
 """What it costs that tools take time: 64 rows whose tool takes 200 ms against an instant one, and one that hangs.
 
-    python benchmarks/episode_waits.py --model runs/bases/calculator-0 --output benchmarks/results/episode_waits.json
+    python benchmarks/episode_waits.py --output benchmarks/results/episode_waits.json
 
-The model is a base that calls the calculator (`oncurve coldstart --task calculator`). Rows leave the batch while
-their tool works, so that 64 tools that wait do so at the same time. The last part has one call that never ends: when
-the other 63 rows were done, and when the call was given up. Run it on an idle machine.
+The model is a base that calls the calculator: --model, or without one what `oncurve coldstart --task calculator` makes,
+in some minutes. Rows leave the batch while their tool works, so that 64 tools that wait do so at the same time. The
+last part has one call that never ends: when the other 63 rows were done, and when the call was given up. Run it on an
+idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +23,8 @@ from statistics import median
 from typing import Any
 
 ROWS = 64
+LEAST_CALLS = 48
+"""Rows that must have called the tool, for the waiting to be measured."""
 SLOW_SECONDS = 0.2
 LIMIT_SECONDS = 10.0
 
@@ -83,12 +88,35 @@ def one_call(sampler: Any, prompts: list[Any], step: int) -> tuple[float, list[f
     return time.perf_counter() - started, sorted(ended), calls
 
 
+def made_base(folder: Path) -> Path:
+    """A base that calls the calculator."""
+    command = [sys.executable, "-m", "oncurve", "coldstart", "--task", "calculator", "--output", str(folder)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return folder
+
+
+def checked(found: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, if tools were called while it was."""
+    if found["calls"] < LEAST_CALLS:
+        raise SystemExit(f"{found['calls']} of {ROWS} rows called the tool; take a base that was trained for longer")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        text = json.dumps(measured(arguments.model or made_base(Path(place) / "base"), arguments.repeats), indent=1)
+    if arguments.output:
+        arguments.output.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(text + "\n")
+
+
+def measured(model: Path, repeats: int) -> dict[str, Any]:
+    """Each part in turn."""
     from machine import describe_machine
 
     from oncurve.records import Prompt
@@ -102,20 +130,18 @@ def main() -> None:
         ("slow", tool(SLOW_SECONDS, lambda: False)),
         ("one_hangs", tool(0.0, lambda: next(first, False))),
     ):
-        sampler, tokenizer = make_sampler(arguments.model, function)
+        sampler, tokenizer = make_sampler(model, function)
         prompts = [Prompt(text, tuple(tokenizer.encode(text)), place) for place, text in enumerate(texts)]
         if name == "one_hangs":
             _, ended, calls = one_call(sampler, prompts, 0)
-            found[name] = {"others_done_seconds": ended[-2], "given_up_seconds": ended[-1], "calls": calls}
+            hung = {"others_done_seconds": ended[-2], "given_up_seconds": ended[-1], "calls": calls}
+            found[name] = checked(hung)
         else:
-            runs = [one_call(sampler, prompts, step) for step in range(arguments.repeats + 1)][1:]
-            found[name] = {"seconds": median(run[0] for run in runs), "calls": runs[0][2]}
+            runs = [one_call(sampler, prompts, step) for step in range(repeats + 1)][1:]
+            found[name] = checked({"seconds": median(run[0] for run in runs), "calls": runs[0][2]})
         sampler.close()
     found["ratio"] = found["slow"]["seconds"] / found["instant"]["seconds"]
-    text = json.dumps(found | {"run": describe_machine()}, indent=1)
-    if arguments.output:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    return found | {"run": describe_machine()}
 
 
 if __name__ == "__main__":
