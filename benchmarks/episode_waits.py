@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 ROWS = 64
-LEAST_CALLS = 48
-"""Rows that must have called the tool, for the waiting to be measured."""
+CANDIDATES = 4 * ROWS
+"""Problems of which those are taken whose episode calls the tool; a base does not always."""
 SLOW_SECONDS = 0.2
 LIMIT_SECONDS = 10.0
 
@@ -78,12 +78,12 @@ def make_sampler(model: Path, function: Callable[..., Any]) -> Any:
     return sampler, tokenizer
 
 
-def one_call(sampler: Any, prompts: list[Any], step: int) -> tuple[float, list[float], int]:
+def one_call(sampler: Any, prompts: list[Any]) -> tuple[float, list[float], int]:
     """Seconds of a call of sample, when each row was done, and how many tools were called."""
     ended: list[float] = []
     started = time.perf_counter()
     sampler.on_group = lambda group: ended.append(time.perf_counter() - started)
-    groups = sampler.sample(prompts, 1, step=step)
+    groups = sampler.sample(prompts, 1, step=0)
     calls = sum(len(one.calls) for group in groups for one in group.completions)
     return time.perf_counter() - started, sorted(ended), calls
 
@@ -95,11 +95,15 @@ def made_base(folder: Path) -> Path:
     return folder
 
 
-def checked(found: dict[str, Any]) -> dict[str, Any]:
-    """What was measured, if tools were called while it was."""
-    if found["calls"] < LEAST_CALLS:
-        raise SystemExit(f"{found['calls']} of {ROWS} rows called the tool; take a base that was trained for longer")
-    return found
+def calling_prompts(sampler: Any, prompts: list[Any]) -> list[Any]:
+    """The prompts whose episode calls the tool in step 0, as many as there are rows."""
+    groups = sampler.sample(prompts, 1, step=0)
+    found = [prompt for prompt, group in zip(prompts, groups, strict=True) if group.completions[0].calls]
+    if len(found) < ROWS:
+        raise SystemExit(
+            f"{len(found)} of {len(prompts)} rows called the tool; take a base that was trained for longer"
+        )
+    return found[:ROWS]
 
 
 def main() -> None:
@@ -123,22 +127,24 @@ def measured(model: Path, repeats: int) -> dict[str, Any]:
     from oncurve.tasks.calculator_problems import PROMPT, calculator_problems
 
     found: dict[str, Any] = {"rows": ROWS, "tool_seconds": SLOW_SECONDS}
-    texts = [PROMPT.format(question=problem.question) for problem in calculator_problems("train", ROWS)]
+    texts = [PROMPT.format(question=problem.question) for problem in calculator_problems("train", CANDIDATES)]
+    sampler, tokenizer = make_sampler(model, tool(0.0, lambda: False))
+    made = [Prompt(text, tuple(tokenizer.encode(text)), place) for place, text in enumerate(texts)]
+    prompts = calling_prompts(sampler, made)
+    sampler.close()
     first = iter([True])
     for name, function in (
         ("instant", tool(0.0, lambda: False)),
         ("slow", tool(SLOW_SECONDS, lambda: False)),
         ("one_hangs", tool(0.0, lambda: next(first, False))),
     ):
-        sampler, tokenizer = make_sampler(model, function)
-        prompts = [Prompt(text, tuple(tokenizer.encode(text)), place) for place, text in enumerate(texts)]
+        sampler, _ = make_sampler(model, function)
         if name == "one_hangs":
-            _, ended, calls = one_call(sampler, prompts, 0)
-            hung = {"others_done_seconds": ended[-2], "given_up_seconds": ended[-1], "calls": calls}
-            found[name] = checked(hung)
+            _, ended, calls = one_call(sampler, prompts)
+            found[name] = {"others_done_seconds": ended[-2], "given_up_seconds": ended[-1], "calls": calls}
         else:
-            runs = [one_call(sampler, prompts, step) for step in range(repeats + 1)][1:]
-            found[name] = checked({"seconds": median(run[0] for run in runs), "calls": runs[0][2]})
+            runs = [one_call(sampler, prompts) for _ in range(repeats + 1)][1:]
+            found[name] = {"seconds": median(run[0] for run in runs), "calls": runs[0][2]}
         sampler.close()
     found["ratio"] = found["slow"]["seconds"] / found["instant"]["seconds"]
     return found | {"run": describe_machine()}
