@@ -1,11 +1,11 @@
-"""Commands besides training: evaluate, sample, serve, check, probe and coldstart."""
+"""Commands besides training: evaluate, sample, serve, check and probe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -198,27 +198,3 @@ def probe(
     if not wiring.have_right_answer(config.rewards):
         return describe_probes(results, best, has_right_answer=False), []
     return describe_probes(results, best), list(judge_probes(results, best))
-
-
-def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:
-    """The cold start, with a progress bar."""
-    from oncurve.coldstart.supervised import TASK_UPDATES, UPDATES, Task, coldstart  # lazy
-
-    if task not in get_args(Task):
-        raise ConfigError(f"--task {task}: there is no such task. Use one of {', '.join(get_args(Task))}")
-    with bar(console) as progress:
-        count = updates or TASK_UPDATES.get(task, UPDATES)
-        shown = progress.add_task("supervised training", total=count)
-
-        def show(done: int, total: int, loss: float) -> None:
-            progress.update(shown, completed=done, total=total, description=f"supervised training, loss {loss:.3f}")
-
-        folder = coldstart(
-            output,
-            task=cast("Task", task),
-            seed=seed,
-            updates=count,
-            model=model,
-            on_progress=show,
-        )
-    console.print(f"checkpoint: {folder}", highlight=False)
