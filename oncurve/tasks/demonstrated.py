@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 from oncurve.errors import DataError, listed
-from oncurve.tasks.calculator_chains import chain_demonstrations, chain_lessons
 from oncurve.tasks.calculator_problems import TAGS, Part, calculator_demonstrations, calculator_lessons
 from oncurve.tasks.guess_number import game_demonstrations, game_lessons
 from oncurve.tasks.maze import maze_demonstrations, maze_lessons
@@ -23,7 +23,7 @@ TASKS: Mapping[str, tuple[Texts, Texts]] = {
     "word_problems": (lessons, demonstrations),
     "programs": (program_lessons, program_demonstrations),
     "calculator": (calculator_lessons, calculator_demonstrations),
-    "calculator_chains": (chain_lessons, chain_demonstrations),
+    "calculator_chains": (partial(calculator_lessons, operations=2), partial(calculator_demonstrations, operations=2)),
     "guess_number": (game_lessons, game_demonstrations),
     "maze": (maze_lessons, maze_demonstrations),
 }

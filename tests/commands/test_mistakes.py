@@ -43,6 +43,7 @@ MISTAKES = (
     ("train recipe.yaml model=file.txt", "no such folder"),
     ("train recipe.yaml data.path=gone.csv", "there is no file gone.csv"),
     ("train recipe.yaml --learning-rate 3", "optimizer.learning_rate=3"),
+    ("train recipe.yaml --rate 3", "No such option: --rate"),  # and no key that merely ends like it
     ("train recipe.yaml -x", "No such option: -x. See `oncurve train --help`"),
     ("trian recipe.yaml", "Did you mean 'train'?"),
     ("check", "Missing argument"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from oncurve.commands.publish import card_with_results
+from oncurve.commands.publish import card_with_results, merge_with_card
 from oncurve.errors import CheckpointError, ConfigError, DataError
 from oncurve.session.upload import plan_upload, push_upload
 
@@ -150,3 +151,24 @@ def test_a_hub_that_does_not_answer_is_a_message(tmp_path: Path, monkeypatch: py
 def test_the_card_of_a_model_of_the_hub_cannot_be_written() -> None:
     with pytest.raises(DataError, match="is no folder here"):
         card_with_results("owner/model", {})
+
+
+def test_the_card_of_a_merged_adapter_says_what_was_trained(
+    checkpoints: dict[str, Path], make_policy: Callable[..., Any], tmp_path: Path
+) -> None:
+    from oncurve.policy.final_model import write_model
+    from oncurve.policy.lora import add_adapter
+    from oncurve.policy.model_folder import load_model
+    from oncurve.settings import LoraSettings
+
+    base = str(checkpoints["qwen2"])
+    model, _ = load_model(base)
+    adapter = add_adapter(model, LoraSettings(rank=2, alpha=4.0), base=base)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(json.dumps({"model": base, "run": {"steps": 1}}))
+    (run / "manifest.json").write_text("{}")
+    write_model(make_policy(model, adapter=adapter), run / "model")
+    card = (merge_with_card(run / "model", tmp_path / "merged") / "README.md").read_text()
+    assert "an adapter (LoRA), added to the weights of the base" in card
+    assert "library_name: transformers" in card
