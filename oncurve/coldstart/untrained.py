@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.policy.model_folder import save_model
-from oncurve.tasks.demonstrated import shown_texts, tags_of
+from oncurve.tasks.texts import shown_texts, tags_of
 
 NUM_TEXTS = 10_000
 """Demonstrations that a tokenizer is learned from."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, PositiveInt
 
 from oncurve.settings import Fraction, NonNegative, Section
-from oncurve.tasks.demonstrated import TaughtTask
+from oncurve.tasks.texts import TaughtTask
 
 
 class DataSection(Section):

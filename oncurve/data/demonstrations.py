@@ -88,7 +88,7 @@ def shown_text(row: Mapping[str, Any]) -> str:
 
 def taught_rows(task: str, *, count: int, lesson_fraction: float, seed: int = 0) -> list[dict[str, Any]]:
     """So many rows of the package's own lessons and imperfect demonstrations of a task, lessons first."""
-    from oncurve.tasks.demonstrated import shown_texts  # lazy
+    from oncurve.tasks.texts import shown_texts  # lazy
 
     lessons = round(count * lesson_fraction)
     rows: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ from oncurve.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
-from oncurve.tasks.demonstrated import TASKS, shown_texts
+from oncurve.tasks.texts import TASKS, shown_texts
 from oncurve.tasks.word_problems import word_problems
 
 SHORT = ["data.limit=96", "run.prompts_per_step=8", "optimizer.warmup_updates=2", "evaluation.num_prompts=4",
