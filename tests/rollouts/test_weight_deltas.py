@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.prefetch import Prefetch
 from oncurve.rollouts.servers import mirror, protocol
 from oncurve.rollouts.servers.bandwidth import Bandwidth
+from oncurve.rollouts.servers.client import ServerClient, ServerFailed
 from oncurve.rollouts.servers.fetch import PART, download
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.weight_manifest import Link, WeightFile, find_routes
@@ -62,7 +64,7 @@ def assert_has(server: LocalServer, policy: TrainedPolicy) -> None:
 
 
 def make(servers: list[LocalServer], folder: Path, **settings: object) -> ServerSampler:
-    address = settings.pop("address", None)
+    address, chain = settings.pop("address", None), settings.pop("chain", None)
     return ServerSampler(
         PARAMS,
         urls=[server.url for server in servers],
@@ -70,6 +72,7 @@ def make(servers: list[LocalServer], folder: Path, **settings: object) -> Server
         weights_address=address,  # type: ignore[arg-type]
         deadlines=PATIENT,
         deltas=DeltaSettings(**settings),  # type: ignore[arg-type]
+        chain=chain,  # type: ignore[arg-type]
     )
 
 
@@ -165,6 +168,52 @@ def test_a_server_gives_to_the_next_and_the_trainer_sends_each_byte_once(
         sampler.close()
 
 
+@pytest.mark.parametrize("end", ["stopped", "killed", "damaged"])
+def test_a_resumed_trainer_sends_what_is_different_from_what_servers_have(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, end: str
+) -> None:
+    """It went back to a checkpoint: servers have a newer version than it."""
+    place, chain = tmp_path / "weights", tmp_path / "weights.json"
+    first = make(servers, place, chain=chain)
+    for version in range(4):
+        first.load_weights(policy, version)
+        if version == 2:
+            saved = copy.deepcopy(policy.model.state_dict())
+        train_a_little(policy)
+    if end == "killed":
+        assert first._loop is not None
+        first._loop.call(first._shut())
+        first._loop.close()
+    else:
+        first.close()
+    if end == "damaged":
+        path = max(place.rglob("*.safetensors"))
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    policy.model.load_state_dict(saved)
+    heard: list[str] = []
+    again = make(servers, place, chain=chain)
+    again.notify = heard.append
+    try:
+        for version in range(2, 5):
+            again.load_weights(policy, version)
+            while len(again.pool.ready) < len(servers):
+                again.load_weights(policy, version)
+            for server in servers:
+                assert_has(server, policy)
+                copied = server.server.update.mirror
+                assert again._deltas is not None
+                assert again._deltas.last is not None
+                is_whole = copied.bytes > 0.9 * again._deltas.last.whole_bytes
+                assert is_whole == (end == "damaged" and version == 2)
+            train_a_little(policy)
+    finally:
+        again.forget()
+        again.close()
+    assert [text for text in heard if "all weights are sent" in text] == heard[: end == "damaged"]
+    assert list(tmp_path.rglob("weights*")) == [place], "the run is at its end, and nothing of it is kept"
+
+
 def test_weights_are_fetched_while_servers_sample_the_step_before(
     policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path
 ) -> None:
@@ -218,6 +267,55 @@ def test_a_step_ahead_tells_of_new_weights_while_rollouts_are_under_way(policy: 
     ahead.sample([], 2, step=1)
     ahead.close()
     assert heard == [1], "nothing was under way from the first weights"
+
+
+def test_vllm_is_asked_until_all_its_workers_have_fetched() -> None:
+    said = [["fetching", "fetching"], ["fetched", "fetching"], ["fetched", "fetched"], ["fetching", "a file is lost"]]
+    listener, asked = Listener(), []
+
+    async def call(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"results": said[len(asked) - 1]})
+
+    async def fetch(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            client = ServerClient(url, session, token=None, connect_seconds=60.0)
+            await client.fetch_ahead({"label": "run:1:x"}, within=100.0, takes_keys=False)
+
+    app = web.Application()
+    app.router.add_post(protocol.CALL_WORKERS, call)
+    try:
+        url = listener.listen(app)
+        listener.loop.call(fetch(url))
+        assert asked == [{"method": "fetch_ahead", "kwargs": {"message": {"label": "run:1:x"}}}] * 3
+        with pytest.raises(ServerFailed, match="cannot fetch weights: a file is lost"):
+            listener.loop.call(fetch(url))
+    finally:
+        listener.close()
+
+
+def test_a_server_behind_a_slow_link_keeps_no_other_waiting(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, gate = make(servers, tmp_path), threading.Event()
+    slow = servers[1].server.update.mirror
+    usual = slow._fetch_all
+    monkeypatch.setattr(slow, "_fetch_all", lambda *words: gate.wait(200) and usual(*words))
+    try:
+        for version in range(3):
+            train_a_little(policy)
+            sampler.load_weights(policy, version)
+            groups = sampler.sample(prompts(policy), 2, step=version)
+            assert {one.policy_version for group in groups for one in group.completions} == {version}
+            assert [server.url for server in sampler.pool.ready] == [servers[0].url]
+            assert sampler.weight_metrics()["weights/late_servers"] == 1
+        gate.set()
+        while len(sampler.pool.ready) < 2:
+            sampler.load_weights(policy, version)
+        assert_has(servers[1], policy)
+    finally:
+        gate.set()
+        sampler.close()
 
 
 def test_weights_that_were_not_sent_do_not_get_their_name(
