@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
@@ -27,13 +26,6 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 from oncurve.wiring.rewards import describe_rewards
-
-
-def bar(console: Console) -> Progress:
-    """A progress bar with the time that is left."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )
 
 
 def ask(

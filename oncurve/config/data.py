@@ -147,7 +147,7 @@ def with_type(section: object) -> object:
     if isinstance(section, dict):
         keys = cast("dict[str, object]", section)
         found = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
-        return {"type": found, **keys} if found is not None and "type" not in keys else keys
+        return keys if found is None or "type" in keys else {"type": found, **keys}
     return section
 
 
