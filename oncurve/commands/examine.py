@@ -25,6 +25,7 @@ from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, ru
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
+from oncurve.wiring.data import evaluation_section
 from oncurve.wiring.rewards import describe_rewards
 
 
@@ -193,7 +194,7 @@ def _rows_to_grade(
     )
     if any(row["answer"] for row in rows):
         return rows, held_out, config.data
-    return [row for row in test if row["answer"]], [], wiring.evaluation_section(config)
+    return [row for row in test if row["answer"]], [], evaluation_section(config)
 
 
 def probe(
