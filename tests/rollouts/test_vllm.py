@@ -33,7 +33,7 @@ from oncurve.rollouts.agents.agent_sampler import AgentSampler
 from oncurve.rollouts.agents.agent_setup import AgentSetup
 from oncurve.rollouts.agents.conversation_frames import TagFrames
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers.bandwidth import Bandwidth
+from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.teacher_server import TeacherServer

@@ -19,9 +19,9 @@ from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.prefetch import Prefetch
 from oncurve.rollouts.servers import mirror, protocol
-from oncurve.rollouts.servers.bandwidth import Bandwidth
 from oncurve.rollouts.servers.client import ServerClient, ServerFailed
 from oncurve.rollouts.servers.fetch import PART, download
+from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.weight_manifest import Link, WeightFile, find_routes
 from oncurve.rollouts.serving import relay
