@@ -72,7 +72,7 @@ def asked(
 
 
 def result(sampling: Sampling, request: protocol.GenerateRequest) -> list[protocol.GeneratedCompletion]:
-    return sampling.submit(request).future.result(20)
+    return sampling.submit(request).future.result(200)
 
 
 def post(url: str, route: str, body: Any = None, *, token: str | None = None) -> tuple[int, Any]:

@@ -14,7 +14,7 @@ def test_random_histories_end_with_the_newest_weights_and_never_with_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "flush", lambda path: None)
-    found = play(range(300), tmp_path)
+    found = play(range(120), tmp_path)
     assert found.wrong == 0, found.events
     assert found.stuck == 0, found.events
     assert found.samples > 2000
@@ -26,4 +26,4 @@ def test_the_histories_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Without the checksum of the result, weights that nobody published are sampled from."""
     monkeypatch.setattr(store, "flush", lambda path: None)
     monkeypatch.setattr(mirror.FileSum, "objection", lambda self, expected: None)
-    assert play(range(16, 60), tmp_path).wrong > 0
+    assert any(play(range(first, first + 20), tmp_path).wrong for first in range(0, 200, 20))
