@@ -22,7 +22,6 @@ from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.errors import CheckpointError, DataError, TrainingError, listed
 from oncurve.observe.manifest import describe_run
 from oncurve.policy.model_folder import load_model, save_model
-from oncurve.tasks.calculator_chains import chain_demonstrations, chain_lessons
 from oncurve.tasks.calculator_problems import TAGS as CALL_TAGS
 from oncurve.tasks.calculator_problems import calculator_demonstrations, calculator_lessons
 from oncurve.tasks.guess_number import game_demonstrations, game_lessons
@@ -170,12 +169,13 @@ def make_texts(task: Task, settings: ColdStart, *, seed: int) -> tuple[list[Pair
             return steps, answers
         case "programs":
             return program_lessons(settings.num_texts, seed=seed), program_demonstrations(settings.num_texts, seed=seed)
-        case "calculator":
-            copied = calculator_lessons(settings.num_texts, seed=seed)
-            return list(copied), list(calculator_demonstrations(settings.num_texts, seed=seed, habit=settings.habit))
-        case "calculator_chains":
-            copied = chain_lessons(settings.num_texts, seed=seed)
-            return list(copied), list(chain_demonstrations(settings.num_texts, seed=seed, habit=settings.habit))
+        case "calculator" | "calculator_chains":
+            operations: Literal[1, 2] = 1 if task == "calculator" else 2
+            copied = calculator_lessons(settings.num_texts, seed=seed, operations=operations)
+            called = calculator_demonstrations(
+                settings.num_texts, seed=seed, habit=settings.habit, operations=operations
+            )
+            return list(copied), list(called)
         case "maze":
             return list(maze_lessons(settings.num_texts, seed=seed)), list(
                 maze_demonstrations(settings.num_texts, seed=seed)

@@ -91,16 +91,11 @@ def read_generated(type: str, split: str, count: int | None, *, seed: int, level
     if split not in ("train", "validation", "test"):
         raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
     known = cast(Literal["train", "validation", "test"], split)
-    if type == "calculator_problems":
+    if type in ("calculator_problems", "calculator_chains"):
         from oncurve.tasks.calculator_problems import calculator_problems  # lazy
 
-        asked = calculator_problems(known, count, seed=seed)
+        asked = calculator_problems(known, count, seed=seed, operations=1 if type == "calculator_problems" else 2)
         return [(f"calculator problem {number}", asdict(problem)) for number, problem in enumerate(asked, 1)]
-    if type == "calculator_chains":
-        from oncurve.tasks.calculator_chains import calculator_chains  # lazy
-
-        chained = calculator_chains(known, count, seed=seed)
-        return [(f"calculator chain {number}", asdict(problem)) for number, problem in enumerate(chained, 1)]
     if type == "number_games":
         from oncurve.tasks.guess_number import number_games  # lazy
 

@@ -1,14 +1,15 @@
 """Generated word problems with numbers too long to work out by heart, for a policy that may call a calculator.
 
-The demonstrations come from three sources with habits of their own: a textbook that calls the calculator, sometimes
-with a slip; an answer key that guesses; a forum that mostly calls it in a form that it cannot read. A model trained on
+A problem has one operation, or two, where the second takes the result of the first. The demonstrations come from three
+sources with habits of their own: a textbook that calls the calculator, sometimes with a slip; an answer key that
+guesses; a forum that mostly calls it in a form that it cannot read, or forgets the second operation. A model trained on
 them can copy numbers and knows the tags, and calls the calculator rightly in about a quarter of all problems.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 from zlib import crc32
@@ -22,6 +23,9 @@ TAGS = ("<tool>", "</tool>", "<result>", "</result>")
 """Of calls and their answers, besides those of every small tokenizer."""
 UNREADABLE = "error: ValueError: not an arithmetic expression"
 """What the calculator answers to the forum."""
+MOST_DIGITS = {1: 5, 2: 4}
+"""Of the numbers in a story, by the number of its operations."""
+Operations = Literal[1, 2]
 Part = tuple[str, bool]
 """A text, and whether it is learned from: the calculator's own words are not."""
 Demonstration = tuple[str, tuple[Part, ...]]
@@ -30,7 +34,7 @@ Demonstration = tuple[str, tuple[Part, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CalculatorProblem:
-    """One problem of one operation.
+    """One problem.
 
     Example: ``CalculatorProblem(question="Anna has 32882 shells. She loses 5664 shells. ...", answer="27218",
     expression="32882-5664")``
@@ -42,60 +46,70 @@ class CalculatorProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class _Sum:
     """One operation."""
 
     left: int
-    sign: Literal["+", "-", "*"]
+    sign: str
     right: int
 
     @property
     def result(self) -> int:
-        """Its value."""
         match self.sign:
             case "+":
                 return self.left + self.right
             case "-":
                 return self.left - self.right
-            case "*":
-                return self.left * self.right
+        return self.left * self.right
+
+    @property
+    def text(self) -> str:
+        return f"{self.left}{self.sign}{self.right}"
 
 
-def calculator_problems(split: Split, count: int, *, seed: int = 0) -> list[CalculatorProblem]:
-    """The first ``count`` problems of a split; the splits share no pair of numbers, whatever the seed."""
-    rng = Random(f"calculator problems {split} {seed}")
-    found: list[CalculatorProblem] = []
-    seen: set[str] = set()
-    for drawn, question, _ in _drafts(split, rng):
-        if question not in seen:
-            seen.add(question)
-            found.append(CalculatorProblem(question, str(drawn.result), f"{drawn.left}{drawn.sign}{drawn.right}"))
-            if len(found) == count:
-                break
-    return found
+def calculator_problems(
+    split: Split, count: int, *, seed: int = 0, operations: Operations = 1
+) -> list[CalculatorProblem]:
+    """The first ``count`` problems of a split; the splits share no pair of numbers to begin with, whatever the seed."""
+    found: dict[str, CalculatorProblem] = {}
+    for drawn, question, _ in _drafts(split, Random(f"calculator {operations} {split} {seed}"), operations):
+        if question not in found:
+            expression = drawn[0].text + "".join(f"{later.sign}{later.right}" for later in drawn[1:])
+            found[question] = CalculatorProblem(question, str(drawn[-1].result), expression)
+        if len(found) == count:
+            break
+    return list(found.values())
 
 
-def calculator_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
-    """Numbers to copy, without any tags: the two of the story into an expression, and one that comes from elsewhere.
+def calculator_lessons(count: int, *, seed: int = 0, operations: Operations = 1) -> list[Demonstration]:
+    """Numbers to copy: those of the story into expressions, and others from where results will stand.
 
-    That number is often made of few different digits, which are the hardest to copy.
+    The others have nothing to do with the story. Half of them are made of few different digits, which are the hardest
+    to copy, and the last one is copied between the tags of a result and an answer. There are no calls.
     """
-    rng = Random(f"calculator lessons {seed}")
+    rng = Random(f"calculator lessons {operations} {seed}")
     pairs: list[Demonstration] = []
-    for drawn, question, _ in _drafts("train", rng, few_digits=0.15):
-        result = few_distinct_digits(rng, rng.randint(3, 6)) if rng.random() < 0.5 else rng.randint(100, 199_998)
-        said = ((f" {drawn.left}{drawn.sign}{drawn.right} gives", True), (f" {result}", False), (f", {result}.", True))
-        pairs.append((PROMPT.format(question=question), said))
+    for drawn, question, _ in _drafts("train", rng, operations, few_digits=0.15):
+        said: list[Part] = []
+        told = drawn[0].left
+        for step in drawn:
+            call, told = f" {told}{step.sign}{step.right} gives", _elsewhere(rng)
+            said += [(call, True), (f" {told}", False), (f", {told}.", True)]
+        for number in (_elsewhere(rng), _elsewhere(rng)):
+            said += [(f"<result>{number}</result>", False), (f"<answer>{number}</answer>", True)]
+        pairs.append((PROMPT.format(question=question), tuple(said)))
         if len(pairs) == count:
             break
     return pairs
 
 
-def calculator_demonstrations(count: int, *, seed: int = 0, habit: float = 0.6) -> list[Demonstration]:
+def calculator_demonstrations(
+    count: int, *, seed: int = 0, habit: float = 0.6, operations: Operations = 1
+) -> list[Demonstration]:
     """Imperfect episodes: with probability ``habit`` from the source that the question sounds like."""
-    rng = Random(f"calculator demonstrations {seed}")
+    rng = Random(f"calculator demonstrations {operations} {seed}")
     pairs: list[Demonstration] = []
-    for drawn, question, register in _drafts("train", rng):
+    for drawn, question, register in _drafts("train", rng, operations):
         source = register if rng.random() < habit else rng.choices(SOURCES, MIXTURE)[0]
         pairs.append((PROMPT.format(question=question), _episode(drawn, source, rng)))
         if len(pairs) == count:
@@ -103,94 +117,111 @@ def calculator_demonstrations(count: int, *, seed: int = 0, habit: float = 0.6) 
     return pairs
 
 
-def _episode(drawn: Sum, source: Source, rng: Random) -> tuple[Part, ...]:
+def _episode(drawn: tuple[_Sum, ...], source: Source, rng: Random) -> tuple[Part, ...]:
     roll = rng.random()
     match source:
         case "textbook" if roll < 0.70:
-            return called(drawn)
+            return _called(drawn)
         case "textbook" if roll < 0.85:
-            return called(slipped(drawn, rng))
+            return _called(_slipped(drawn, rng))
         case "textbook":
-            return (*called(drawn)[:2], (f"<answer>{guessed(drawn.result, rng)}</answer>", True))
+            return (*_called(drawn)[:-1], _answer(_guessed(drawn[-1].result, rng)))
         case "answer_key":
-            answer = drawn.result if rng.random() < 0.05 else guessed(drawn.result, rng)
+            answer = drawn[-1].result if rng.random() < 0.05 else _guessed(drawn[-1].result, rng)
             return ((f" <answer>{answer}</answer>", True),)
         case "forum" if roll < 0.60:
-            call = f" <tool>{drawn.left} {drawn.right}</tool>"
-            told = f"<result>{UNREADABLE}</result>"
-            return ((call, True), (told, False), (f"<answer>{guessed(drawn.result, rng)}</answer>", True))
+            return _misread(drawn, rng) if len(drawn) == 1 else _called(drawn[:1])
         case "forum" if roll < 0.80:
-            return called(slipped(drawn, rng))
-    return called(Sum(drawn.left, rng.choice([sign for sign in "+-*" if sign != drawn.sign]), drawn.right))  # type: ignore[arg-type]
+            return _called(_slipped(drawn, rng))
+    *first, last = drawn
+    others = [sign for sign in ("+-" if first else "+-*") if sign != last.sign]
+    return _called((*first, replace(last, sign=rng.choice(others))))
 
 
-def asked(drawn: Sum) -> tuple[Part, Part]:
-    """A call and what the calculator says."""
-    return (f"<tool>{drawn.left}{drawn.sign}{drawn.right}</tool>", True), (f"<result>{drawn.result}</result>", False)
+def _called(drawn: tuple[_Sum, ...]) -> tuple[Part, ...]:
+    """Each call and what the calculator says, and its last result as the answer."""
+    parts: list[Part] = []
+    for step in drawn:
+        parts += [(f"{'' if parts else ' '}<tool>{step.text}</tool>", True), (f"<result>{step.result}</result>", False)]
+    return (*parts, _answer(drawn[-1].result))
 
 
-def called(drawn: Sum) -> tuple[Part, ...]:
-    """A call, its result and the answer."""
-    (call, _), told = asked(drawn)
-    return ((f" {call}", True), told, (f"<answer>{drawn.result}</answer>", True))
+def _misread(drawn: tuple[_Sum, ...], rng: Random) -> tuple[Part, ...]:
+    """A call that the calculator cannot read, and a guess."""
+    call, told = f" <tool>{drawn[0].left} {drawn[0].right}</tool>", f"<result>{UNREADABLE}</result>"
+    return (call, True), (told, False), _answer(_guessed(drawn[-1].result, rng))
 
 
-def slipped(drawn: Sum, rng: Random) -> Sum:
-    """One digit of one number is another one."""
-    digits = list(str(drawn.left))
+def _answer(number: int) -> Part:
+    return f"<answer>{number}</answer>", True
+
+
+def _slipped(drawn: tuple[_Sum, ...], rng: Random) -> tuple[_Sum, ...]:
+    """One digit of the first number is another one; what follows works on its result."""
+    digits = list(str(drawn[0].left))
     place = rng.randrange(1, len(digits))
     digits[place] = str((int(digits[place]) + rng.randint(1, 9)) % 10)
-    return Sum(int("".join(digits)), drawn.sign, drawn.right)
+    first = replace(drawn[0], left=int("".join(digits)))
+    return first, *(replace(later, left=first.result) for later in drawn[1:])
 
 
-def guessed(result: int, rng: Random) -> int:
+def _guessed(result: int, rng: Random) -> int:
     """The right first digit and length, the rest by heart."""
     text = str(result)
     first, rest = (text[:2], text[2:]) if text.startswith("-") else (text[:1], text[1:])
     return int(first + "".join(str(rng.randint(0, 9)) for _ in rest))
 
 
-def few_distinct_digits(rng: Random, length: int) -> int:
-    """A number made of two or three different digits."""
+def _elsewhere(rng: Random) -> int:
+    """A number of three to six digits that has nothing to do with the story."""
+    return _number(rng, 3, 6, few_digits=0.5)
+
+
+def _number(rng: Random, shortest: int, longest: int, *, few_digits: float) -> int:
+    """A number of so many digits, with some probability of only two or three different ones."""
+    length = rng.randint(shortest, longest)
+    if rng.random() >= few_digits:
+        return rng.randint(10 ** (length - 1), 10**length - 1)
     chosen = rng.sample("0123456789", rng.randint(2, 3))
     first = rng.choice([digit for digit in chosen if digit != "0"])
     return int(first + "".join(rng.choice(chosen) for _ in range(length - 1)))
 
 
-def _drafts(split: Split, rng: Random, *, few_digits: float = 0.0) -> Iterator[tuple[Sum, str, Source]]:
+def _drafts(
+    split: Split, rng: Random, operations: Operations, *, few_digits: float = 0.0
+) -> Iterator[tuple[tuple[_Sum, ...], str, Source]]:
     """Operations of a split, each told as a story in a register."""
     if split not in SPLIT_OF_TENTH:
         raise DataError(f"calculator problems: there is no split {split!r}; use train, validation or test")
     while True:
-        drawn = _draw(rng, few_digits)
-        low, high = sorted((drawn.left, drawn.right))
-        if SPLIT_OF_TENTH[crc32(f"{low},{high}".encode()) % 10] == split:
+        drawn = _draw(rng, operations, few_digits)
+        low, high = sorted((drawn[0].left, drawn[0].right))
+        if drawn[-1].result >= 0 and SPLIT_OF_TENTH[crc32(f"{low},{high}".encode()) % 10] == split:
             yield drawn, *_tell(drawn, rng)
 
 
-def _draw(rng: Random, few_digits: float) -> Sum:
-    def number(shortest: int, longest: int) -> int:
-        length = rng.randint(shortest, longest)
-        if rng.random() < few_digits:
-            return few_distinct_digits(rng, length)
-        return rng.randint(10 ** (length - 1), 10**length - 1)
-
-    sign = rng.choice("+-*")
+def _draw(rng: Random, operations: Operations, few_digits: float) -> tuple[_Sum, ...]:
+    longest = MOST_DIGITS[operations]
+    sign = rng.choice("+-*" if operations == 1 else "+-")
     if sign == "*":
-        return Sum(number(3, 3), "*", rng.randint(2, 3))
-    left, right = number(3, 5), number(3, 5)
-    return Sum(left, "+", right) if sign == "+" else Sum(max(left, right), "-", min(left, right))
+        return (_Sum(_number(rng, 3, 3, few_digits=few_digits), "*", rng.randint(2, 3)),)
+    left, right = (_number(rng, 3, longest, few_digits=few_digits) for _ in range(2))
+    first = _Sum(left, "+", right) if sign == "+" else _Sum(max(left, right), "-", min(left, right))
+    if operations == 1:
+        return (first,)
+    return first, _Sum(first.result, rng.choice("+-"), _number(rng, 3, longest, few_digits=few_digits))
 
 
-def _tell(drawn: Sum, rng: Random) -> tuple[str, Source]:
+def _tell(drawn: tuple[_Sum, ...], rng: Random) -> tuple[str, Source]:
     family = rng.choice(tuple(STORIES))
     register = rng.choices(SOURCES, MIXTURE)[0]
     story = STORIES[family][register]
     words = {"who": rng.choice(NAMES), "x": rng.choice(THINGS[family])}
-    if drawn.sign == "*":
-        clauses = [story.boxes.format(n=drawn.left, k=drawn.right, **words)]
+    if drawn[0].sign == "*":
+        clauses = [story.boxes.format(n=drawn[0].left, k=drawn[0].right, **words)]
     else:
-        wordings = story.gain if drawn.sign == "+" else story.loss
-        clauses = [story.start.format(n=drawn.left, **words), rng.choice(wordings).format(n=drawn.right, **words)]
-    clauses.append(story.ask.format(**words))
-    return " ".join(clauses), register
+        clauses = [story.start.format(n=drawn[0].left, **words)]
+        for change in drawn:
+            wordings = story.gain if change.sign == "+" else story.loss
+            clauses.append(rng.choice(wordings).format(n=change.right, **words))
+    return " ".join([*clauses, story.ask.format(**words)]), register

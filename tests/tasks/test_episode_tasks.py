@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import pytest
 from oncurve.errors import DataError
 from oncurve.rollouts.episodes.calculator import evaluate
 from oncurve.rollouts.episodes.environments import Kind
-from oncurve.tasks.calculator_chains import calculator_chains, chain_demonstrations, chain_lessons
 from oncurve.tasks.calculator_problems import calculator_demonstrations, calculator_lessons, calculator_problems
 from oncurve.tasks.guess_number import HIGHEST, GuessNumber, game_demonstrations, game_lessons, number_games
 from oncurve.tasks.maze import SIZE, Maze, distance, maze_demonstrations, maze_lessons, mazes
 
-MAKERS: tuple[Callable[..., Any], ...] = (calculator_problems, calculator_chains, number_games, mazes)
+chain_problems = partial(calculator_problems, operations=2)
+chain_demonstrations = partial(calculator_demonstrations, operations=2)
+chain_lessons = partial(calculator_lessons, operations=2)
+MAKERS: tuple[Callable[..., Any], ...] = (calculator_problems, chain_problems, number_games, mazes)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -62,10 +65,24 @@ def test_what_is_told_is_never_learned_from(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [calculator_lessons, chain_lessons, game_lessons, maze_lessons])
-def test_lessons_show_no_tags(make: Callable[..., Any]) -> None:
+def test_lessons_show_no_call(make: Callable[..., Any]) -> None:
     for prompt, parts in make(100):
-        assert "<" not in prompt + "".join(text for text, _ in parts)
+        assert "<tool>" not in prompt + "".join(text for text, _ in parts)
         assert any(is_learned for _, is_learned in parts)
+
+
+@pytest.mark.parametrize("make", [calculator_lessons, chain_lessons])
+def test_no_number_that_a_lesson_copies_is_the_answer_of_its_story(make: Callable[..., Any]) -> None:
+    solved = 0
+    for prompt, parts in make(200):
+        text = "".join(text for text, _ in parts)
+        copied = re.findall(r"<result>(\d+)</result><answer>(\d+)</answer>", text)
+        assert copied
+        assert all(told == answer for told, answer in copied)
+        expression, given = re.findall(r"(\d+[+*-]\d+) gives (\d+), \2\.", text)[-1]
+        assert expression.split("*")[0].split("+")[0].split("-")[0] in prompt + text
+        solved += evaluate(expression) in (given, *(told for told, _ in copied))
+    assert solved == 0
 
 
 def test_every_secret_comes_as_often_as_any_other() -> None:
