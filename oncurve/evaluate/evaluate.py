@@ -225,7 +225,6 @@ class Kept(Protocol):
 
     def add(self, examples: Sequence[Example]) -> None:
         """Keep a part."""
-        ...
 
 
 class Unkept:

@@ -93,7 +93,7 @@ def use_liger(
     return True
 
 
-def _entry_point(model: PreTrainedModel) -> Callable[[PreTrainedModel], None]:
+def _entry_point(model: PreTrainedModel) -> Callable[..., None]:
     """The library's function for models of this type, asked for our kernels alone."""
     device, family = model.device.type, model.config.model_type
     if device not in DEVICES:

@@ -34,7 +34,6 @@ class Savable(Protocol):
 
     def save_pretrained(self, folder: str | Path, /) -> object:
         """Write it."""
-        ...
 
 
 class Adapter:

@@ -21,7 +21,6 @@ class InParts(Protocol):
 
     def publish(self) -> None:
         """Put them together to sample from."""
-        ...
 
 
 class ShardedSampler:

@@ -30,11 +30,9 @@ class AnswersChats(Protocol):
 
     def chat(self, request: ChatRequest, give: Callable[[Given], None]) -> Callable[[], None]:
         """Have a request answered through ``give``. Calling what comes back says that nobody waits any more."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens."""
-        ...
 
 
 class AgentEndpoint:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oncurve.errors import ConfigError
+from oncurve.rollouts.base import exact_text
 from oncurve.rollouts.episodes.call_formats import FORMATS, Read, read_tagged
 from oncurve.rollouts.episodes.tools import CallRequest, Tool
 
@@ -37,18 +38,15 @@ class Dialect(Protocol):
 
     def read(self, text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
         """The calls in a turn."""
-        ...
 
     def told(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> Told:
         """What stands between a turn and the next one: the answers of tools by name, each cut to ``limit`` tokens.
 
         ``ended``: the turn has its end token already.
         """
-        ...
 
     def said(self, text: str, *, ended: bool, limit: int) -> Told:
         """The same for the words of an environment that has no tools."""
-        ...
 
 
 class ForeignText:
@@ -160,12 +158,12 @@ class TagDialect:
         ids: list[int] = []
         for _, answer in answers:
             ids += [*self._result.before, *self.foreign.cut(answer, limit), *self._result.after]
-        return ids, self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return ids, exact_text(self.tokenizer, ids)
 
     def said(self, text: str, *, ended: bool, limit: int) -> Told:
         """The words as the next question."""
         ids = [*self._turn.before, *self.foreign.cut(text, limit), *self._turn.after]
-        return ids, self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return ids, exact_text(self.tokenizer, ids)
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -239,7 +237,7 @@ class ChatDialect:
             shown = json.dumps(text, ensure_ascii=False)[1:-1] if self._escapes and role == "tool" else text
             ids += [*self._marks(before), *self.foreign.cut(shown, limit)]
         ids += self._marks(rest)
-        return ids, self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return ids, exact_text(self.tokenizer, ids)
 
     def _marks(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False) if text else []

@@ -20,7 +20,7 @@ from oncurve.rollouts.agents.agent_session import AgentSession, Conversation, Pe
 from oncurve.rollouts.agents.chat_answers import models
 from oncurve.rollouts.agents.chat_request import ChatError, ChatRequest, read_body
 from oncurve.rollouts.agents.conversation_frames import Frames
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
+from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, exact_text
 from oncurve.rollouts.engine.streams import turn_key
 from oncurve.rollouts.episodes.turns import Sampled
 from oncurve.rollouts.servers.protocol import GenerateRequest
@@ -114,7 +114,7 @@ class ChatRoutes:
         return made
 
     def _decode(self, ids: Any) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return exact_text(self.tokenizer, ids)
 
 
 def _in_form(handler: Handler) -> Handler:

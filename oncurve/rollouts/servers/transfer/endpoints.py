@@ -26,19 +26,15 @@ class GroupEnd(Protocol):
 
     def version(self) -> list[int] | None:
         """Of the library that connects the members, which must be the same for all; None where that does not matter."""
-        ...
 
     def join(self, address: str, port: int, size: int) -> None:
         """Become member 0 of ``size``, who meet at an address of this machine."""
-        ...
 
     def send(self, shipment: Shipment) -> None:
         """Give all weights to all members; they have left this GPU when it returns."""
-        ...
 
     def leave(self) -> None:
         """Let go of the group, also in the middle of something."""
-        ...
 
 
 class SharedEnd(Protocol):
@@ -46,7 +42,6 @@ class SharedEnd(Protocol):
 
     def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
         """What to send for each part of the weights. A part is gone when the next is asked for."""
-        ...
 
 
 def packing() -> dict[str, Any]:
