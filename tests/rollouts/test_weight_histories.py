@@ -9,6 +9,8 @@ from weight_histories import play
 
 from oncurve.rollouts.servers import mirror, store
 
+pytestmark = pytest.mark.timeout(1800)  # seconds of work, on a machine that has none to give
+
 
 def test_random_histories_end_with_the_newest_weights_and_never_with_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
