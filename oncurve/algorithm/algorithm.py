@@ -32,6 +32,7 @@ class TokenLoss(Protocol):
         mask: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B T"]:
         """The loss of each token."""
+        ...
 
 
 @runtime_checkable
@@ -48,6 +49,7 @@ class Normalizer(Protocol):
         row_tokens: Int[Tensor, " B"] | None,
     ) -> Float[Tensor, ""]:
         """The contribution of these rows to the loss of the update."""
+        ...
 
 
 @runtime_checkable
@@ -61,6 +63,7 @@ class Weights(Protocol):
         mask: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B T"]:
         """The weight of each token."""
+        ...
 
 
 @dataclass(frozen=True)

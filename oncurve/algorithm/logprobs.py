@@ -40,12 +40,15 @@ class HeadOps(Protocol):
 
     def head_matrix(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """The head [V, H] as ``logits`` reads it, which multiplies in that type if nothing else is faster."""
+        ...
 
     def logits(self, hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
         """hidden @ weight.T [N, V], summed in float32 or better; ``words`` is V."""
+        ...
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """log p of each target, the entropy of each row and the logarithm of its normalizer."""
+        ...
 
     def head_backward(
         self,
@@ -56,6 +59,7 @@ class HeadOps(Protocol):
         grads: tuple[Tensor, Tensor],
     ) -> Tensor:
         """The gradient of the logits, in their place; ``saved`` are normalizer and entropy."""
+        ...
 
 
 class TorchHeadOps:

@@ -30,27 +30,34 @@ class Tokenizer(Protocol):
     @property
     def chat_template(self) -> Any:
         """The model's own form of a conversation; None if it has none."""
+        ...
 
     @property
     def name_or_path(self) -> Any:
         """Where it came from."""
+        ...
 
     @property
     def eos_token(self) -> Any:
         """The text of the end token."""
+        ...
 
     @property
     def eos_token_id(self) -> Any:
         """The number of the end token."""
+        ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Texts to token ids."""
+        ...
 
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
         """Conversations to texts."""
+        ...
 
     def decode(self, *args: Any, **kwargs: Any) -> Any:
         """Token ids to text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,7 @@ class Kept(Protocol):
 
     def add(self, examples: Sequence[Example]) -> None:
         """Keep a part."""
+        ...
 
 
 class Unkept:

@@ -27,13 +27,16 @@ class Rotary(Protocol):
     @property
     def cosine(self) -> Tensor:
         """Of every position."""
+        ...
 
     @property
     def sine(self) -> Tensor:
         """Of every position."""
+        ...
 
     def turn(self) -> Tensor:
         """exp(i angle) [N, 1, D / 2], scaled as they are."""
+        ...
 
 
 class Heads(Protocol):
@@ -42,14 +45,17 @@ class Heads(Protocol):
     @property
     def heads(self) -> int:
         """Of queries."""
+        ...
 
     @property
     def kv_heads(self) -> int:
         """Of keys and values."""
+        ...
 
     @property
     def head_size(self) -> int:
         """Numbers of a head: D."""
+        ...
 
 
 def attend_with_sums(

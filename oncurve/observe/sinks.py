@@ -71,9 +71,11 @@ class Sink(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row; ``step`` counts steps done."""
+        ...
 
     def close(self) -> None:
         """Until everything is written."""
+        ...
 
 
 class TensorBoard:

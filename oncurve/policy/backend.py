@@ -39,36 +39,47 @@ class Backend(Protocol):
 
     def scorer(self, model: PreTrainedModel) -> nn.Module:
         """What a batch goes through to be scored by a model: the one in training, or its reference."""
+        ...
 
     def after_scoring(self, model: PreTrainedModel) -> None:
         """Give back what passes without gradients put together."""
+        ...
 
     def full_tensor(self, tensor: Tensor, room: Room | None = None) -> Tensor:
         """All of a weight of which this process has a part, which all must call; other tensors as they are."""
+        ...
 
     def full_shape(self, tensor: Tensor) -> torch.Size:
         """The shape of all of a weight."""
+        ...
 
     def load_shard(self, tensor: Tensor, read: Reader) -> None:
         """Put values into a weight, or into this process's part of it."""
+        ...
 
     def publish(self) -> None:
         """Bring the replica up to date. All processes must call it."""
+        ...
 
     def follow(self) -> PreTrainedModel:
         """The model in training with weights in the form that those of its reference have."""
+        ...
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a microbatch."""
+        ...
 
     def move(self, rate: float, *, is_allowed: bool) -> float:
         """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
+        ...
 
     def moments(self, room: Room) -> dict[str, Piece]:
         """What the optimizer remembers, as ``<parameter>:<moment>``."""
+        ...
 
     def load_moments(self, tensors: TensorFiles) -> None:
         """The same from the files of a checkpoint, whatever number of processes made it. Raises ValueError."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Kernel(Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor]:
         """What every query gathers [M, heads, D], and the logarithms of its sums of exp(score) [heads, M]."""
+        ...
 
     def backward(
         self,
@@ -40,6 +41,7 @@ class Kernel(Protocol):
         scale: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of q, k and v; ``kept`` is what ``forward`` gave, or the same for these and further keys."""
+        ...
 
 
 class Flash:

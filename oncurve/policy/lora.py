@@ -34,6 +34,7 @@ class Savable(Protocol):
 
     def save_pretrained(self, folder: str | Path, /) -> object:
         """Write it."""
+        ...
 
 
 class Adapter:

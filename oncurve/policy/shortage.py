@@ -28,6 +28,7 @@ class SmallerParts(Protocol):
     @property
     def backend(self) -> Lockstep:
         """Where its weights are."""
+        ...
 
 
 def check_alone(policy: SmallerParts) -> None:

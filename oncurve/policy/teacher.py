@@ -22,9 +22,11 @@ class Teacher(Protocol):
 
     def logprobs(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """log p of the tokens of each completion behind its prompt."""
+        ...
 
     def close(self) -> None:
         """Give back what was taken."""
+        ...
 
 
 def taught_logprobs(

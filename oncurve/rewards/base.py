@@ -34,9 +34,11 @@ class RewardFunction(Protocol):
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
+        ...
 
     def close(self) -> None:
         """Ends the processes it started; calling it twice is harmless."""
+        ...
 
 
 def ungraded(failure: Failure) -> Reward:

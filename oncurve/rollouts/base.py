@@ -47,19 +47,24 @@ class PolicyView(Protocol):
     @property
     def model(self) -> PreTrainedModel:
         """The module with the current weights."""
+        ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Text to tokens and back."""
+        ...
 
     def compute(self) -> AbstractContextManager[object]:
         """The arithmetic in which the model is to be evaluated."""
+        ...
 
     def ordinary_weights(self) -> dict[str, Tensor]:
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
+        ...
 
     def thin_weights(self) -> LoraWeights | None:
         """The adapter alone, where nothing else is trained."""
+        ...
 
 
 class Sampler(Protocol):
@@ -67,14 +72,17 @@ class Sampler(Protocol):
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on and stamp completions with the version."""
+        ...
 
     def sample(
         self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
     ) -> list[Group]:
         """One group per prompt, in order. ``step`` enters the random streams; ``params`` replace the usual ones."""
+        ...
 
     def close(self) -> None:
         """Give back what was taken."""
+        ...
 
 
 @runtime_checkable

@@ -21,6 +21,7 @@ class InParts(Protocol):
 
     def publish(self) -> None:
         """Put them together to sample from."""
+        ...
 
 
 class ShardedSampler:

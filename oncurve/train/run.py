@@ -37,6 +37,7 @@ class Due(Protocol):
 
     def __call__(self, step: int) -> Mapping[str, float]:
         """Do it after ``step`` steps are done; metrics to record with the step."""
+        ...
 
 
 class Watcher(Protocol):
@@ -44,9 +45,11 @@ class Watcher(Protocol):
 
     def see(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
         """What was sampled and graded."""
+        ...
 
     def after_step(self, step: int, metrics: Mapping[str, float]) -> Sequence[str]:
         """What to tell a person after the step."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,6 @@ from oncurve.wiring.rewards import (
     make_reward_function,
     with_early_grading,
 )
-from oncurve.wiring.rollouts import make_sampler
+from oncurve.wiring.samplers import make_sampler
 from oncurve.wiring.sampling_params import evaluation_sampling, make_sampling
 from oncurve.wiring.servers import make_server_sampler, settle

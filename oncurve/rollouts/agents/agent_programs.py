@@ -50,6 +50,7 @@ class Agent(Protocol):
 
     def start(self, errand: Errand, loop: EventLoopThread, deliver: Deliver) -> Stop:
         """Begin, without waiting; calling what comes back ends it, as far as that can be done."""
+        ...
 
 
 class FunctionAgent:

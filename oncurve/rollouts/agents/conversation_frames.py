@@ -36,12 +36,15 @@ class Frames(Protocol):
 
     def read(self, text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
         """The calls in a turn."""
+        ...
 
     def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Told:
         """A conversation up to where the policy begins to write. Raises ChatError for one that cannot be."""
+        ...
 
     def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> Told:
         """What stands between a turn and the next one; ``ended``: the turn has its end token already."""
+        ...
 
 
 class ChatFrames(ChatDialect):

@@ -38,15 +38,18 @@ class Dialect(Protocol):
 
     def read(self, text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
         """The calls in a turn."""
+        ...
 
     def told(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> Told:
         """What stands between a turn and the next one: the answers of tools by name, each cut to ``limit`` tokens.
 
         ``ended``: the turn has its end token already.
         """
+        ...
 
     def said(self, text: str, *, ended: bool, limit: int) -> Told:
         """The same for the words of an environment that has no tools."""
+        ...
 
 
 class ForeignText:

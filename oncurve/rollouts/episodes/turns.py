@@ -34,12 +34,15 @@ class Turns(Protocol):
 
     def ask(self, asked: Ask) -> None:
         """Sample this; never waits."""
+        ...
 
     def advance(self) -> bool:
         """Do a piece of the work that happens in this thread; False if there is none."""
+        ...
 
     def close(self) -> None:
         """Give up what is still under way."""
+        ...
 
 
 class TurnSampler(Protocol):
@@ -47,12 +50,15 @@ class TurnSampler(Protocol):
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on."""
+        ...
 
     def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> Turns:
         """Turns of the current weights. What other threads have to deliver goes through ``post``."""
+        ...
 
     def close(self) -> None:
         """Give back what was taken."""
+        ...
 
 
 class EngineTurns:

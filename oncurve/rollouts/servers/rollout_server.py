@@ -29,15 +29,19 @@ class FleetState(Protocol):
 
     def current(self) -> Manifest | None:
         """The version that completions must come from; None before the first."""
+        ...
 
     async def message(self, manifest: Manifest, server: RolloutServer) -> dict[str, object]:
         """What a server is told of a version. Raises ServerFailed while there are no files of it."""
+        ...
 
     async def repair(self, manifest: Manifest) -> None:
         """A server could not make the version of what it was told: let it be there whole."""
+        ...
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:
         """The server is in another state now."""
+        ...
 
 
 class RolloutServer:

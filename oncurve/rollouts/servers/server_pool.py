@@ -41,12 +41,15 @@ class Push(Protocol):
 
     def candidates(self, servers: Sequence[RolloutServer]) -> list[RolloutServer]:
         """Those that can be given the next version so."""
+        ...
 
     async def hand_over(self, members: Sequence[RolloutServer], shipment: Shipment) -> None:
         """Give them a version, and tell each what became of it. Failures of servers raise nothing."""
+        ...
 
     def close(self) -> None:
         """Let go of what was agreed on, without waiting for it."""
+        ...
 
 
 class ServerPool:

@@ -24,17 +24,21 @@ class GroupEnd(Protocol):
     """The trainer's place in a group with servers. Its calls wait for the others and know no deadline: each is made in
     a thread that may be left behind."""
 
-    def version(self) -> list[int] | None:
+    def version(self) -> list[int | str] | None:
         """Of the library that connects the members, which must be the same for all; None where that does not matter."""
+        ...
 
     def join(self, address: str, port: int, size: int) -> None:
         """Become member 0 of ``size``, who meet at an address of this machine."""
+        ...
 
     def send(self, shipment: Shipment) -> None:
         """Give all weights to all members; they have left this GPU when it returns."""
+        ...
 
     def leave(self) -> None:
         """Let go of the group, also in the middle of something."""
+        ...
 
 
 class SharedEnd(Protocol):
@@ -42,6 +46,7 @@ class SharedEnd(Protocol):
 
     def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
         """What to send for each part of the weights. A part is gone when the next is asked for."""
+        ...
 
 
 def packing() -> dict[str, Any]:
