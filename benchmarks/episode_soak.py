@@ -189,7 +189,7 @@ def counted(run: Path) -> dict[str, Any]:
     kept: Counter[str] = Counter()
     episodes = with_reward = 0
     for path in sorted((run / "rollouts").glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_bytes().splitlines():  # of bytes: a completion may hold a line separator of Unicode
             for one in json.loads(line)["completions"]:
                 episodes += 1
                 if one["error"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -269,8 +270,30 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(float(sum(values)), len(values))
 
 
+def _parsed(arguments: str) -> Any:
+    """The arguments of a call; those that an agent wrote itself may be no JSON, and stay as they are."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+CALL_MARKS = ("<tool_call>", "<function=", "<tool>", "<|python_tag|>")
+"""What a call begins with in a turn; a message's content ends before it."""
+
+
+def words_before_calls(text: str, *, num_calls: int) -> str:
+    """What stands in a turn before its calls. A single call is the last one that is written: others were thoughts."""
+    find = text.rfind if num_calls == 1 else text.find
+    return text[: min((start for mark in CALL_MARKS if (start := find(mark)) >= 0), default=0)].rstrip()
+
+
 def messages_of(completion: Completion) -> list[dict[str, Any]]:
-    """A completion as chat messages; an episode with its calls, their answers, and the words of its environment."""
+    """A completion as chat messages; an episode with its calls, their answers, and the words of its environment.
+
+    As TRL has them: a call is not among the words of its message, and its arguments are a dictionary. A call that
+    could not be read stays among the words.
+    """
     if not completion.segments:
         return [{"role": "assistant", "content": completion.text}]
     messages: list[dict[str, Any]] = []
@@ -278,12 +301,14 @@ def messages_of(completion: Completion) -> list[dict[str, Any]]:
     for part in completion.segments:
         if part.is_policy:
             calls = [call for call in completion.calls if call.turn == turn]
+            read = [call for call in calls if call.error != "malformed"]
             turn += 1
-            messages.append({"role": "assistant", "content": part.text})
-            if calls:
-                made = [{"name": call.name, "arguments": call.arguments} for call in calls]
+            content = words_before_calls(part.text, num_calls=len(read)) if read else part.text
+            messages.append({"role": "assistant", "content": content})
+            if read:
+                made = [{"name": call.name, "arguments": _parsed(call.arguments)} for call in read]
                 messages[-1]["tool_calls"] = [{"type": "function", "function": function} for function in made]
-                messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
+            messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
         elif messages[-1]["role"] != "tool":
             messages.append({"role": "user", "content": part.text})
     return messages

@@ -34,6 +34,7 @@ SLOW = (
     "documents/test_evaluation_page.py",
     "documents/test_notebook.py",
     "documents/test_site.py",
+    "episodes/test_exact_tokens.py",
     "episodes/test_soak.py",
     "episodes/test_agent_runs.py",
     "integration/",
@@ -56,6 +57,7 @@ SLOW = (
     "rollouts/test_transfer.py",
     "rollouts/test_weight_histories.py",
     "test_heap.py",
+    "trl/test_episodes_beside_trl.py",
     "policy/test_lora_runs.py",
 )
 """Files and folders under tests/ that start processes, train until something is learned or run documents."""

@@ -13,6 +13,9 @@ def tools_unused(case: Case) -> Finding | None:
         return None
     if calls.mean >= 0.02 or not calls.window:
         return None
+    turns = case.curve("episode/turns")
+    if turns and turns.mean > 1.1 + calls.mean and not case.setting("rollouts.tools"):
+        return None  # an environment of reset and step answers whole turns and has nothing to call
     return Finding(
         severity="severe",
         what="The tools are never called",

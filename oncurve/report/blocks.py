@@ -164,10 +164,11 @@ def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
     segments = row.get("segments")
     if not isinstance(segments, list):
         return {}
-    left, shown = MAX_CHARACTERS, []
-    for is_policy, text, *size in segments:
-        shown.append([int(bool(is_policy)), shorten(text, max(left, 0)), size[0] if size else 0])
-        left -= len(str(text))
+    shown, left = _segments_shown(segments, MAX_CHARACTERS)
+    branches = []
+    for branch in row.get("branches") or ():
+        own, left = _segments_shown(branch["segments"], left)
+        branches.append({"segments": own, "own_prompt": shorten(branch.get("prompt"))})
     calls = [
         {
             key: shorten(value, _CALL_CHARACTERS) if isinstance(value, str) else finite(value)
@@ -182,7 +183,17 @@ def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
         "waited": _rounded(row.get("waiting_seconds")),
         "own_prompt": shorten(row.get("own_prompt")),
         "failure": row.get("failure"),
+        "branches": branches or None,
     }
+
+
+def _segments_shown(segments: Iterable[Any], left: int) -> tuple[list[list[Any]], int]:
+    """Segments with at most so many characters together, and how many are left."""
+    shown = []
+    for is_policy, text, *size in segments:
+        shown.append([int(bool(is_policy)), shorten(text, max(left, 0)), size[0] if size else 0])
+        left -= len(str(text))
+    return shown, left
 
 
 def _has_tokens(row: Mapping[str, Any]) -> bool:

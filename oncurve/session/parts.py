@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -126,7 +127,8 @@ def make_sampler(
     if config.rollouts.type != "servers":
         sampler = wiring.make_sampler(config, given)
         return ShardedSampler(sampler, processes, interruption) if several else sampler, None
-    servers = wiring.make_server_sampler(config) if processes.is_main else None
+    run = Path(config.run.folder) / config.run.name if config.run.name else None
+    servers = wiring.make_server_sampler(config, run=run) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
     if leader is not None and config.rollouts.staleness and config.sft is None:
         prepare = servers.prepare if servers is not None else None

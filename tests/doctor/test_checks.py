@@ -68,7 +68,10 @@ SICK: dict[str, list[Case]] = {
         )
     ],
     "truncation": [case({"completion/truncated_fraction": 0.15}), case({"completion/truncated_fraction": 0.9})],
-    "tools_unused": [case({"episode/calls": 0.001}, {"rollouts.tools": ["calculator"]})],
+    "tools_unused": [
+        case({"episode/calls": 0.001}, {"rollouts.tools": ["calculator"]}),
+        case({"episode/calls": 0.0, "episode/turns": 1.0}, {"rollouts.environments": {"a": "b.py:C"}}),
+    ],
     "calls_malformed": [case({"episode/malformed_calls": 0.5, "episode/tool_errors": 0.6, "episode/calls": 1.0})],
     "tools_broken": [case({"episode/malformed_calls": 0.01, "episode/tool_errors": 0.7, "episode/calls": 1.0})],
     "turns_at_limit": [case({"episode/ended/turns": 0.4})],
@@ -171,7 +174,11 @@ NEARLY: dict[str, list[Case]] = {
         case({"completion/truncated_fraction": 0.09}),
         case({"completion/truncated_fraction": late(0.0, 0.5)}),
     ],
-    "tools_unused": [case({"episode/calls": 0.001}), case({"episode/calls": 0.1}, {"rollouts.tools": ["calculator"]})],
+    "tools_unused": [
+        case({"episode/calls": 0.0, "episode/turns": 2.0}, {"rollouts.environments": {"a": "b.py:C"}}),
+        case({"episode/calls": 0.001}),
+        case({"episode/calls": 0.1}, {"rollouts.tools": ["calculator"]}),
+    ],
     "calls_malformed": [case({"episode/malformed_calls": lambda x: 0.6 - 0.6 * x, "episode/tool_errors": 0.6})],
     "tools_broken": [case({"episode/malformed_calls": 0.6, "episode/tool_errors": 0.7})],
     "turns_at_limit": [case({"episode/ended/turns": lambda x: 0.5 - 0.4 * x})],

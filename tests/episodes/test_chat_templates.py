@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted import HOSTILE
 
 from oncurve.errors import ConfigError
 from oncurve.rollouts.episodes.dialects import ChatDialect
-from oncurve.rollouts.episodes.tools import Tool, calculator
+from oncurve.rollouts.episodes.tools import Tool, answer_text, calculator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -97,6 +98,24 @@ def test_answers_stand_where_the_template_puts_them(speaking: Callable[[str], An
     hostile, _ = dialect.told(answers[1:], ended=True, limit=40)
     assert hostile.count(end) == 1  # the template's own, and not that of the answer
     assert dialect.said("hello", ended=True, limit=9)[1] == "\n<user>hello<|end|>\n<assistant>"
+
+
+@pytest.mark.parametrize("template", [HERMES, CODER, LLAMA, QUOTES], ids=["hermes", "coder", "llama", "quotes"])
+def test_no_answer_adds_a_mark_to_those_of_the_template(template: str, speaking: Callable[[str], Any]) -> None:
+    tokenizer = speaking(template)
+    dialect = ChatDialect(tokenizer, has_tools=True, has_words=True)
+    marks = dialect.foreign.marks
+
+    def marks_of(ids: list[int]) -> list[int]:
+        return [token for token in ids if token in marks]
+
+    tool, said = (dialect.told([("calculator", "5")], ended=True, limit=60), dialect.said("5", ended=True, limit=60))
+    assert marks_of(tool[0])
+    for answer in map(answer_text, HOSTILE):
+        ids, _ = dialect.told([("calculator", answer)], ended=True, limit=60)
+        assert marks_of(ids) == marks_of(tool[0])
+        assert len(ids) <= len(tool[0]) + 60
+        assert marks_of(dialect.said(answer, ended=True, limit=60)[0]) == marks_of(said[0])
 
 
 def test_a_template_that_quotes_answers_gets_them_quoted(speaking: Callable[[str], Any]) -> None:

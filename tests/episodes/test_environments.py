@@ -221,7 +221,8 @@ def test_reward_functions_get_the_environments_and_the_messages(
     def reward(completions: list[Any], environments: list[Any], **columns: Any) -> list[float]:
         roles = [message["role"] for message in completions[0]]
         assert roles == ["assistant", "tool", "assistant", "tool", "assistant", "tool", "assistant"]
-        assert completions[0][0]["tool_calls"][0]["function"] == {"name": "up", "arguments": '{"by": -1}'}
+        assert completions[0][0]["tool_calls"][0]["function"] == {"name": "up", "arguments": {"by": -1}}
+        assert completions[0][0]["content"] == "", "the call is not among the words"
         assert completions[0][-1]["content"] == "there"
         return [float(environment.count) for environment in environments]
 

@@ -124,6 +124,16 @@ def episode(index: int) -> Completion:
     return Completion(
         (1, 2), ids, text, tuple(logprobs), "turns" if index else "stop", 1, index,
         segments=tuple(segments), calls=calls, waiting_seconds=0.5, own_prompt="an environment asks" if index else None,
+        branches=(fork(),) if index else (),
+    )  # fmt: skip
+
+
+def fork() -> Completion:
+    """A row that goes on from an earlier place of an episode."""
+    ids = tuple(map(ord, "else"))
+    return Completion(
+        (1, 2), ids, "else", (-2.0,) * 4, "stop", 1, 0,
+        segments=(Segment(True, 0, 4, "else"),), own_prompt="what was read before the fork",
     )  # fmt: skip
 
 

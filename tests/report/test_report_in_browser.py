@@ -250,6 +250,10 @@ def test_who_wrote_what_is_shown_turn_by_turn(open_page: OpenPage, tmp_path: Pat
     second = page.query_selector_all(".completion")[1]
     assert "out of turns" in second.inner_text()
     assert "an environment asks" in second.query_selector("details").text_content()
+    assert "4 turns · 2 rows" in second.inner_text()
+    [fork] = second.query_selector_all("details.branch")
+    assert "what was read before the fork" in fork.text_content()
+    assert fork.query_selector(".said").text_content() == "else"
     assert "Turns per completion" in page.inner_text(".tiles")
 
 

@@ -130,6 +130,10 @@ def test_a_block_says_who_wrote_what(tmp_path: Path) -> None:
          "seconds": 0.0},
     ]  # fmt: skip
     assert (shown["turns"], shown["waited"]) == (3, 0.5)
+    assert "branches" not in shown
+    assert groups[0]["completions"][1]["branches"] == [
+        {"segments": [[1, "else", 4]], "own_prompt": "what was read before the fork"}
+    ]
     held_out = example_groups(run)[0]["completions"][0]
     assert held_out["segments"] == shown["segments"]
     assert read_evaluation(run / "evaluations", "trained").examples[0].episode["turns"] == 3

@@ -114,6 +114,27 @@ def test_a_run_with_two_servers_is_the_run_without_any(
     assert not list(tmp_path.glob("weights-*")), "published weights are removed"
 
 
+def test_a_trainer_that_is_killed_and_resumed_goes_on_with_differences(
+    nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], tmp_path: Path
+) -> None:
+    server = serve()
+    rollouts_section = on_servers(tmp_path) | {"deltas": {}, "weights_address": "127.0.0.1:0"}
+    changes = {"rollouts": rollouts_section, "optimizer": {"learning_rate": 1e-5, "warmup_updates": 0}}
+    trainer = nursery.start("train", recipe(tmp_path, **SIZES | changes))
+    wait_for(lambda: reaches(tmp_path / "run", 8, "train") or not trainer.is_running(), told=lambda: trainer.output)
+    trainer.kill(signal.SIGKILL)
+    trainer.wait()
+    status, said = nursery.run("resume", tmp_path / "run")
+    assert (status, server.child.is_running()) == (0, True), said
+    assert "all weights are sent" not in said
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    sent = [row["weights/sent_fraction"] for row in rows if "weights/sent_fraction" in row]
+    assert len(sent) == SIZES["run"]["steps"]
+    assert sent[0] == 1.0
+    assert max(sent[1:]) < 0.5, "also of the first step of the resumed trainer"
+    assert not list((tmp_path / "run").glob("weights*")), "nobody resumes a run that is finished"
+
+
 STEADY = {"epsilon": 1e-5}
 """Far above rounding: with 1e-8 Adam makes a whole step of a gradient that is only the rounding of a sum."""
 

@@ -14,16 +14,18 @@ def test_random_histories_end_with_the_newest_weights_and_never_with_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "flush", lambda path: None)
+    monkeypatch.setattr("os.fsync", lambda file: None)
     found = play(range(300), tmp_path)
     assert found.wrong == 0, found.events
     assert found.stuck == 0, found.events
     assert found.samples > 2000
-    for event in ("refused", "killed", "go_back", "flip", "late", "swap"):
+    for event in ("refused", "killed", "go_back", "flip", "late", "swap", "resumed"):
         assert found.events[event] > 10, f"the histories must show what they are to show: {found.events}"
 
 
 def test_the_histories_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checksum of the result, weights that nobody published are sampled from."""
     monkeypatch.setattr(store, "flush", lambda path: None)
+    monkeypatch.setattr("os.fsync", lambda file: None)
     monkeypatch.setattr(mirror.FileSum, "objection", lambda self, expected: None)
     assert play(range(16, 60), tmp_path).wrong > 0

@@ -106,6 +106,7 @@ class History:
         self.messages: list[dict[str, Any]] = []
         self.checkpoints: list[tuple[int, dict[str, torch.Tensor]]] = []
         self.store: DeltaStore | None = None
+        self.chain = folder / "weights.json"
         self.servers: list[Server] = []
         host.history = self
         self.new_trainer()
@@ -223,7 +224,8 @@ class History:
         if self.store is not None:
             roots.append(self.store.root)
         chosen = self.random.choice(roots)
-        return sorted(path for path in chosen.rglob("*") if path.is_file() and path.name != ".lock")
+        found = sorted(path for path in chosen.rglob("*") if path.is_file() and path.name != ".lock")
+        return [*found, self.chain] if self.chain.exists() and chosen == roots[-1] else found
 
     def flip(self) -> None:
         """A bit flips in a file of the trainer, or of a server."""
@@ -257,21 +259,25 @@ class History:
 
     def go_back(self) -> None:
         """To a checkpoint, in another process or in this one."""
-        if not self.checkpoints:
-            return
-        self.version, saved = self.random.choice(self.checkpoints)
+        self.version, saved = self.random.choice(self.checkpoints or [(self.version, self.weights)])
         self.weights = dict(saved)
         if self.random.random() < 0.5:
             self.new_trainer()
         self._publish()
 
     def new_trainer(self) -> None:
-        if self.store is not None:
+        """Another run, or the same one: ended in order or killed, and resumed over what is left."""
+        is_resumed = self.store is not None and self.random.random() < 0.7
+        if self.store is not None and (not is_resumed or self.random.random() < 0.5):
+            if not is_resumed:
+                self.store.forget()
             self.store.close()
-        self.runs += 1
-        self.store = DeltaStore(
-            self.folder / "trainer", run=f"run{self.runs}", anchor_every=self.random.choice([2, 3, 6, 50])
-        )
+        self.runs += not is_resumed
+        self.out.events["resumed"] += is_resumed
+        if is_resumed and self.random.random() < 0.2:
+            self.flip()
+        every = self.random.choice([2, 3, 6, 50])
+        self.store = DeltaStore(self.folder / "trainer", run=f"run{self.runs}", anchor_every=every, chain=self.chain)
 
 
 class Deadly:

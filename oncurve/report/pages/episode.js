@@ -18,8 +18,8 @@ function endPill(end) {
 /** "3 turns · 2 calls · waited 0.4 s" */
 function episodeSummary(completion) {
   if (!isEpisode(completion)) return null;
-  const calls = completion.calls || [], errors = errorsOf(completion);
-  const facts = [count(completion.turns, "turn"), count(calls.length, "call"), isNumber(completion.waited) ? `waited ${duration(completion.waited)}` : null];
+  const calls = completion.calls || [], errors = errorsOf(completion), rows = 1 + (completion.branches || []).length;
+  const facts = [count(completion.turns, "turn"), rows > 1 ? count(rows, "row") : null, count(calls.length, "call"), isNumber(completion.waited) ? `waited ${duration(completion.waited)}` : null];
   return el("div", { class: "detail" }, facts.filter(Boolean).join(" · "), errors ? [" ", el("span", { class: "pill warn" }, count(errors, "failed call"))] : null);
 }
 
@@ -41,10 +41,10 @@ function callLine(call) {
 }
 
 /** `show(text, from, to)` gives the text of the tokens from-to as elements; `tint` colours what is learned from. */
-function episodeBox(completion, show, tint) {
+function turnRows(completion, show, tint) {
   const calls = completion.calls || [], parts = turnsOf(completion);
   const answered = new Set(parts.filter((part) => !part.isPolicy).map((part) => part.turn));
-  const rows = parts.map((part) => {
+  return parts.map((part) => {
     const mine = calls.filter((call) => call.turn === part.turn);
     const size = part.to > part.from ? count(part.to - part.from, "token") : null;
     const names = [...new Set(mine.map((call) => call.name).filter(Boolean))].join(", ");
@@ -56,6 +56,16 @@ function episodeBox(completion, show, tint) {
       el("div", { class: "who" }, el("span", {}, head), size ? el("span", { class: "soft" }, size) : null, part.isPolicy ? null : el("span", { class: "soft" }, "not trained on")),
       part.isPolicy ? null : shown.map(callLine), text, part.isPolicy ? shown.map(callLine) : null);
   });
-  const asked = completion.own_prompt ? el("details", { class: "asked" }, el("summary", {}, "its own prompt"), el("pre", { class: "long" }, completion.own_prompt)) : null;
-  return el("div", { class: "text episode", tabindex: "0", "aria-label": "turns" }, asked, rows);
+}
+
+function ownPrompt(completion) {
+  return completion.own_prompt ? el("details", { class: "asked" }, el("summary", {}, "its own prompt"), el("pre", { class: "long" }, completion.own_prompt)) : null;
+}
+
+/** The turns of an episode; further conversations and forks, which are rows of their own, are folded below. */
+function episodeBox(completion, show, tint) {
+  const branches = (completion.branches || []).map((branch, place) =>
+    el("details", { class: "asked branch" }, el("summary", {}, `row ${place + 2}: another conversation or a fork`),
+      ownPrompt(branch), turnRows(branch, (text) => text, tint)));
+  return el("div", { class: "text episode", tabindex: "0", "aria-label": "turns" }, ownPrompt(completion), turnRows(completion, show, tint), branches);
 }

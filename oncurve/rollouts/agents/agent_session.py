@@ -15,15 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oncurve.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall
+from oncurve.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall, words_before_calls
 from oncurve.rollouts.agents.chat_request import ChatCall, ChatError, ChatRequest, Message
 from oncurve.rollouts.agents.conversation_frames import Frames
 from oncurve.rollouts.episodes.dialects import Told
 from oncurve.rollouts.episodes.tools import CallRequest
 from oncurve.rollouts.episodes.turns import Sampled
-
-CALL_MARKS = ("<tool_call>", "<function=", "<tool>", "<|python_tag|>")
-"""What a call begins with in a turn; a message's content ends before it."""
 
 
 @dataclass(frozen=True)
@@ -248,9 +245,7 @@ class AgentSession:
         )
         if not calls:
             return Message("assistant", text), found
-        find = text.rfind if len(calls) == 1 else text.find
-        content = text[: min((start for mark in CALL_MARKS if (start := find(mark)) >= 0), default=0)]
-        return Message("assistant", content.rstrip(), calls), found
+        return Message("assistant", words_before_calls(text, num_calls=len(calls)), calls), found
 
     def _note_answers(self, row: Conversation, new: Sequence[Message]) -> None:
         """What the agent's tools answered, in the row's record of calls."""

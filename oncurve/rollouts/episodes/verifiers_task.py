@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -169,11 +170,11 @@ def _trace_of(task: Any, messages: Sequence[Mapping[str, Any]]) -> Any:
         if message["role"] == "assistant":
             waiting = [f"call_{len(nodes)}_{place}" for place in range(len(message.get("tool_calls", ())))]
             calls = [
-                vf.ToolCall(id=name, name=call["function"]["name"], arguments=call["function"]["arguments"])
+                vf.ToolCall(id=name, name=call["function"]["name"], arguments=json.dumps(call["function"]["arguments"]))
                 for name, call in zip(waiting, message.get("tool_calls", ()), strict=True)
             ]
             made = vf.AssistantMessage(content=message["content"], tool_calls=calls or None)
-        elif message["role"] == "tool":
+        elif message["role"] == "tool" and message["name"]:
             made = vf.ToolMessage(content=message["content"], name=message["name"], tool_call_id=waiting.pop(0))
         else:
             made = vf.UserMessage(content=message["content"])

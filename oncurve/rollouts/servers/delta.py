@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes: TypeAlias = NDArray[np.uint8]
-Numbers: TypeAlias = NDArray[np.unsignedinteger[Any]]
+Numbers: TypeAlias = NDArray[Any]
 FORMAT = 1
 SPARSE_BELOW, DENSE_ABOVE = 0.6, 0.25
 """Share of changed numbers up to which, and from which on, an encoding is tried at all."""
@@ -205,7 +205,7 @@ def _read(data: bytes, count: int) -> NDArray[np.uint64]:
 def _pack(data: Bytes, strategy: int = zlib.Z_HUFFMAN_ONLY) -> bytes:
     """Compressed without a search for repetitions, which here are chance: half the time, and fewer bytes."""
     writer = zlib.compressobj(1, zlib.DEFLATED, 15, 9, strategy)
-    return writer.compress(np.ascontiguousarray(data)) + writer.flush()
+    return writer.compress(np.ascontiguousarray(data).data) + writer.flush()
 
 
 def _unpack(data: bytes, limit: int, *, exactly: bool = False) -> bytes:

@@ -27,6 +27,8 @@ FETCH_SECONDS = 60.0
 """A trainer that sends nothing for so long while a file is fetched is lost."""
 ATTEMPTS = 4
 """How often in a row a download that was cut off goes on where it ended, if nothing more comes."""
+FETCHED, FETCHING = "fetched", "fetching"
+"""What a worker of vLLM says of files that it fetches beside sampling; anything else is an error."""
 PART = ".part"
 """End of the name of a file that is not whole yet."""
 PARTIAL, RANGE_ENDS, NOT_YET = 206, 416, 503
@@ -34,7 +36,8 @@ PARTIAL, RANGE_ENDS, NOT_YET = 206, 416, 503
 fetching the file itself does not have it yet."""
 SOON_SECONDS = 10.0
 """Who says so sooner has not waited for it: that counts as an attempt."""
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class WeightHost:
         if not host or not port.isdigit():
             raise ConfigError(f"rollouts.weights_address is {address!r}; give host:port, such as 10.0.0.5:8200")
         self._limit = limit
-        self._published, self._token, self._host, self._port = published, token, host, int(port)
+        self._published, self.token, self._host, self._port = published, token, host, int(port)
         self._runner: web.AppRunner | None = None
 
     async def open(self) -> str:
@@ -53,7 +53,7 @@ class WeightHost:
 
     async def _give(self, request: web.Request) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return web.json_response({"error": "the token is missing or wrong"}, status=401)
         for manifest in self._published():
             path = Path(manifest.folder) / request.match_info["name"]

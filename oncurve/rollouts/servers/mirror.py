@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from oncurve.observe.checksums import FileSum
-from oncurve.rollouts.servers.delta import apply
+from oncurve.rollouts.servers.delta import Bytes, apply
 from oncurve.rollouts.servers.fetch import fetch_one, side_by_side
 from oncurve.rollouts.servers.weight_manifest import NAME, Route, WeightFile, find_routes, read_chain
 
@@ -188,11 +188,15 @@ def _objection(pair: tuple[Path, WeightFile]) -> str | None:
         return str(error)
 
 
-def _build(start: Path, steps: list[Path], place: Path, file: WeightFile) -> None:
-    """One file from an older one and its differences. Raises ValueError unless it is what the trainer has."""
+def _build(start: Path, steps: Sequence[Path], place: Path, file: WeightFile) -> None:
+    built(start, steps, file).tofile(place)
+
+
+def built(start: Path, steps: Sequence[Path], file: WeightFile) -> Bytes:
+    """One file, made of an older one and its differences. Raises ValueError unless it is what the trainer has."""
     data = np.fromfile(start, np.uint8)
     for step in steps:
         data = apply(step.read_bytes(), data)
-    if wrong := FileSum(data.size, hashlib.sha256(data).hexdigest()).objection(asdict(file)):
-        raise ValueError(f"{place.name} as made of {start} and {len(steps)} differences: {wrong}")
-    data.tofile(place)
+    if wrong := FileSum(data.size, hashlib.sha256(data.data).hexdigest()).objection(asdict(file)):
+        raise ValueError(f"{file.name} as made of {start} and {len(steps)} differences: {wrong}")
+    return data

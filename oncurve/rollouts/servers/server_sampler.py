@@ -61,6 +61,7 @@ class ServerSampler:
         transfer: Transfer | None = None,
         sleep: bool = False,
         deltas: DeltaSettings | None = None,
+        chain: Path | None = None,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
@@ -68,12 +69,14 @@ class ServerSampler:
         where servers fetch weights that do not see the folder; ``local`` are servers that were started for this
         sampler, and end with it; ``transfer`` brings them weights without files; ``sleep`` lets them give memory back
         whenever the completions of a step are there. With ``deltas`` servers get what changed of the weights, all of
-        them in half width; ``weights_address`` may then be the URL under which others find ``weights_folder``."""
+        them in half width; ``weights_address`` may then be the URL under which others find ``weights_folder``, and
+        ``chain`` a file from which another sampler goes on with differences."""
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
         self._matrix_type = matrix_type
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
-        self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words) if deltas else None
+        more = {"anchor_every": deltas.anchor_every, "chain": chain} if deltas is not None else {}
+        self._deltas = DeltaStore(weights_folder, **words, **more) if deltas is not None else None
         self._store = self._deltas or WeightStore(weights_folder, **words)
         self._prepared: Manifest | None = None
         self._num_late = 0
@@ -81,12 +84,9 @@ class ServerSampler:
         self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
         if transfer is not None:
             transfer.push.notify = self._say
-        self._host: WeightHost | None = None
         is_url = weights_address is not None and weights_address.startswith(("http://", "https://"))
-        if weights_address is not None and not is_url:
-            token = token or secrets.token_hex(16)
-            limit = Bandwidth(deltas.mbit) if deltas is not None and deltas.mbit is not None else None
-            self._host = WeightHost(lambda: self._store.published, address=weights_address, token=token, limit=limit)
+        self._host = self._make_host(weights_address, token, deltas) if weights_address and not is_url else None
+        token = token if self._host is None else self._host.token
         self.pool = ServerPool(
             [*urls, *(local.urls if local is not None else ())],
             find=partial(registered, registry) if registry is not None else tuple,
@@ -104,6 +104,11 @@ class ServerSampler:
         self._loop: EventLoopThread | None = None
         self._policy: PolicyView | None = None
         self._manifest: Manifest | None = None
+
+    def _make_host(self, address: str, token: str | None, deltas: DeltaSettings | None) -> WeightHost:
+        limit = Bandwidth(deltas.mbit) if deltas is not None and deltas.mbit is not None else None
+        token = token or secrets.token_hex(16)
+        return WeightHost(lambda: self._store.published, address=address, token=token, limit=limit)
 
     def _say(self, text: str) -> None:
         self.notify(text)
@@ -266,8 +271,13 @@ class ServerSampler:
         label = self._manifest.label
         return ServerTurns(self._loop, self.pool, params, label=label, end_ids=end_ids, post=post, held=held)
 
+    def forget(self) -> None:
+        """The run is at its end: nothing is kept for a trainer that would resume it."""
+        if self._deltas is not None:
+            self._deltas.forget()
+
     def close(self) -> None:
-        """Let go of the servers, and remove the published weights."""
+        """Let go of the servers, and remove the published weights, but for what a resumed trainer goes on from."""
         if self._loop is not None:
             self._loop.call(self._shut())
             self._loop.close()

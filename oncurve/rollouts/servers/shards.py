@@ -99,7 +99,7 @@ def file_pieces(shipment: Shipment, names: Sequence[str]) -> Iterator[memoryview
 def in_host_memory(weight: Tensor, dtype: torch.dtype) -> memoryview:
     """The bytes of a weight in a type, in this machine's memory. The type is changed where the weight is."""
     there = weight.detach().to(dtype).to("cpu").contiguous()
-    return memoryview(there.reshape(-1).view(torch.uint8).numpy())
+    return there.reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_all(file: io.FileIO, piece: memoryview) -> None:

@@ -36,7 +36,7 @@ class TeacherServer:
         """Raises ConfigError where the server reads texts made of the student's tokens as other tokens."""
         size = len(tokenizer)
         ids = range(0, size, max(1, size // CHECKED))
-        words = [tokenizer.decode([one]) for one in ids if one not in tokenizer.all_special_ids]
+        words = [str(tokenizer.decode([one])) for one in ids if one not in tokenizer.all_special_ids]
         texts = ["".join(words[start : start + IN_A_TEXT]) for start in range(0, len(words), IN_A_TEXT)]
         for text, theirs in zip(texts, self._loop.call(self._tokenize(texts)), strict=True):
             own: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]

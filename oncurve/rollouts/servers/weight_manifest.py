@@ -117,20 +117,25 @@ class Manifest:
         }
 
 
-def read_chain(message: Mapping[str, Any]) -> tuple[Link, ...]:
-    """The chain in a message. Raises ValueError if it does not lead to the version that is announced."""
+def read_links(told: Any) -> tuple[Link, ...]:
+    """A chain as it was written. Raises ValueError for one that is damaged."""
     try:
-        chain = tuple(
+        return tuple(
             Link(
                 str(link["label"]),
                 link["base"],
                 tuple(WeightFile(**file) for file in link["deltas"]),
                 tuple(WeightFile(**file) for file in link["whole"]),
             )
-            for link in message["chain"]
+            for link in told
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"the chain of versions cannot be read: {error}") from None
+
+
+def read_chain(message: Mapping[str, Any]) -> tuple[Link, ...]:
+    """The chain in a message. Raises ValueError if it does not lead to the version that is announced."""
+    chain = read_links(message["chain"])
     if not chain or chain[-1].label != message["label"]:
         raise ValueError(f"the chain of versions does not lead to {message['label']}")
     return chain
@@ -151,6 +156,16 @@ def write_manifest(manifest: Manifest, folder: Path) -> Path:
     path = folder / NAME
     path.write_text(json.dumps(asdict(manifest)), encoding="utf-8")
     return path
+
+
+def read_manifest(folder: Path, link: Link) -> Manifest:
+    """The manifest in the folder of a version of a chain. Raises ValueError if it is that of another."""
+    told = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    files = tuple(WeightFile(**file) for file in told["files"])
+    run, _, version = link.label.rpartition(":")[0].rpartition(":")
+    if label_of(run, int(version), files) != link.label:
+        raise ValueError(f"{folder / NAME} does not describe {link.label}")
+    return Manifest(link.label, int(version), files, tuple(told["names"]), str(folder), chain=(link,))
 
 
 def describe_files(folder: Path) -> tuple[tuple[WeightFile, ...], tuple[str, ...]]:

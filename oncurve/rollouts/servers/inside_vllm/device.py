@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.cuda import nccl
 from vllm.distributed.weight_transfer.base import WeightTransferEngine  # pyright: ignore[reportMissingImports]
 from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
     WeightTransferEngineFactory,
@@ -22,7 +23,7 @@ def check_nccl(theirs: list[int]) -> None:
     """Raises ValueError unless the trainer's NCCL is this server's: two versions wait for each other in vain."""
     if not torch.cuda.is_available():
         raise ValueError("weights cannot come over nccl: this server has no CUDA device")
-    own = list(torch.cuda.nccl.version())
+    own = list(nccl.version())
     if own != theirs:
         here, there = (".".join(map(str, version)) for version in (own, theirs))
         raise ValueError(f"this server has NCCL {here}, and the trainer {there}; install the same torch in both")

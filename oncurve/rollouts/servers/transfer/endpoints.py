@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.cuda import nccl
 
 from oncurve.errors import ConfigError
 from oncurve.rollouts.servers.transfer.handles import to_plain
@@ -60,9 +61,9 @@ class NcclEnd:
         self._device = torch.cuda.current_device()
         self._communicator: Any = None
 
-    def version(self) -> list[int] | None:
+    def version(self) -> list[int | str] | None:
         """Of NCCL, as torch brings it along and vLLM loads it."""
-        return list(torch.cuda.nccl.version())
+        return list(nccl.version())
 
     def join(self, address: str, port: int, size: int) -> None:
         """Become member 0."""

@@ -1,0 +1,38 @@
+"""Are the tokens of tools, environments and agents trained on as they were sampled, and no others?"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    place = Path(__file__).parents[2] / "benchmarks" / "episode_tokens.py"
+    spec = importlib.util.spec_from_file_location("episode_tokens", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "episode_tokens", module)  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "PROMPTS", 2)
+    return module
+
+
+def test_tokens_of_mixed_episodes_are_trained_on_as_they_were_sampled(script: ModuleType) -> None:
+    found = script.measure(1000)
+    assert set(found["kinds"]) == {"tool", "methods", "steps_in_chat", "agents"}
+    assert found["trained_tokens"] == found["trained_tokens_in_float64"] >= 1000
+    assert found["told_tokens"] == found["told_tokens_in_float64"] > 300
+    assert found["turns"] > found["rows"] > found["episodes"], "there are turns, and there are forks"
+    assert found["changed_by_tokenizing_again"] > 0, "going by text would have changed some"
+    assert found["retokenized_tokens"] == 0
+    assert found["largest_gradient_of_told_tokens"] == 0.0
+    assert found["largest_packed_padded_difference"] <= 1e-10
+    assert found["largest_logprob_difference"] <= 1e-5
+    assert (found["episodes_alone"], found["episodes_alone_that_differ"]) == (4 * found["steps"], 0)
+    assert found["failures"] == 0
