@@ -385,39 +385,42 @@ def one_step(
         sampler.load_weights(policy, version=step + 1)
 
 
-def measure(tokens: int, tell: Callable[[Counts], None] = lambda counts: None) -> dict[str, Any]:
-    """Train on at least so many tokens that the policy wrote; what was found."""
+def measure(tokens: int, tell: Callable[[dict[str, Any]], None] = lambda found: None) -> dict[str, Any]:
+    """Train on at least so many tokens that the policy wrote; what was found, and told after each step."""
     from oncurve.algorithm.presets import build
 
     torch.manual_seed(0)
     policy, doubles = make_policies()
     samplers, counts, step = make_samplers(policy), Counts(), 0
     algorithm = build("grpo", group_size=GROUP, max_completion_tokens=MOST_TOKENS)
+    found: dict[str, Any] = {}
     try:
         while counts.trained_tokens < tokens:
             one_step(step, policy, doubles, samplers, algorithm, counts)
             step += 1
-            tell(counts)
+            found = {"steps": step, "kinds": [*samplers], "episodes_at_once": PROMPTS * GROUP, **vars(counts)}
+            tell(found)
     finally:
         for sampler, _, _ in samplers.values():
             sampler.close()
-    return {"steps": step, "kinds": [*samplers], "episodes_at_once": PROMPTS * GROUP, **vars(counts)}
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="written after every step")
     arguments = parser.parse_args()
     from machine import describe_machine
 
-    def tell(counts: Counts) -> None:
-        sys.stderr.write(f"\r{counts.trained_tokens} tokens, {counts.retokenized_tokens} made again")
+    run = describe_machine()
 
-    text = json.dumps(measure(arguments.tokens, tell) | {"run": describe_machine()}, indent=1)
-    if arguments.output:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    def tell(found: dict[str, Any]) -> None:
+        sys.stderr.write(f"\r{found['trained_tokens']} tokens, {found['retokenized_tokens']} made again")
+        if arguments.output:
+            arguments.output.write_text(json.dumps(found | {"run": run}, indent=1) + "\n", encoding="utf-8")
+
+    sys.stdout.write(json.dumps(measure(arguments.tokens, tell), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ from oncurve.observe.summary import summarize
 from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.environment import read_place
 from oncurve.recipes.find import described_recipes, find_recipe
-from oncurve.session.differences import config_differences
 from oncurve.session.parts import recorded
-from oncurve.session.resume import asked_config
+from oncurve.session.resume import asked_config, config_differences
 from oncurve.settings import OptimizerSettings
 from oncurve.train.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
 

@@ -97,7 +97,7 @@ BUGS = (
         ("tests/report/test_report_parts.py", "tests/report/test_report_commands.py",)),
     Bug("coldstart/supervised.py", "(answers, updates - lesson_updates)", "(answers, updates)",
         "demonstrations come on top of the updates that were asked for"),
-    Bug("session/differences.py", "if key not in harmless and old.get", "if old.get",
+    Bug("session/resume.py", "if key not in harmless and old.get", "if old.get",
         "resume refuses a change that changes no number"),
     Bug("commands/publish.py", "is_adapter=False, was_merged=True", "is_adapter=False",
         "the card of a merged model doesn't say that it was an adapter",

@@ -24,8 +24,8 @@ from models import SHAPES, build
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers.bandwidth import Bandwidth
 from oncurve.rollouts.servers.children import ChildServers, own_environment, serve_command
+from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.settings import Deadlines, DeltaSettings, OptimizerSettings
 

@@ -39,6 +39,16 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "nothing"
 
 
+def shortened(text: str, characters: int = 120) -> str:
+    """A text on one line, cut where it is longer than so many characters.
+
+    >>> shortened("two\\nlines of text", 12)
+    'two lines...'
+    """
+    flat = " ".join(text.split())
+    return flat if len(flat) <= characters else f"{flat[: characters - 3]}..."
+
+
 class OncurveError(Exception):
     """A problem with a message for the user: where it is, what was found, what to do.
 

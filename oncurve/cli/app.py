@@ -346,7 +346,7 @@ def _run() -> None:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-UsageMistake: type[Any] = typer.BadParameter.__bases__[0]
+UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
 """What typer raises for a mistake on the command line; it carries click's class with it."""
 
 

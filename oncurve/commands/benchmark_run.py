@@ -13,13 +13,13 @@ from rich.console import Console
 
 from oncurve import wiring
 from oncurve.commands.benchmark_models import BenchmarkRequest, MeasuredModel, decoding_of, load_subject, short_labels
-from oncurve.commands.examine import bar
+from oncurve.commands.measuring import measure
 from oncurve.config.load import load_config, read_text
 from oncurve.config.run_folder import read_run_config
 from oncurve.data.contamination import find_contamination
 from oncurve.data.datasets import load_rows
 from oncurve.data.prompts import render_prompts
-from oncurve.errors import ConfigError, DataError, OncurveError, Stopped
+from oncurve.errors import ConfigError, DataError, OncurveError
 from oncurve.evaluate.benchmarks import (
     Benchmark,
     Grader,
@@ -31,7 +31,7 @@ from oncurve.evaluate.benchmarks import (
 )
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.estimators import runs_interval
-from oncurve.evaluate.evaluate import Evaluation, evaluate
+from oncurve.evaluate.evaluate import Evaluation
 from oncurve.evaluate.lm_eval_files import write_harness
 from oncurve.evaluate.numbers import mean_of_prompts, pooled_outcomes, report_numbers
 from oncurve.evaluate.result_tables import results_markdown, summary_line
@@ -221,34 +221,27 @@ def _measured(
     if kept.examples:
         done = len(kept.examples) // kept.samples
         console.print(f"{benchmark.title}: {done} of {len(prompts)} problems were done before", highlight=False)
-    try:
-        with bar(console) as progress:
-            shown = progress.add_task(f"{subject.label} on {benchmark.title}", total=len(prompts))
 
-            def show(done: int, total: int) -> None:
-                progress.update(shown, completed=done, total=total)
-
-            return evaluate(
-                prompts,
-                subject.sampler,
-                grader.strict,
-                params=params,
-                loose_reward_function=grader.loose,
-                extract=grader.extract,
-                samples_per_prompt=kept.samples,
-                prompts_per_call=prompts_per_call(kept.samples),
-                kept=kept,
-                name=benchmark.name,
-                seed=params.seed,
-                on_progress=show,
-            )
-    except KeyboardInterrupt:
+    def stopped() -> str:
         done = len(kept.examples) // kept.samples
-        raise Stopped(
+        return (
             f"stopped: {done} of {len(prompts)} problems of {benchmark.title} are kept in {kept.folder}. "
-            f"The same command goes on from there",
-            exit_code=130,
-        ) from None
+            f"The same command goes on from there"
+        )
+
+    return measure(
+        prompts,
+        subject.sampler,
+        grader.strict,
+        params,
+        kept,
+        label=lambda: f"{subject.label} on {benchmark.title}",
+        stopped=stopped,
+        console=console,
+        loose_reward_function=grader.loose,
+        extract=grader.extract,
+        name=benchmark.name,
+    )
 
 
 def is_whole(problems: Problems, *, num_excluded: int) -> bool:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.commands.examine import bar
+from oncurve.commands.measuring import measure, recipe_settings
 from oncurve.config.schema import Config
-from oncurve.errors import ConfigError, Stopped
+from oncurve.errors import ConfigError
 from oncurve.evaluate.benchmarks import Grader
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation, evaluate
-from oncurve.evaluate.resumable import PartialResults, prompts_per_call
+from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.resumable import PartialResults
 from oncurve.observe.record import RunFolder
 from oncurve.session.session import keep_evaluation
 
@@ -81,46 +79,28 @@ def _measured(
         wiring.evaluation_sampling(config),
         config.evaluation.samples,
     )
-    digest = hashlib.sha256("\0".join(f"{prompt.text}\0{prompt.row.get('answer')}" for prompt in prompts).encode())
-    settings: dict[str, Any] = {
+    settings = {
         "model": config.model,
-        "prompts": digest.hexdigest(),
-        "rewards": [reward.model_dump(mode="json") for reward in config.rewards],
-        "decoding": asdict(params),
-        "samples": samples,
         "sampler": config.rollouts.type,
-        "compute_type": config.policy.compute_type,
-        "prompts_per_call": prompts_per_call(samples),
+        **recipe_settings(config, prompts, params, samples),
     }
     try:
         sampler.load_weights(policy, version=0)
-        with (
-            PartialResults(unfinished, settings, samples=samples, num_prompts=len(prompts)) as kept,
-            bar(console) as progress,
-        ):
-            shown = progress.add_task(f"evaluating {short_name(config.model)}", total=len(prompts))
-
-            def show(done: int, total: int) -> None:
-                progress.update(shown, completed=done, total=total)
-
-            evaluation = evaluate(
+        with PartialResults(unfinished, settings, samples=samples, num_prompts=len(prompts)) as kept:
+            evaluation = measure(
                 prompts,
                 sampler,
                 grader.strict,
-                params=params,
+                params,
+                kept,
+                label=lambda: f"evaluating {short_name(config.model)}",
+                stopped=lambda: (
+                    f"stopped: what is measured so far is kept in {unfinished}. The same command with "
+                    f"--output {unfinished.parents[1]} resumes it"
+                ),
+                console=console,
                 loose_reward_function=grader.loose,
-                samples_per_prompt=samples,
-                prompts_per_call=prompts_per_call(samples),
-                kept=kept,
-                seed=params.seed,
-                on_progress=show,
             )
-    except KeyboardInterrupt:
-        raise Stopped(
-            f"stopped: what is measured so far is kept in {unfinished}. The same command with "
-            f"--output {unfinished.parents[1]} resumes it",
-            exit_code=130,
-        ) from None
     finally:
         sampler.close()
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in evaluation.counts.items() if count)

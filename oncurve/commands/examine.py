@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
+from oncurve.commands.measuring import bar
 from oncurve.config.rewards import JudgeReward, ProgramsReward
 from oncurve.config.schema import Config
 from oncurve.data.check import check_data
@@ -26,13 +26,6 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 from oncurve.wiring.rewards import describe_rewards
-
-
-def bar(console: Console) -> Progress:
-    """A progress bar with the time that is left."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )
 
 
 def ask(

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from oncurve import __version__, wiring
-from oncurve.commands.examine import bar
+from oncurve.commands.measuring import measure, recipe_settings
 from oncurve.config.schema import Config
 from oncurve.data.prompts import encode
-from oncurve.errors import ConfigError, DataError, Stopped, counted
-from oncurve.evaluate.evaluate import Example, evaluate
-from oncurve.evaluate.resumable import PartialResults, prompts_per_call
+from oncurve.errors import ConfigError, DataError, counted
+from oncurve.evaluate.evaluate import Example
+from oncurve.evaluate.resumable import PartialResults
 from oncurve.observe.record import write_lines
 from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import check_errors
@@ -146,45 +144,23 @@ def _sampled(
 ) -> tuple[Example, ...]:
     """Every completion, graded; what was sampled before a stop is not sampled again."""
     samples, params = config.algorithm.group_size, wiring.make_sampling(config)
-    digest = hashlib.sha256("\0".join(f"{prompt.text}\0{prompt.row.get('answer')}" for prompt in prompts).encode())
-    settings = {
-        **origin,
-        "prompts": digest.hexdigest(),
-        "rewards": [reward.model_dump(mode="json") for reward in config.rewards],
-        "decoding": asdict(params),
-        "samples": samples,
-        "compute_type": config.policy.compute_type,
-        "prompts_per_call": prompts_per_call(samples),
-    }
+    settings = {**origin, **recipe_settings(config, prompts, params, samples)}
     sampler = wiring.make_sampler(config)
     try:
         sampler.load_weights(policy, version=0)
-        with (
-            PartialResults(
-                unfinished, settings, samples=samples, num_prompts=len(prompts), option="--keep-correct"
-            ) as parts,
-            bar(console) as progress,
-        ):
-            shown = progress.add_task("sampling", total=len(prompts))
-
-            def show(done: int, total: int) -> None:
-                right = sum(one.is_correct for one in parts.examples)
-                progress.update(shown, completed=done, total=total, description=f"sampling, {right:,} correct")
-
-            found = evaluate(
+        with PartialResults(
+            unfinished, settings, samples=samples, num_prompts=len(prompts), option="--keep-correct"
+        ) as parts:
+            found = measure(
                 prompts,
                 sampler,
                 rewards,
-                params=params,
-                samples_per_prompt=samples,
-                prompts_per_call=prompts_per_call(samples),
-                kept=parts,
-                on_progress=show,
+                params,
+                parts,
+                label=lambda: f"sampling, {sum(one.is_correct for one in parts.examples):,} correct",
+                stopped=lambda: f"stopped: what is sampled so far is kept in {unfinished}. The same command resumes it",
+                console=console,
             ).examples
-    except KeyboardInterrupt:
-        raise Stopped(
-            f"stopped: what is sampled so far is kept in {unfinished}. The same command resumes it", exit_code=130
-        ) from None
     finally:
         sampler.close()
     graded = [Reward(one.reward, error=one.error, detail=one.detail) for one in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -31,7 +31,7 @@ class PlanInputs:
     work: Work
     setup: Setup
     device: Device
-    devices: Sequence[Device]
+    devices: Mapping[str, Device]
     rows_by_memory: bool
     """As many rows are sampled at a time as fit; the recipe names no number."""
 

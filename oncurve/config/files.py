@@ -32,13 +32,13 @@ def find_beside(tree: dict[str, Any], folder: Path) -> None:
         for parent in parents:
             section = cast("dict[str, Any]", section).get(parent) if isinstance(section, dict) else None
         _replace(section, last, folder)
-    rollouts = tree.get("rollouts")
-    if isinstance(rollouts, dict):
+    if isinstance(tree.get("rollouts"), dict):
+        rollouts: dict[str, Any] = tree["rollouts"]
         _replace_each(rollouts, "tools", folder)
         _replace_each(rollouts, "environments", folder)
         _replace(rollouts, "agent", folder)
-        if isinstance(program := rollouts.get("agent"), dict):
-            _replace_each(cast("dict[str, Any]", program), "command", folder)
+        if isinstance(rollouts.get("agent"), dict):
+            _replace_each(rollouts["agent"], "command", folder)
     rewards = tree.get("rewards")
     for reward in cast("list[Any]", rewards) if isinstance(rewards, list) else ():
         _replace(reward, "function", folder)
@@ -46,20 +46,22 @@ def find_beside(tree: dict[str, Any], folder: Path) -> None:
 
 def _replace_each(section: dict[str, Any], key: str, folder: Path) -> None:
     """Every value of a list or a mapping in a section."""
-    values = section.get(key)
-    if isinstance(values, (list, tuple)):
-        values = section[key] = list(cast("list[Any]", values))
-    for place in range(len(values)) if isinstance(values, list) else list(cast("dict[str, Any]", values or {})):
-        holder = {"value": cast("Any", values)[place]}
-        _replace(holder, "value", folder)
-        cast("Any", values)[place] = holder["value"]
+    found = section.get(key)
+    if isinstance(found, dict):
+        for name in cast("dict[str, Any]", found):
+            _replace(found, name, folder)
+    elif isinstance(found, (list, tuple)):
+        values = dict(enumerate(cast("list[Any]", found)))
+        for place in values:
+            _replace(values, place, folder)
+        section[key] = list(values.values())
 
 
-def _replace(section: Any, key: str, folder: Path) -> None:
+def _replace(section: Any, key: str | int, folder: Path) -> None:
     """One value of a section, if it is a path or the ``file.py:name`` of a function."""
     if not isinstance(section, dict):
         return
-    values = cast("dict[str, Any]", section)
+    values = cast("dict[str | int, Any]", section)
     value = values.get(key)
     if not isinstance(value, str) or not value or value.startswith("~"):
         return

@@ -56,9 +56,8 @@ def explain_yaml(error: Exception) -> str:
 def refuse_glued(tree: Any, key: str = "") -> None:
     """Raise ConfigError for ``{rank:8}``, which YAML reads as a key "rank:8" without a value."""
     if isinstance(tree, list):
-        for place, item in enumerate(tree):
-            refuse_glued(item, f"{key}.{place}")
-    for name, value in tree.items() if isinstance(tree, dict) else ():
+        tree = dict(enumerate(cast("list[Any]", tree)))
+    for name, value in cast("dict[Any, Any]", tree).items() if isinstance(tree, dict) else ():
         if value is None and ":" in str(name):
             before, _, after = str(name).partition(":")
             where = f"{key.lstrip('.')}: " if key else ""
@@ -113,7 +112,8 @@ def _unknown(key: str, chosen: str | None, given: Any) -> str:
     if "." not in key and isinstance(given, Mapping):
         sections = [name for name, field in Config.model_fields.items() if any(_sections(field.annotation))]
         close = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)
-        inside = f".{next(iter(given))}" if len(given) == 1 else ""
+        keys = list(cast("Mapping[str, Any]", given))
+        inside = f".{keys[0]}" if len(keys) == 1 else ""
         hint = f"Did you mean '{close[0]}{inside}'?" if close else f"Known sections: {', '.join(sections)}"
         return f"{key}: there is no such section. {hint}"
     return f"{key}: there is no such key{_instead(key, chosen)}"

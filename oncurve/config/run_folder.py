@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from oncurve.config.load import parse_tree, validate_tree
 from oncurve.config.schema import Config
@@ -31,7 +31,8 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
 
 def with_own_split(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A recorded recipe; in one from before ``evaluation.split_seed``, the run's seed chose the held-out rows."""
-    evaluation, run = tree.get("evaluation"), tree.get("run")
+    evaluation: Any = tree.get("evaluation")
+    run: Any = tree.get("run")
     if not isinstance(evaluation, Mapping) or not isinstance(run, Mapping) or "split_seed" in evaluation:
         return dict(tree)
-    return {**tree, "evaluation": {**evaluation, "split_seed": run.get("seed", 0)}}
+    return {**tree, "evaluation": {**evaluation, "split_seed": cast("Mapping[str, Any]", run).get("seed", 0)}}

@@ -137,8 +137,7 @@ def with_type(section: object) -> object:
     if isinstance(section, dict):
         keys = cast("dict[str, object]", section)
         found = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
-        if found is not None and "type" not in keys:
-            return {"type": found, **keys}
+        return keys if found is None or "type" in keys else {"type": found, **keys}
     return section
 
 
@@ -306,9 +305,10 @@ class Config(Section):
     @classmethod
     def _supervise(cls, tree: object) -> object:
         """A supervised stage is rejection sampling with completions that are there, all of them right."""
-        if isinstance(tree, dict) and tree.get("sft") is not None:
-            return {**tree, "algorithm": SUPERVISED}
-        return cast("object", tree)
+        if not isinstance(tree, dict):
+            return tree
+        keys = cast("dict[str, object]", tree)
+        return keys if keys.get("sft") is None else {**keys, "algorithm": SUPERVISED}
 
     @property
     def completions_per_step(self) -> int:
@@ -326,7 +326,7 @@ class Config(Section):
     def _infer_types(cls, tree: object) -> object:
         """A data file says by its ending what it is."""
         if not isinstance(tree, dict):
-            return cast("object", tree)
+            return tree
         known = dict(cast("dict[str, object]", tree))
         known["data"] = with_type(known["data"]) if "data" in known else None
         if known["data"] is None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from oncurve.data.datasets import question_key
 from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompts import Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
+from oncurve.errors import shortened
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import categorize
 
@@ -117,7 +118,7 @@ def find_leaks(prompts: Sequence[Prompt], *, few_shot: Sequence[Mapping[str, Any
             severity="error",
             what="the prompt contains its own solution",
             rows=tuple(index for index, _ in found),
-            example=f"row {found[0][0]}: {_shortened(found[0][1])}",
+            example=f"row {found[0][0]}: {shortened(found[0][1])}",
             remedy="Correct data.columns, the template, or take few-shot examples from other rows.",
         )
     ]
@@ -206,7 +207,7 @@ def find_shared(rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Map
             severity="error",
             what="the question is trained on and evaluated",
             rows=tuple(shared),
-            example=f"row {shared[0]} = evaluation row {evaluated[question_key(question)]}: {_shortened(question)}",
+            example=f"row {shared[0]} = evaluation row {evaluated[question_key(question)]}: {shortened(question)}",
             remedy="Evaluate on another split, or hold rows out of the training data.",
         )
     ]
@@ -251,9 +252,4 @@ def _refusal(
 
 def _beside(rows: Sequence[Mapping[str, Any]], earlier: int, later: int) -> str:
     answers = f"{rows[earlier]['answer']!r} and {rows[later]['answer']!r}"
-    return f"rows {earlier} and {later}: {_shortened(str(rows[later]['question']))}; answers {answers}"
-
-
-def _shortened(text: str, *, max_characters: int = 120) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= max_characters else f"{flat[: max_characters - 3]}..."
+    return f"rows {earlier} and {later}: {shortened(str(rows[later]['question']))}; answers {answers}"

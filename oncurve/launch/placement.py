@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from oncurve.config.schema import Config
 from oncurve.plan.shared_gpu import Beside
 
 HALF_WIDTH_BYTES = 2
@@ -142,3 +143,15 @@ def _on_servers(gpus: int, spare: int, each: int, trainers: int) -> Placement:
     idle = f", and {left} stay{'s' * (left == 1)} idle" if left else ""
     trains = "the policy trains on the first" if trainers == 1 else f"the policy trains on the first {trainers}"
     return Placement("servers", servers, each, why=f"there are {gpus} GPUs: {trains}, {count} on the others{idle}")
+
+
+def serve_settings(config: Config) -> list[str]:
+    """The key=value pairs of a recipe that change what a model samples, or whether it can be loaded."""
+    policy = config.policy
+    chosen = {
+        "compute_type": policy.compute_type,
+        "device": policy.device.split(":")[0],  # the number of a GPU is another one elsewhere
+        "revision": policy.revision,
+        "trust_remote_code": "true" if policy.trust_remote_code else None,
+    }
+    return [f"policy.{key}={value}" for key, value in chosen.items() if value not in (None, "auto")]

@@ -11,7 +11,7 @@ from pathlib import Path
 from oncurve.config.run_folder import run_folder_path
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, LostProcess
-from oncurve.launch.serving import serve_settings
+from oncurve.launch.placement import serve_settings
 from oncurve.observe.record import write_text
 
 SAVED, LOST = 143, LostProcess.exit_code

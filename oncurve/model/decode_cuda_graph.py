@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -47,8 +47,8 @@ class Shape(NamedTuple):
 class RecordingPlan:
     """What a step of some rows is computed with."""
 
-    shape: Hashable
-    """It begins with the number of rows that are computed: span."""
+    shape: Any
+    """What ``step`` takes: a tuple that begins with the number of rows that are computed, span."""
     numbers: np.ndarray
     span: int
     at: np.ndarray
@@ -177,7 +177,7 @@ class RecordedLayers(TorchLayers):
         """Hold the newest tokens of all slots that were computed."""
         self._newest[: len(tokens)].copy_(tokens)
 
-    def step(self, shape: Shape, numbers: Tensor, *, angles: Angles, caches: Sequence[LayerCache]) -> Tensor:
+    def step(self, shape: Any, numbers: Tensor, *, angles: Angles, caches: Sequence[LayerCache]) -> Tensor:
         """The normed output of the last layer of all slots up to the span [span, H], also of those without a row.
 
         Nothing is read back from the device.

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ class FlashLayers(RecordedLayers):
     """All layers for one token per row on a GPU."""
 
     reads_anywhere: ClassVar[bool] = True
-    kernel: ClassVar[Kernel] = staticmethod(flash)
+    kernel = staticmethod(flash)
 
     _readers = 1
     """Of the step before."""
@@ -142,7 +142,7 @@ class FlashLayers(RecordedLayers):
         joined = np.concatenate([*narrow, [0]]).astype(np.int32)
         return np.concatenate([by_row.ravel(), joined[: len(joined) // 2 * 2].view(np.int64)]), at
 
-    def step(self, shape: FlashShape, numbers: Tensor, *, angles: Angles, caches: Sequence[LayerCache]) -> Tensor:
+    def step(self, shape: Any, numbers: Tensor, *, angles: Angles, caches: Sequence[LayerCache]) -> Tensor:
         """The normed output of the last layer of all rows that are computed [span, H].
 
         Nothing is read back from the device.
@@ -151,13 +151,16 @@ class FlashLayers(RecordedLayers):
         tokens, positions, slots, past = numbers[: 4 * span].view(4, span)
         sizes = [span + 1, span + 1, span, prompts + 2, prompts + 2, prompts + 1]
         narrow = numbers[4 * span :].view(torch.int32)[: sum(sizes)].split(sizes)
+        own_queries, own_keys, own_used, prompt_queries, prompt_keys, prompt_used = narrow
         queries = self.sizes.heads // self.sizes.kv_heads + 2
         turn = FlashTurn(
             slots,
             past,
             angles.turn().index_select(0, positions)[:, None],
-            FlashRuns(*narrow[:3], queries, caches[0].positions),
-            FlashRuns(*narrow[3:], shape.readers * queries, caches[0].prompt_keys.shape[2]),
+            FlashRuns(own_queries, own_keys, own_used, queries, caches[0].positions),
+            FlashRuns(
+                prompt_queries, prompt_keys, prompt_used, shape.readers * queries, caches[0].prompt_keys.shape[2]
+            ),
         )
         residual = self._embedded(tokens, self._newest.index_select(0, slots))
         return self._compute(residual, partial(self._gathered, turn=turn), caches)
@@ -181,7 +184,7 @@ class FlashLayers(RecordedLayers):
         heads[:, :-1].copy_(turned)
         cache.own[:, turn.slots, :, turn.past] = heads[:, -2:].to(cache.own.dtype)
         q = heads.flatten(0, 1)
-        own, own_logs = self.kernel(q, *(by_token(part) for part in cache.own.unbind()), turn.own)
+        own, own_logs = self.kernel(q, by_token(cache.own[0]), by_token(cache.own[1]), turn.own)
         read, read_logs = self.kernel(q, by_token(cache.prompt_keys), by_token(cache.prompt_values), turn.prompts)
         shares = torch.stack([own_logs, read_logs]).softmax(dim=0).transpose(1, 2).unsqueeze(-1)
         own, read, *shares = (part.view(span, -1, *part.shape[1:])[:, :-2] for part in (own, read, *shares))
@@ -239,8 +242,9 @@ def largest_difference(kernel: Kernel, size: int, compute_type: torch.dtype, dev
     q = torch.randn(sum(queries), 2, size, generator=random)
     held, q = held.to(device, compute_type), q.to(device, compute_type)
     starts = [[0, 4, 5, 8], [*(slot * 2 * positions for slot in slots), 0], used]
-    runs = FlashRuns(*(torch.tensor(part, dtype=torch.int32, device=device) for part in starts), 6, positions)
-    out, logs = kernel(q, *(by_token(part) for part in held.unbind()), runs)
+    query_starts, key_starts, counts = (torch.tensor(part, dtype=torch.int32, device=device) for part in starts)
+    runs = FlashRuns(query_starts, key_starts, counts, 6, positions)
+    out, logs = kernel(q, by_token(held[0]), by_token(held[1]), runs)
     worst = torch.zeros((), device=device)
     for slot, count, rows in zip(slots, used, (slice(0, 4), slice(4, 5), slice(5, 8)), strict=True):
         k, v = held[:, slot, :, :count].float().unbind()

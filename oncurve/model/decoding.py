@@ -146,7 +146,8 @@ class Decoder:
     @property
     def reads_anywhere(self) -> bool:
         """Rows are read as fast wherever they lie, so that they need not be moved together."""
-        return isinstance(self.layers, NativeLayers) or (self.draws and self.layers.reads_anywhere)
+        layers = self.layers
+        return isinstance(layers, NativeLayers) or (isinstance(layers, RecordedLayers) and layers.reads_anywhere)
 
     def draw(self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Draw) -> Drawn:
         """A step, and the token that is drawn after it for each row [R] by its uniform number.

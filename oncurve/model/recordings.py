@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ class Recordings:
         self.count = 0
         """Recordings that were made."""
         self._kept: dict[Hashable, Recording] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def run(self, kind: Hashable, numbers: np.ndarray, work: Work) -> Tensor:
         """The work on these numbers; ``kind`` says all that it depends on besides them.
@@ -116,7 +117,7 @@ _BROKEN: list[torch.cuda.CUDAGraph] = []
 """Captures that CUDA broke off itself: torch's allocator of pinned memory still asks them."""
 
 
-def _break_off(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+def _break_off(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End a capture in which something failed, so that the stream and the memory serve others again."""
     try:
         graph.capture_end()

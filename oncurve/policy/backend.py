@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,10 +225,10 @@ def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSet
     if settings.type == "adamw":
         return torch.optim.AdamW(groups, **common, weight_decay=settings.weight_decay, fused=True)
     try:
-        from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+        optimizer = importlib.import_module("bitsandbytes.optim").AdamW8bit
     except ImportError:
         raise ConfigError(
             "optimizer.type is adamw_8bit, which needs bitsandbytes, and it is not installed. "
             "Run `pip install bitsandbytes`, or set optimizer.type to adamw"
         ) from None
-    return AdamW8bit(groups, **common, weight_decay=settings.weight_decay)
+    return optimizer(groups, **common, weight_decay=settings.weight_decay)

@@ -184,6 +184,7 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
         if not dist.is_initialized():
             dist.init_process_group(_backend(device), timeout=limit, device_id=bound)
         beside = dist.new_group(backend="gloo", timeout=limit)
+        assert isinstance(beside, dist.ProcessGroup)  # this process is in it
     except (RuntimeError, dist.DistError) as error:
         raise TrainingError(
             f"the {place.count} processes did not find each other at {place.address}:{place.port}: "

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.precision import in_full_precision
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, one_line
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.policy import ComputeType, compute_context
 from oncurve.policy.self_check import disagreement, example_batch
@@ -93,7 +93,7 @@ def use_liger(
     return True
 
 
-def _entry_point(model: PreTrainedModel) -> Callable[[PreTrainedModel], None]:
+def _entry_point(model: PreTrainedModel) -> Callable[..., None]:
     """The library's function for models of this type, asked for our kernels alone."""
     device, family = model.device.type, model.config.model_type
     if device not in DEVICES:
@@ -103,7 +103,7 @@ def _entry_point(model: PreTrainedModel) -> Callable[[PreTrainedModel], None]:
     try:
         known = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
-        raise Unusable(f"liger-kernel cannot be loaded: {_short(error)}") from None
+        raise Unusable(f"liger-kernel cannot be loaded: {one_line(error)}") from None
     logging.getLogger("liger_kernel").setLevel(logging.ERROR)  # it warns of every rival of Triton that is not installed
     choices = inspect.signature(known[family]).parameters if family in known else ()
     if not set(KERNELS) & set(choices):
@@ -130,7 +130,7 @@ def _prove(model: PreTrainedModel, apply: Callable[..., None], compute_type: Com
         _compare_narrow(model, compute_type)
     except (Unusable, *_failures()) as error:
         originals.restore()
-        raise error if isinstance(error, Unusable) else Unusable(f"trying them raises {_short(error)}") from None
+        raise error if isinstance(error, Unusable) else Unusable(f"trying them raises {one_line(error)}") from None
     originals.restore_classes()
 
 
@@ -140,10 +140,6 @@ def _failures() -> tuple[type[Exception], ...]:
     own = RuntimeError if triton is None else vars(triton).get("TritonError", RuntimeError)
     ordinary = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NotImplementedError)
     return (*ordinary, OSError, RuntimeError, TypeError, ValueError, subprocess.SubprocessError, own)
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-from transformers.utils.hub import get_checkpoint_shard_files
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from oncurve.model.lora_linear import linear_layers
 from oncurve.policy.half_precision import frozen_copy
@@ -106,7 +106,7 @@ def unread_model(
         if name in names:
             buffer.copy_(files[names[name]])
     if model.can_generate() and _find(place, "generation_config.json", revision):
-        model.generation_config = GenerationConfig.from_pretrained(place, revision=revision)
+        model.generation_config = GenerationConfig.from_pretrained(place, revision=revision or "main")
     try:
         _stand_in(model, torch.device("meta"))
     except FAILURES as error:
@@ -128,7 +128,7 @@ def _paths(place: str, revision: str | None) -> list[str | Path]:
     if (one := _find(place, SAFE_WEIGHTS_NAME, revision)) is not None:
         return [one]
     if (index := _find(place, SAFE_WEIGHTS_INDEX_NAME, revision)) is not None:
-        return list(get_checkpoint_shard_files(place, index, revision=revision)[0])
+        return [*(get_checkpoint_shard_files(place, index, revision=revision)[0] or ())]
     raise NotByParts("it has no safetensors files, and others cannot be read in parts")
 
 
@@ -152,11 +152,11 @@ def _without_weights() -> Iterator[None]:
     """While it lasts, parameters that modules register have a shape and no memory."""
     register = nn.Module.register_parameter
 
-    def register_empty(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
-        if weight is not None and not is_unread(weight):
-            nothing = weight.detach().new_zeros(()).expand(weight.shape)
-            weight = nn.Parameter(nothing, weight.requires_grad)
-        register(module, name, weight)
+    def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not is_unread(param):
+            nothing = param.detach().new_zeros(()).expand(param.shape)
+            param = nn.Parameter(nothing, param.requires_grad)
+        register(self, name, param)
 
     nn.Module.register_parameter = register_empty
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from oncurve.errors import shortened
 from oncurve.records import Completion, Prompt, Reward, mean_of
 from oncurve.rewards.answers import find_answer
 
@@ -214,7 +215,7 @@ def describe_probes(
         line += f"{result.num_failed:>8}{result.num_not_applicable:>6}"
         cells = (f"{result.parts[name]:.3f}" if name in result.parts else "-" for name in parts)
         line += "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{line}  <- {_shortened(result.example, 60)!r}" if result in found else line)
+        lines.append(f"{line}  <- {shortened(result.example, 60)!r}" if result in found else line)
     return "\n".join(lines)
 
 
@@ -259,7 +260,7 @@ def _measured(
         name,
         mean_of([value for value, _ in earned]).value,
         best,
-        _shortened(example),
+        shortened(example, MAX_EXAMPLE_CHARACTERS),
         **counts,
         parts={
             part: mean_of([reward.parts[part] for reward in graded if part in reward.parts]).value
@@ -286,8 +287,3 @@ def _words(text: str) -> list[int]:
     """A number for every word and sign, the same for equal ones."""
     known: dict[str, int] = {}
     return [known.setdefault(piece, len(known)) for piece in _TOKEN.findall(text)]
-
-
-def _shortened(text: str, max_characters: int = MAX_EXAMPLE_CHARACTERS) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= max_characters else f"{flat[: max_characters - 3]}..."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -109,6 +109,21 @@ def padding_id(tokenizer: PreTrainedTokenizerBase, end_ids: tuple[int, ...]) -> 
     return end_ids[0] if end_ids else 0
 
 
+def exact_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Collection[int] = ()) -> str:
+    """Token ids as text, special tokens too, without the end token behind them."""
+    shown = ids[:-1] if ids and ids[-1] in end_ids else ids
+    return str(tokenizer.decode(list(shown), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def check_finite(logprobs: Sequence[float], prompt: Prompt, version: int) -> None:
+    """Raises SamplerError for a log-probability that is not finite."""
+    if not math.isfinite(sum(logprobs)):
+        raise SamplerError(
+            f"the model's logits are not finite (prompt {prompt.index}, policy version {version}). "
+            f"Lower optimizer.learning_rate if it was trained, or take policy.compute_type float32 or bfloat16"
+        )
+
+
 def make_group(
     prompt: Prompt,
     sampled: Sequence[Sampled],
@@ -123,14 +138,7 @@ def make_group(
     """
     completions: list[Completion] = []
     for index, (ids, logprobs, reason) in enumerate(sampled):
-        if not math.isfinite(sum(logprobs)):
-            raise SamplerError(
-                f"the model's logits are not finite (prompt {prompt.index}, policy version {version}). "
-                f"Lower optimizer.learning_rate if it was trained, or take policy.compute_type float32 or bfloat16"
-            )
-        shown = ids[:-1] if ids and ids[-1] in end_ids else ids
-        text = tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        completions.append(
-            Completion(prompt.prompt_ids, tuple(ids), str(text), tuple(logprobs), reason, version, index)
-        )
+        check_finite(logprobs, prompt, version)
+        text = exact_text(tokenizer, ids, end_ids)
+        completions.append(Completion(prompt.prompt_ids, tuple(ids), text, tuple(logprobs), reason, version, index))
     return Group(prompt, tuple(completions))

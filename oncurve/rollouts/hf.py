@@ -14,10 +14,10 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 from oncurve.errors import SamplerError
 from oncurve.model.out_of_memory import Shortage, release
 from oncurve.records import Group, Prompt
-from oncurve.rollouts.base import PolicyView, Sampled, SamplingParams, end_token_ids, make_group, padding_id
+from oncurve.rollouts.base import PolicyView, Sampled, Sampler, SamplingParams, end_token_ids, make_group, padding_id
 from oncurve.rollouts.engine.cache import left_pad
 from oncurve.rollouts.engine.stops import StopStrings
-from oncurve.rollouts.episodes.generate_turns import GenerateTurns
+from oncurve.rollouts.episodes.turns import Ask, with_limit
 
 log = logging.getLogger(__name__)
 
@@ -204,3 +204,44 @@ class _Ends(StoppingCriteria):
 def _cut(ids: list[int], logprobs: list[float], length: int | None) -> Sampled:
     """Remove the padding after the end of a completion and say why it ended."""
     return (ids, logprobs, "length") if length is None else (ids[:length], logprobs[:length], "stop")
+
+
+ROUNDS = 4096
+"""Rounds of one step at most, so that each has random numbers of its own."""
+
+
+class GenerateTurns:
+    """Whole rounds of ``model.generate``, whose random numbers depend on the round and on who is in it."""
+
+    def __init__(self, sampler: Sampler, params: SamplingParams, *, step: int) -> None:
+        self._sampler, self._params, self._step = sampler, params, step
+        self._waiting: list[Ask] = []
+        self._round = 0
+
+    def ask(self, asked: Ask) -> None:
+        """Sample this in the next round of its size."""
+        self._waiting.append(asked)
+
+    def advance(self) -> bool:
+        """One round: those that wait and ask for as many turns as the first of them."""
+        if not self._waiting:
+            return False
+        count = len(self._waiting[0].keys)
+        now = [asked for asked in self._waiting if len(asked.keys) == count]
+        self._waiting = [asked for asked in self._waiting if len(asked.keys) != count]
+        prompts = [Prompt("", asked.token_ids, place) for place, asked in enumerate(now)]
+        params = with_limit(self._params, max(asked.max_tokens for asked in now))
+        groups = self._sampler.sample(prompts, count, step=self._step * ROUNDS + self._round % ROUNDS, params=params)
+        self._round += 1
+        for asked, group in zip(now, groups, strict=True):
+            for place, completion in enumerate(group.completions):
+                ids, logprobs = list(completion.token_ids), list(completion.sampler_logprobs)
+                sampled: Sampled = (ids, logprobs, "stop" if not completion.is_truncated else "length")
+                if len(ids) > asked.max_tokens:
+                    sampled = (ids[: asked.max_tokens], logprobs[: asked.max_tokens], "length")
+                asked.deliver(place, sampled)
+        return True
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting = []

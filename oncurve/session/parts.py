@@ -187,7 +187,10 @@ def own_identity(parts: Parts) -> dict[str, Any]:
 
 def weights_checksum(policy: TrainedPolicy) -> str:
     """The checksum of all weights as they are now. All processes call it."""
-    return checksum(policy.trained_model.named_parameters(), in_full_precision=True, whole=policy.backend.full_tensor)
+    weights = policy.trained_model.named_parameters()
+    found = checksum(weights, in_full_precision=True, whole=policy.backend.full_tensor)
+    assert found is not None  # of a model without weights
+    return found
 
 
 def recorded(config: Config) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def number_games(split: str, count: int, *, seed: int = 0) -> list[NumberGame]:
     games = _games_of(split)
     rng.shuffle(games)
     made: list[NumberGame] = []
+    secrets: list[int] = []
     for place, number in enumerate(games[:count]):
         if place % (HIGHEST + 1) == 0:
             secrets = rng.sample(range(HIGHEST + 1), HIGHEST + 1)

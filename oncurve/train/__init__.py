@@ -7,16 +7,17 @@ imported this package, whose name it shares.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+import oncurve
 
 
 class _Callable(ModuleType):
     """A package that stands for a function of the same name."""
 
     def __call__(self, *arguments: Any, **sections: Any) -> Any:
-        return import_module("oncurve.session.trainer").train(*arguments, **sections)
+        return oncurve.__getattr__("train")(*arguments, **sections)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -86,8 +86,8 @@ class _ConfigMethods(metaclass=_Dating):
 
     def __post_init__(self, older_names: Past | None = None) -> None:
         """Dictionaries may come as JSON, as on a command line."""
-        for name in raw_table()["types"]["dict"]:
-            value = vars(self)[name]
+        for name in (*raw_table()["types"]["dict"], "dataset_kwargs"):
+            value = vars(self).get(name)
             if isinstance(value, str) and value.startswith("{"):
                 setattr(self, name, json.loads(value))
         values = vars(self)

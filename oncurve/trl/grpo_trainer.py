@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 from torch import nn
-from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from oncurve import wiring
@@ -44,7 +44,7 @@ class GRPOTrainer:
 
     def __init__(
         self,
-        model: str | nn.Module,
+        model: str | PreTrainedModel,
         reward_funcs: Any = None,
         args: Any = None,
         train_dataset: Any = None,
@@ -162,6 +162,7 @@ class GRPOTrainer:
         """
         if SETTINGS.instead_of_training is not None:
             SETTINGS.instead_of_training(self.translation)
+        SETTINGS.has_trained = True
         if resume_from_checkpoint:
             self.oncurve.folder = find_run(resume_from_checkpoint, self.args.output_dir)
             steps = self.oncurve.resume_steps()

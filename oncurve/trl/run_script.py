@@ -26,6 +26,7 @@ from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import Translation
 
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+NEVER_TRAINED = "GRPOTrainer(...).train(). Give it the arguments that it needs"
 _GUARD = re.compile(r"^if __name__ *== *[\"']__main__[\"']", re.MULTILINE)
 
 
@@ -65,7 +66,7 @@ class Translated(BaseException):
 def run_script(
     script: Path, arguments: Sequence[str], *, accept: Sequence[str] = (), version: str | None = None
 ) -> None:
-    """Run a file with `trl` resolved to `oncurve.trl`.
+    """Run a file with `trl` resolved to `oncurve.trl`; a line on stderr says of one that it never trained.
 
     Raises ConfigError for a file or a package that is not there, and whatever the training raises; an exception of the
     script's own is shown with the script's lines and ends the process.
@@ -73,7 +74,7 @@ def run_script(
     if not script.is_file() or script.suffix != ".py":
         raise ConfigError(f"{script}: no such script. Give a Python file that uses TRL's GRPOTrainer")
     SETTINGS.accepted.update(accept)
-    SETTINGS.version = version
+    SETTINGS.version, SETTINGS.has_trained = version, False
     before = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -82,6 +83,8 @@ def run_script(
             runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv, sys.path = before[0], before[1]
+    if not SETTINGS.has_trained and SETTINGS.instead_of_training is None:
+        sys.stderr.write(f"oncurve: {script} ended without {NEVER_TRAINED}\n")
 
 
 def convert_script(
@@ -101,7 +104,7 @@ def convert_script(
     except Translated as caught:
         found = caught.translation
     else:
-        raise ConfigError(f"{script}: it ended without GRPOTrainer(...).train(). Give it the arguments that it needs")
+        raise ConfigError(f"{script}: it ended without {NEVER_TRAINED}")
     finally:
         SETTINGS.instead_of_training, SETTINGS.processes = None, None
     folder = Path.cwd() if output is None else output.parent

@@ -19,6 +19,8 @@ class ScriptSettings:
     """How many processes the script is converted for; None where it runs."""
     instead_of_training: Callable[[Any], None] | None = None
     """Called in the place of training, with what the script asks for."""
+    has_trained: bool = False
+    """A trainer of this process was told to train."""
 
 
 SETTINGS = ScriptSettings()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 from transformers import TrainingArguments
@@ -85,14 +84,6 @@ class _Names(_Dating):
 
 class _SftMethods(_ConfigMethods, metaclass=_Names):
     """What scripts ask a configuration of TRL besides its options."""
-
-    def __post_init__(self) -> None:
-        """Dictionaries may come as JSON, as on a command line."""
-        for name, value in list(vars(self).items()):
-            if isinstance(value, str) and value.startswith("{"):
-                setattr(self, name, json.loads(value))
-        if vars(self)["bf16"] is None:
-            self.bf16 = not vars(self)["fp16"]
 
     def options(self) -> dict[str, Any]:
         """Every option that differs from TRL's default."""

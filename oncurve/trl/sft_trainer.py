@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
-from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
@@ -31,7 +30,7 @@ class SFTTrainer(GRPOTrainer):
 
     def __init__(
         self,
-        model: str | nn.Module,
+        model: str | PreTrainedModel,
         args: Any = None,
         data_collator: Any = None,
         train_dataset: Any = None,

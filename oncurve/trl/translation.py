@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve import wiring
 from oncurve.convert.draft import Draft, tree_of
@@ -41,7 +40,7 @@ LOST_ARGUMENTS = {
 class TrainerArguments:
     """The arguments of a GRPOTrainer."""
 
-    model: str | nn.Module
+    model: str | PreTrainedModel
     reward_funcs: Sequence[Any]
     args: Any
     train_dataset: Any
@@ -218,7 +217,7 @@ def _rows(
             made = episode_row(row, tokenizer, options, asked.environment_factory, place=where)
             found.append(made | _gold(row))
             continue
-        own = options | (row.get("chat_template_kwargs") or {})
+        own = {**options, **(row.get("chat_template_kwargs") or {})}
         text = prompt_text(prompt, tokenizer, own, place=where)
         found.append({"question": text, SOURCE_ROW: dict(row)} | _gold(row))
     if not found:

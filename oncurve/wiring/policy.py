@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncurve.policy.deepspeed_settings import ZeroSettings
     from oncurve.policy.distributed import Processes
     from oncurve.policy.lora import Adapter
-    from oncurve.policy.policy import ReplicaPlace, TrainedPolicy
+    from oncurve.policy.policy import ComputeType, ReplicaPlace, TrainedPolicy
     from oncurve.policy.sharding import Sharding
     from oncurve.policy.unread_model import Unread
     from oncurve.rollouts.servers.teacher_server import TeacherServer
@@ -43,7 +43,7 @@ def make_device(name: str) -> torch.device:
     return device
 
 
-def own_compute_type(config: Config, device: torch.device) -> str:
+def own_compute_type(config: Config, device: torch.device) -> ComputeType:
     """Type of the arithmetic: the recipe's, or bfloat16 on a GPU and float32 on a CPU."""
     if config.policy.compute_type != "auto":
         return config.policy.compute_type

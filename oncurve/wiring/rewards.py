@@ -170,7 +170,7 @@ def _reads_answer(reward: Reward, given: Mapping[str, Any]) -> bool:
         case CustomReward():
             return reads_answer(load_function(reward.function))
         case GivenReward():
-            return reward.name not in given or reads_answer(given[reward.name])
+            return str(reward.name) not in given or reads_answer(given[str(reward.name)])
         case JudgeReward():
             return reward.rubric is None or "answer" in reward.rubric
         case _:
@@ -248,15 +248,16 @@ def _check_parameters(function: Any, location: str, around: Surroundings) -> Non
 def _given_reward(reward: GivenReward, around: Surroundings) -> RewardFunction:
     from oncurve.rewards.custom import from_function  # lazy
 
-    if reward.name not in around.given:
+    name = str(reward.name)
+    if name not in around.given:
         raise ConfigError(
-            f"rewards: {reward.name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "
+            f"rewards: {name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "
             f"program, with oncurve.Trainer and the same functions; or name the function in the recipe with "
             f"type: custom and function: file.py:name"
         )
-    function = around.given[reward.name]
-    _check_parameters(function, str(reward.name), around)
-    return from_function(function, name=reward.name, timeout_seconds=reward.timeout_seconds)
+    function = around.given[name]
+    _check_parameters(function, name, around)
+    return from_function(function, name=name, timeout_seconds=reward.timeout_seconds)
 
 
 def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeReward) -> RewardFunction:

@@ -312,7 +312,7 @@ def start_own(config: Config) -> ChildServers:
     """As many ``oncurve serve`` on this machine as the recipe asks for; on GPUs of their own where there are enough."""
     import torch
 
-    from oncurve.launch.serving import serve_settings  # lazy
+    from oncurve.launch.placement import serve_settings  # lazy
     from oncurve.rollouts.servers.children import (  # lazy
         ChildServers,
         gpu_shares,

@@ -37,7 +37,10 @@ def module_name(path: Path) -> str:
 
 
 def imports(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[str]:
-    """What a module imports, with dots; ``when_loaded`` leaves out what is imported inside functions or for types."""
+    """What a module imports, with dots; ``when_loaded`` leaves out what is imported inside functions or for types.
+
+    A text that goes to ``import_module`` counts too.
+    """
     return (name for name, _ in imports_with_lines(tree, when_loaded=when_loaded))
 
 
@@ -51,6 +54,9 @@ def imports_with_lines(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = (each.value for each in node.args if isinstance(each, ast.Constant))
+            yield from ((str(name), node.lineno) for name in names)
         yield from imports_with_lines(node, when_loaded=when_loaded)
 
 

@@ -19,7 +19,6 @@ TWICE = {
     "base": {"rewards.base", "rollouts.base"},
     "policy": {"policy.policy", "wiring.policy"},
     "rewards": {"config.rewards", "wiring.rewards"},
-    "rollouts": {"config.rollouts", "wiring.rollouts"},
 }
 """Module names that stand in several folders: sections of a recipe, their wiring, and interfaces of a folder."""
 MAX_FLOORS = 9

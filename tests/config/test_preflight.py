@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.config.load import parse_config
+from oncurve.config.load import load_config, parse_config
 from oncurve.errors import OncurveError
 from oncurve.wiring.preflight import check_cheaply
 
@@ -79,3 +79,11 @@ def test_a_folder_that_cannot_be_written_is_found(here: Path, monkeypatch: pytes
 def test_files_of_tools_are_looked_for(key: str, here: Path) -> None:
     with pytest.raises(OncurveError, match=rf"{key.partition('=')[0]}: there is no file gone\.py"):
         check_cheaply(parse_config(RECIPE, [key]))
+
+
+def test_one_tool_that_is_no_list_is_one_message(here: Path) -> None:
+    recipe = here / "recipes" / "r.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text("model: embedded\ndata: {type: word_problems}\nrollouts: {tools: calc.py}\n")
+    with pytest.raises(OncurveError, match=r"rollouts\.tools: this must be a list"):
+        load_config(recipe, [])

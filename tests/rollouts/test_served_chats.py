@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,74 @@ def test_a_stream_and_wrong_requests(client: httpx.Client) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     long = client.post("/v1/chat/completions", json={"messages": say("x" * 300)})
     assert long.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.fixture
+def own_server(policy: TrainedPolicy) -> Iterator[tuple[SamplingServer, httpx.Client]]:
+    """A server whose sampling a test may change, and its client."""
+    listener = Listener()
+    server = SamplingServer(copy.copy(policy), max_rows=8, context_tokens=128, frames=TagFrames(policy.tokenizer))
+    with httpx.Client(base_url=listener.listen(server.app()), trust_env=False, timeout=None) as made:
+        yield server, made
+    listener.close()
+    server.sampling.close()
+
+
+LONG = {"messages": say("hello"), "max_tokens": 40, "seed": 5, "temperature": 2.0}
+
+
+def events_of(client: httpx.Client) -> Iterator[dict[str, Any]]:
+    with client.stream("POST", "/session/s/v1/chat/completions", json={**LONG, "stream": True}) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def test_words_of_a_stream_come_while_the_turn_is_sampled(
+    own_server: tuple[SamplingServer, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampler waits within a turn until its reader has read a word of it."""
+    server, client = own_server
+    whole = client.post("/v1/chat/completions", json=LONG).json()["choices"][0]
+    has_read, in_time, turn, turns = threading.Event(), [], server.sampling.scheduler.turn, iter(range(1000))
+
+    def waiting_turn() -> None:
+        turn()
+        if next(turns) == 20:
+            in_time.append(has_read.wait(60))
+
+    monkeypatch.setattr(server.sampling.scheduler, "turn", waiting_turn)
+    words, reason = "", None
+    for event in events_of(client):
+        [choice] = event["choices"]
+        words += choice["delta"].get("content", "")
+        reason = choice["finish_reason"]
+        if words:
+            has_read.set()
+    assert in_time == [True]
+    assert (words, reason) == (whole["message"]["content"], whole["finish_reason"])
+    [row] = client.get("/session/s").json()["conversations"]
+    assert row["segments"][0]["text"] == words
+
+
+def test_a_stream_that_cannot_go_on_ends_with_an_error(
+    own_server: tuple[SamplingServer, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = own_server
+    once, turns = server.sampling.scheduler._turn_once, iter(range(1000))
+
+    def breaking() -> None:
+        if next(turns) == 10:
+            raise RuntimeError("the machine is on fire")
+        once()
+
+    monkeypatch.setattr(server.sampling.scheduler, "_turn_once", breaking)
+    *_, last = events_of(client)
+    assert "on fire" in last["error"]["message"]
+    monkeypatch.undo()
+    assert client.get("/session/s").json() == {"conversations": []}
+    *_, last = events_of(client)
+    assert last["choices"][0]["finish_reason"], "the session goes on"
 
 
 def test_who_has_no_token_gets_nothing(client: httpx.Client) -> None:

@@ -72,7 +72,7 @@ def asked(
 
 
 def result(sampling: Sampling, request: protocol.GenerateRequest) -> list[protocol.GeneratedCompletion]:
-    return sampling.submit(request).future.result(20)
+    return sampling.submit(request).future.result(180)
 
 
 def post(url: str, route: str, body: Any = None, *, token: str | None = None) -> tuple[int, Any]:
@@ -97,7 +97,7 @@ def test_a_completion_is_the_same_alone_and_among_others_that_come_and_go(sampli
     alone = [result(sampling, request) for request in requests]
     futures = [sampling.submit(request).future for request in requests]  # more rows than there are slots
     for one, future in zip(alone, futures, strict=True):
-        together = future.result(20)
+        together = future.result(180)
         assert [row.token_ids for row in together] == [row.token_ids for row in one]
         assert [row.finish_reason for row in together] == [row.finish_reason for row in one]
         for row, other in zip(together, one, strict=True):
@@ -108,7 +108,7 @@ def test_requests_with_other_settings_wait_for_their_turn_and_get_them(sampling:
     sharp = [asked("ab", temperature=temperature) for temperature in (1.0, 0.0, 1.0, 0.3)]
     alone = [result(sampling, request) for request in sharp]
     futures = [sampling.submit(request).future for request in sharp]
-    assert [[row.token_ids for row in future.result(20)] for future in futures] == [
+    assert [[row.token_ids for row in future.result(180)] for future in futures] == [
         [row.token_ids for row in one] for one in alone
     ]
     greedy = alone[1]
@@ -120,9 +120,9 @@ def test_what_is_cut_off_says_so_and_the_rest_goes_on(sampling: Sampling) -> Non
     alone = result(sampling, other)
     request, kept = sampling.submit(long), sampling.submit(other)
     sampling.drop(request)
-    cut = request.future.result(20)
+    cut = request.future.result(180)
     assert {row.finish_reason for row in cut} <= {"abort", "stop", "length"}
-    assert [row.token_ids for row in kept.future.result(20)] == [row.token_ids for row in alone]
+    assert [row.token_ids for row in kept.future.result(180)] == [row.token_ids for row in alone]
 
 
 def test_a_pause_cuts_off_or_waits_and_takes_nothing(sampling: Sampling) -> None:
@@ -366,7 +366,7 @@ def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
     monkeypatch.setattr(*where, fails)
     tight = Sampling(policy, max_rows=8)
     handed = [tight.submit(request) for request in requests]
-    found = [one.future.result(20) for one in handed]
+    found = [one.future.result(180) for one in handed]
     tight.close()
     assert tight.scheduler.budget.limit == 8 // 2 ** len(calls)
     for ours, theirs in zip(found, expected, strict=True):

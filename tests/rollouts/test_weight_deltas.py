@@ -19,8 +19,9 @@ from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.prefetch import Prefetch
 from oncurve.rollouts.servers import mirror, protocol
-from oncurve.rollouts.servers.bandwidth import Bandwidth
+from oncurve.rollouts.servers.client import ServerClient, ServerFailed
 from oncurve.rollouts.servers.fetch import PART, download
+from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.weight_manifest import Link, WeightFile, find_routes
 from oncurve.rollouts.serving import relay
@@ -266,6 +267,55 @@ def test_a_step_ahead_tells_of_new_weights_while_rollouts_are_under_way(policy: 
     ahead.sample([], 2, step=1)
     ahead.close()
     assert heard == [1], "nothing was under way from the first weights"
+
+
+def test_vllm_is_asked_until_all_its_workers_have_fetched() -> None:
+    said = [["fetching", "fetching"], ["fetched", "fetching"], ["fetched", "fetched"], ["fetching", "a file is lost"]]
+    listener, asked = Listener(), []
+
+    async def call(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"results": said[len(asked) - 1]})
+
+    async def fetch(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            client = ServerClient(url, session, token=None, connect_seconds=60.0)
+            await client.fetch_ahead({"label": "run:1:x"}, within=100.0, takes_keys=False)
+
+    app = web.Application()
+    app.router.add_post(protocol.CALL_WORKERS, call)
+    try:
+        url = listener.listen(app)
+        listener.loop.call(fetch(url))
+        assert asked == [{"method": "fetch_ahead", "kwargs": {"message": {"label": "run:1:x"}}}] * 3
+        with pytest.raises(ServerFailed, match="cannot fetch weights: a file is lost"):
+            listener.loop.call(fetch(url))
+    finally:
+        listener.close()
+
+
+def test_a_server_behind_a_slow_link_keeps_no_other_waiting(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, gate = make(servers, tmp_path), threading.Event()
+    slow = servers[1].server.update.mirror
+    usual = slow._fetch_all
+    monkeypatch.setattr(slow, "_fetch_all", lambda *words: gate.wait(200) and usual(*words))
+    try:
+        for version in range(3):
+            train_a_little(policy)
+            sampler.load_weights(policy, version)
+            groups = sampler.sample(prompts(policy), 2, step=version)
+            assert {one.policy_version for group in groups for one in group.completions} == {version}
+            assert [server.url for server in sampler.pool.ready] == [servers[0].url]
+            assert sampler.weight_metrics()["weights/late_servers"] == 1
+        gate.set()
+        while len(sampler.pool.ready) < 2:
+            sampler.load_weights(policy, version)
+        assert_has(servers[1], policy)
+    finally:
+        gate.set()
+        sampler.close()
 
 
 def test_weights_that_were_not_sent_do_not_get_their_name(

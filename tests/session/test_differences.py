@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from oncurve.config.load import load_config
 from oncurve.recipes.find import find_recipe
-from oncurve.session.differences import config_differences, fact_differences
 from oncurve.session.parts import recorded
+from oncurve.session.resume import config_differences, fact_differences
 
 WAS = recorded(load_config(find_recipe("word_problems")))
 

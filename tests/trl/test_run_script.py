@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.config.load import load_config
+from oncurve.trl.run_script import NEVER_TRAINED
 
 Run = Callable[..., Result]
 TRAIN = """
@@ -84,7 +85,7 @@ def test_a_loss_can_be_accepted_on_the_command_line(trl: Run) -> None:
 
 def test_the_version_can_be_named_on_the_command_line(trl: Run) -> None:
     done = trl("print(GRPOConfig().beta)", before=("--trl-version", "0.15"))
-    assert done.output.strip() == "0.04"
+    assert done.stdout.strip() == "0.04"
 
 
 def test_converting_runs_up_to_the_training_and_the_recipe_trains(trl: Run) -> None:
@@ -125,6 +126,13 @@ def test_what_a_recipe_cannot_hold_is_named(trl: Run) -> None:
     done = trl(text, "--output", "-", command="convert")
     assert done.exit_code == 1
     assert "reward <lambda>: it has no name at the top of a file" in done.output
+
+
+def test_a_script_that_never_trains_says_so(trl: Run) -> None:
+    done = trl("GRPOConfig(**SHORT)")
+    assert done.exit_code == 0
+    assert done.stderr == f"oncurve: train.py ended without {NEVER_TRAINED}\n"
+    assert "ended without" not in trl(TRAIN).stderr
 
 
 def test_a_script_that_never_trains_gives_no_recipe(trl: Run) -> None:

@@ -29,8 +29,7 @@ def make_client(base_url: str, api_key: str, *, is_async: bool) -> Any:
     """A client whose ``chat.completions.create`` reaches the policy, past any proxy of this machine."""
     if importlib.util.find_spec("openai") is None:
         return _Client(base_url, api_key, is_async=is_async)
-    import openai
-
+    openai = importlib.import_module("openai")
     if is_async:
         plain = openai.DefaultAsyncHttpxClient(trust_env=False)
         return openai.AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=None, http_client=plain)

@@ -115,12 +115,17 @@ async def send(
     """An answer, whole or as a stream. A turn is sampled before its stream begins."""
     if not asked.is_stream:
         return web.json_response(whole_answer(asked, answer, decode), headers=headers(asked))
-    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", **headers(asked)})
+    stream = web.StreamResponse(headers=stream_headers(asked))
     await stream.prepare(request)
     for event in events(asked, answer, decode):
         await stream.write(event)
     await stream.write_eof()
     return stream
+
+
+def stream_headers(asked: ChatRequest) -> dict[str, str]:
+    """What is said of a request before its stream."""
+    return {"Content-Type": "text/event-stream", **headers(asked)}
 
 
 @web.middleware

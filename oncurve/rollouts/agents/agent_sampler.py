@@ -25,7 +25,7 @@ from oncurve.rollouts.agents.agent_session import AgentSession, PendingTurn, Ses
 from oncurve.rollouts.agents.agent_setup import AgentSetup
 from oncurve.rollouts.agents.chat_request import ChatError, ChatRequest
 from oncurve.rollouts.agents.conversation_frames import Frames
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
+from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, exact_text
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys, turn_key
 from oncurve.rollouts.episodes.environments import reward_of
@@ -371,10 +371,10 @@ class _Run:
         return replace(rows[0], branches=tuple(rows[1:]), **facts)
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self._decode(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
+        return exact_text(self.tokenizer, ids, self.end_ids)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return exact_text(self.tokenizer, ids)
 
 
 def _of(asked: _Asked) -> PendingTurn:

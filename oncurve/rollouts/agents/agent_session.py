@@ -100,6 +100,11 @@ class PendingTurn:
     """Tokens that it may have."""
     digest: bytes
 
+    @property
+    def answer_id(self) -> str:
+        """The name of its answer."""
+        return f"chatcmpl-{self.key:016x}"
+
 
 @dataclass(frozen=True)
 class ChatAnswer:
@@ -187,7 +192,7 @@ class AgentSession:
         return ChatAnswer(
             message,
             finish,
-            f"chatcmpl-{pending.key:016x}",
+            pending.answer_id,
             len(pending.read_ids),
             tuple(ids),
             tuple(logprobs),

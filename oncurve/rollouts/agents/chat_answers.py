@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from oncurve.rollouts.agents.agent_session import ChatAnswer
-from oncurve.rollouts.agents.chat_request import ChatRequest
+from oncurve.rollouts.agents.chat_request import ChatError, ChatRequest
 
 MODEL = "policy"
 """The name of the model, whatever a request calls it."""
+CHUNK = "chat.completion.chunk"
 PIECE = 16
 """Characters of one event of a stream."""
 IGNORED_HEADER = "x-oncurve-ignored"
@@ -36,18 +37,33 @@ def whole_answer(request: ChatRequest, answer: ChatAnswer, decode: Decode) -> di
         "finish_reason": answer.finish_reason,
         "logprobs": _logprobs(answer, decode) if request.wants_logprobs else None,
     }
-    return {**_head(request, answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+    return {**_head(request, answer.answer_id, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
 
 def events(request: ChatRequest, answer: ChatAnswer, decode: Decode) -> Iterator[bytes]:
     """The same as server-sent events, the last of which says that it is done."""
+    yield first_event(request, answer.answer_id)
+    yield from last_events(request, answer, decode)
+
+
+def first_event(request: ChatRequest, answer_id: str) -> bytes:
+    """What a stream begins with."""
+    return _delta(request, answer_id, {"role": "assistant", "content": ""})
+
+
+def words_event(request: ChatRequest, answer_id: str, words: str) -> bytes:
+    """Words of a turn, while it is written or afterwards."""
+    return _delta(request, answer_id, {"content": words})
+
+
+def last_events(request: ChatRequest, answer: ChatAnswer, decode: Decode, *, num_sent: int = 0) -> Iterator[bytes]:
+    """What a stream ends with, behind so many characters of the content."""
     content = answer.message.content
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"content": content[start : start + PIECE]} for start in range(0, len(content), PIECE)]
-    deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(_calls(answer))]
-    head = _head(request, answer, "chat.completion.chunk")
-    for delta in deltas:
-        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}]})
+    for start in range(num_sent, len(content), PIECE):
+        yield words_event(request, answer.answer_id, content[start : start + PIECE])
+    for place, call in enumerate(_calls(answer)):
+        yield _delta(request, answer.answer_id, {"tool_calls": [{"index": place, **call}]})
+    head = _head(request, answer.answer_id, CHUNK)
     logprobs = _logprobs(answer, decode) if request.wants_logprobs else None
     last = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason, "logprobs": logprobs}
     yield _event({**head, "choices": [last]})
@@ -56,15 +72,25 @@ def events(request: ChatRequest, answer: ChatAnswer, decode: Decode) -> Iterator
     yield b"data: [DONE]\n\n"
 
 
+def failed_event(error: ChatError) -> bytes:
+    """What a stream ends with that has begun and cannot go on."""
+    return _event(error.body())
+
+
 def headers(request: ChatRequest) -> dict[str, str]:
     """What is said of a request beside its answer."""
     return {IGNORED_HEADER: ", ".join(request.ignored)} if request.ignored else {}
 
 
-def _head(request: ChatRequest, answer: ChatAnswer, kind: str) -> dict[str, Any]:
+def _delta(request: ChatRequest, answer_id: str, delta: dict[str, Any]) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
+    return _event({**_head(request, answer_id, CHUNK), "choices": [choice]})
+
+
+def _head(request: ChatRequest, answer_id: str, kind: str) -> dict[str, Any]:
     """What every part of an answer begins with. There is no time in it: the same run gives the same answers."""
     ignored = {"oncurve_ignored": list(request.ignored)} if request.ignored else {}
-    return {"id": answer.answer_id, "object": kind, "created": 0, "model": request.model or MODEL, **ignored}
+    return {"id": answer_id, "object": kind, "created": 0, "model": request.model or MODEL, **ignored}
 
 
 def _calls(answer: ChatAnswer) -> list[dict[str, Any]]:

@@ -171,8 +171,8 @@ class FusedSampling:
             places = _places(rows, prompt_lengths)[goes]
             places[:, 1] = past
             tokens = np.where(np.isin(running, flying), NEWEST, rows.tokens[running, past])
-            given = (torch.from_numpy(part) for part in (tokens, places[:, 3] + past, places))
-            drawn = decoder.draw(*given, uniforms(keys[running], past + 1), self._choose)
+            given, at, where = (torch.from_numpy(part) for part in (tokens, places[:, 3] + past, places))
+            drawn = decoder.draw(given, at, where, uniforms(keys[running], past + 1), self._choose)
             started = Flight(running, drawn)
         self._land(rows)
         self._flight = started

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oncurve.errors import ConfigError
+from oncurve.rollouts.base import exact_text
 from oncurve.rollouts.episodes.call_formats import FORMATS, Read, read_tagged
 from oncurve.rollouts.episodes.tools import CallRequest, Tool
 
@@ -160,12 +161,12 @@ class TagDialect:
         ids: list[int] = []
         for _, answer in answers:
             ids += [*self._result.before, *self.foreign.cut(answer, limit), *self._result.after]
-        return ids, self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return ids, exact_text(self.tokenizer, ids)
 
     def said(self, text: str, *, ended: bool, limit: int) -> Told:
         """The words as the next question."""
         ids = [*self._turn.before, *self.foreign.cut(text, limit), *self._turn.after]
-        return ids, self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return ids, exact_text(self.tokenizer, ids)
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -239,7 +240,7 @@ class ChatDialect:
             shown = json.dumps(text, ensure_ascii=False)[1:-1] if self._escapes and role == "tool" else text
             ids += [*self._marks(before), *self.foreign.cut(shown, limit)]
         ids += self._marks(rest)
-        return ids, self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return ids, exact_text(self.tokenizer, ids)
 
     def _marks(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False) if text else []

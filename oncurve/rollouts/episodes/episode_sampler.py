@@ -6,7 +6,6 @@ tools and environments run in threads of their own meanwhile.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from oncurve.errors import Failure, SamplerError, attempt
 from oncurve.records import EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
+from oncurve.rollouts.base import PolicyView, SamplingParams, check_finite, end_token_ids, exact_text
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys, turn_key
 from oncurve.rollouts.episodes.dialects import Dialect
@@ -158,8 +157,9 @@ class _Run:
             if isinstance(result, Failure):
                 self._fail(episode, result, "reset")
                 return
-            episode.environment, words = result
-            self.environments.append(episode.environment.inner)
+            environment, words = result
+            episode.environment = environment
+            self.environments.append(environment.inner)
             if words:
                 text, ids = self.setup.rerender(self.tokenizer, episode.prompt, words)
                 episode.own_prompt, episode.prompt_ids = text, ids
@@ -226,12 +226,8 @@ class _Run:
     def _took(self, episode: Episode, sampled: Sampled, room: int) -> None:
         """The policy wrote a turn."""
         ids, logprobs, reason = sampled
-        if not math.isfinite(sum(logprobs)):
-            raise SamplerError(
-                f"the model's logits are not finite (prompt {episode.prompt.index}, policy version {self.version}). "
-                f"Lower optimizer.learning_rate if it was trained, or take policy.compute_type float32 or bfloat16"
-            )
-        text = self._decode(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
+        check_finite(logprobs, episode.prompt, self.version)
+        text = exact_text(self.tokenizer, ids, self.end_ids)
         episode.add_turn(sampled, text)
         if reason != "stop":
             is_full = reason == "length" and episode.num_written < self.params.max_completion_tokens
@@ -354,7 +350,7 @@ class _Run:
                 self._whole(episode)
 
         def messages() -> list[dict[str, Any]]:
-            return messages_of(episode.completion(self._text(episode), self.version, keeps_environment=False))
+            return messages_of(episode.completion(self._text(episode.token_ids), self.version, keeps_environment=False))
 
         self._call(episode, partial(environment.reward, messages), rewarded, is_environment=True)
 
@@ -376,15 +372,12 @@ class _Run:
             return
         del self._left[place]
         completions = tuple(
-            one.completion(self._text(one), self.version, keeps_environment=self.keeps) for one in self._episodes[place]
+            one.completion(self._text(one.token_ids), self.version, keeps_environment=self.keeps)
+            for one in self._episodes[place]
         )
         self._groups[place] = Group(episode.prompt, completions)
         if self.on_group is not None:
             self.on_group(self._groups[place])
 
-    def _text(self, episode: Episode) -> str:
-        ids = episode.token_ids
-        return self._decode(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    def _text(self, ids: list[int]) -> str:
+        return exact_text(self.tokenizer, ids, self.end_ids)

@@ -6,6 +6,7 @@ written as a JSON object with its fields.
 
 from __future__ import annotations
 
+import importlib
 import json
 import typing
 import urllib.error
@@ -66,11 +67,10 @@ class OpenEnvSession:
     @staticmethod
     def _asked(ask: Callable[[], Any]) -> Any:
         """What a server answers. Raises ValueError for an invalid action, ConnectionError where the server is gone."""
-        from websockets.exceptions import WebSocketException  # lazy
-
+        lost = importlib.import_module("websockets.exceptions").WebSocketException
         try:
             return ask()
-        except (WebSocketException, TimeoutError) as error:
+        except (lost, TimeoutError) as error:
             raise ConnectionError(f"the OpenEnv server does not answer: {error}") from error
         except RuntimeError as error:
             if _INVALID in str(error):
@@ -84,12 +84,12 @@ def session_at(address: str) -> OpenEnvSession:
     Raises ConfigError without the package, ConnectionError where no server answers.
     """
     try:
-        from openenv.core import GenericEnvClient  # lazy
+        client = importlib.import_module("openenv.core").GenericEnvClient
     except ImportError:
         raise ConfigError(
             f"rollouts.environments: openenv:{address} needs OpenEnv's client. Run `pip install openenv-core`"
         ) from None
-    return OpenEnvSession(GenericEnvClient(base_url=address), _schema_at(address), lambda fields: fields)
+    return OpenEnvSession(client(base_url=address), _schema_at(address), lambda fields: fields)
 
 
 def session_around(client: Any) -> OpenEnvSession:

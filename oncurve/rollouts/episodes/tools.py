@@ -41,7 +41,7 @@ class Tool:
 
         Raises ConfigError where they do not say enough.
         """
-        from transformers.utils import get_json_schema  # lazy
+        from transformers.utils.chat_template_utils import get_json_schema  # lazy
 
         own = name or function.__name__
         schema = attempt(lambda: get_json_schema(function))

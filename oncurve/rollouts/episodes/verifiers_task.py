@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from oncurve.errors import ConfigError
@@ -75,7 +76,7 @@ def tasks_of(taskset: Any) -> list[Any]:
 def load_tasks(named: str) -> list[Any]:
     """The tasks of an installed taskset. Raises ConfigError where there is none, or it cannot be used here."""
     try:
-        import verifiers.v1 as vf  # lazy
+        vf = import_module("verifiers.v1")
     except ImportError:
         raise ConfigError(
             f"rollouts.environments: verifiers:{named} needs verifiers, version 0.4 or later. Run "
@@ -108,15 +109,13 @@ _NOT_HERE = (
 
 def _check(name: str, task: Any) -> None:
     """Raises ConfigError for a task that needs more than a prompt, tools and rewards."""
-    from verifiers.v1 import Task  # lazy
-
-    kind = type(task)
+    plain, kind = import_module("verifiers.v1").Task, type(task)
     if task.NEEDS_CONTAINER:
         raise ConfigError(f"environment: the tasks of {name} need a container, {_NOT_HERE}")
     if task.data.prompt is None:
         raise ConfigError(f"environment: the tasks of {name} have no prompt: a user of theirs begins, {_NOT_HERE}")
     for hook in ("setup", "finalize"):
-        if vars(Task)[hook] is not inspect.getattr_static(kind, hook):
+        if vars(plain)[hook] is not inspect.getattr_static(kind, hook):
             raise ConfigError(f"environment: the tasks of {name} have a {hook} that works in a container, {_NOT_HERE}")
     for reward in task.hooks("reward"):
         needed = inspect.signature(reward).parameters.get("runtime")
@@ -127,8 +126,8 @@ def _check(name: str, task: Any) -> None:
 def _tools_of(toolsets: Sequence[Any]) -> dict[str, Tool]:
     """The tools of toolsets under the names that verifiers gives them."""
     from pydantic import create_model  # lazy
-    from verifiers.v1.utils.decorators import discover_decorated  # lazy
 
+    discover_decorated = import_module("verifiers.v1.utils.decorators").discover_decorated
     found: dict[str, Tool] = {}
     for toolset in toolsets:
         prefix = f"{toolset.server_name}_" if toolset.server_name else ""
@@ -150,16 +149,12 @@ def _hint(function: Callable[..., Any], name: str) -> Any:
 
 
 def _plain_state() -> type:
-    from verifiers.v1 import State  # lazy
-
-    return State
+    return import_module("verifiers.v1").State
 
 
 def _trace_of(task: Any, messages: Sequence[Mapping[str, Any]]) -> Any:
     """An episode as verifiers records one."""
-    import verifiers.v1 as vf  # lazy
-
-    asked = task.data.prompt
+    vf, asked = import_module("verifiers.v1"), task.data.prompt
     begun = [vf.UserMessage(content=asked)] if isinstance(asked, str) else list(asked)
     if task.data.system_prompt:
         begun = [vf.SystemMessage(content=task.data.system_prompt), *begun]

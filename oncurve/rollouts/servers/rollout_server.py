@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from oncurve.errors import SamplerError
@@ -198,8 +199,8 @@ class RolloutServer:
         message, begin = await self.fleet.message(target, self), time.monotonic()
         self._move("syncing", f"has {old}, takes {target.label}")
         try:
-            if target.chain and self.takes_keys:
-                await self.client.fetch_ahead(message, within=limit)
+            if target.chain:
+                await self._fetch_ahead(message)
             stood = time.monotonic()
             await self.halt(self.why)
             try:
@@ -219,12 +220,19 @@ class RolloutServer:
 
     async def fetch_ahead(self, manifest: Manifest) -> None:
         """Bring its copy of the weights up to date while it samples. What fails is done when the weights are wanted."""
-        if self.state != "ready" or not self.takes_keys:
+        if self.state != "ready":
             return
         try:
-            message = await self.fleet.message(manifest, self)
-            await self.client.fetch_ahead(message, within=self.fleet.deadlines.push_seconds)
+            await self._fetch_ahead(await self.fleet.message(manifest, self))
         except (ServerLost, ServerFailed, SamplerError) as error:
+            self.why = f"could not fetch ahead: {error}"
+
+    async def _fetch_ahead(self, message: Mapping[str, object]) -> None:
+        """While it samples; what fails here is tried again, or fails, in the update itself."""
+        limit = self.fleet.deadlines.push_seconds
+        try:
+            await self.client.fetch_ahead(message, within=limit, takes_keys=self.takes_keys)
+        except ServerFailed as error:
             self.why = f"could not fetch ahead: {error}"
 
     async def halt(self, why: str) -> None:

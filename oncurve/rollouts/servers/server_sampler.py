@@ -17,11 +17,10 @@ from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys
-from oncurve.rollouts.servers.bandwidth import Bandwidth
 from oncurve.rollouts.servers.children import ChildServers
 from oncurve.rollouts.servers.delta_store import DeltaStore
 from oncurve.rollouts.servers.event_loop import EventLoopThread
-from oncurve.rollouts.servers.host import WeightHost
+from oncurve.rollouts.servers.host import Bandwidth, WeightHost
 from oncurve.rollouts.servers.local_vllm import VllmServers
 from oncurve.rollouts.servers.pending_group import PendingGroup
 from oncurve.rollouts.servers.registry import registered

@@ -15,20 +15,23 @@ import numpy as np
 from aiohttp import web
 
 from oncurve.errors import ConfigError, SamplerError, one_line
-from oncurve.rollouts.agents.agent_endpoint import PATHS, chat_error, send
+from oncurve.rollouts.agents.agent_endpoint import PATHS, chat_error, send, stream_headers
 from oncurve.rollouts.agents.agent_session import AgentSession, Conversation, PendingTurn, SessionLimits
-from oncurve.rollouts.agents.chat_answers import models
+from oncurve.rollouts.agents.chat_answers import failed_event, first_event, last_events, models, words_event
 from oncurve.rollouts.agents.chat_request import ChatError, ChatRequest, read_body
 from oncurve.rollouts.agents.conversation_frames import Frames
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids
+from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, exact_text
 from oncurve.rollouts.engine.streams import turn_key
 from oncurve.rollouts.episodes.turns import Sampled
 from oncurve.rollouts.servers.protocol import GenerateRequest
+from oncurve.rollouts.serving.open_batch import Request
 from oncurve.rollouts.serving.sampling import Paused, Sampling
 
 MAX_SESSIONS = 4096
 """Sessions that are kept; the one that was used longest ago is forgotten first."""
 SESSION = "/session/{key}"
+HALF = "\ufffd"
+"""Stands at the end of a text whose last letter is not whole yet."""
 DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
 """What a request may say of how tokens are drawn."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,6 +66,8 @@ class ChatRoutes:
         params = _params(asked)
         session = self._session(request.match_info.get("key"))
         pending = session.ask(asked)
+        if asked.is_stream and not asked.may_call and pending.room:
+            return await self._stream(request, session, pending, params)
         try:
             sampled = await self._sample(pending, params) if pending.room else ([], [], "length")
         except BaseException:
@@ -82,16 +87,41 @@ class ChatRoutes:
         found = self._sessions.pop(request.match_info["key"], None)
         return web.json_response({"deleted": found is not None})
 
-    async def _sample(self, pending: PendingTurn, params: SamplingParams) -> Sampled:
-        if self.is_draining:
-            raise ChatError("the server is ending", status=503)
-        seed = pending.request.drawing.get("seed")
-        keys = None if seed is None else (turn_key(int(seed) % 2**63, pending.key),)
-        params = replace(params, max_completion_tokens=pending.room)
+    async def _stream(
+        self, request: web.Request, session: AgentSession, pending: PendingTurn, params: SamplingParams
+    ) -> web.StreamResponse:
+        """One turn, word by word while it is sampled. Turns with tools are not: their calls are no words."""
+        asked, news, loop = pending.request, asyncio.Queue[list[int] | None](), asyncio.get_running_loop()
+        work, stream, num_sent = None, web.StreamResponse(headers=stream_headers(asked)), 0
         try:
-            work = self.sampling.submit(GenerateRequest("", pending.read_ids, 1, params, self.end_ids, keys))
-        except Paused:
-            raise ChatError("the server is paused", status=503) from None
+            work = self._submit(pending, params, lambda ids: loop.call_soon_threadsafe(news.put_nowait, ids))
+            done = asyncio.wrap_future(work.future)
+            done.add_done_callback(lambda _: news.put_nowait(None))
+            await stream.prepare(request)
+            await stream.write(first_event(asked, pending.answer_id))
+            while (ids := await news.get()) is not None:
+                text = self._decode([token for token in ids if token not in self.end_ids]).rstrip(HALF)
+                if len(text) > num_sent:
+                    await stream.write(words_event(asked, pending.answer_id, text[num_sent:]))
+                    num_sent = len(text)
+            [one] = await done
+        except SamplerError as error:
+            session.forget(pending)
+            await stream.write(failed_event(ChatError(one_line(error), status=500)))
+        except BaseException:
+            if work is not None:
+                self.sampling.drop(work)
+            session.forget(pending)
+            raise
+        else:
+            answer = session.took(pending, (one.token_ids, one.logprobs, one.finish_reason))
+            for event in last_events(asked, answer, self._decode, num_sent=num_sent):
+                await stream.write(event)
+        await stream.write_eof()
+        return stream
+
+    async def _sample(self, pending: PendingTurn, params: SamplingParams) -> Sampled:
+        work = self._submit(pending, params)
         try:
             [one] = await asyncio.wrap_future(work.future)
         except asyncio.CancelledError:
@@ -100,6 +130,21 @@ class ChatRoutes:
         except SamplerError as error:
             raise ChatError(one_line(error), status=500) from None
         return one.token_ids, one.logprobs, one.finish_reason
+
+    def _submit(
+        self, pending: PendingTurn, params: SamplingParams, on_tokens: Callable[[list[int]], None] | None = None
+    ) -> Request:
+        """Have a turn sampled. Raises ChatError where none is."""
+        if self.is_draining:
+            raise ChatError("the server is ending", status=503)
+        seed = pending.request.drawing.get("seed")
+        keys = None if seed is None else (turn_key(int(seed) % 2**63, pending.key),)
+        params = replace(params, max_completion_tokens=pending.room)
+        asked = GenerateRequest("", pending.read_ids, 1, params, self.end_ids, keys)
+        try:
+            return self.sampling.submit(asked, on_tokens=on_tokens)
+        except Paused:
+            raise ChatError("the server is paused", status=503) from None
 
     def _session(self, key: str | None) -> AgentSession:
         if key is not None and key in self._sessions:
@@ -114,7 +159,7 @@ class ChatRoutes:
         return made
 
     def _decode(self, ids: Any) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return exact_text(self.tokenizer, ids)
 
 
 def _in_form(handler: Handler) -> Handler:

@@ -36,6 +36,8 @@ class Request:
     """Rows that run or have ended."""
     on_row: Callable[[int, GeneratedCompletion], None] | None = None
     """Hears of each completion when it has ended, once."""
+    on_tokens: Callable[[list[int]], None] | None = None
+    """Hears after each token of what the one completion of the request has so far."""
     told: set[int] = field(default_factory=set)
     """Places that it has heard of."""
 
@@ -95,6 +97,8 @@ class OpenBatch(FusedSampling):
         self._keys = np.zeros(sizes.rows, dtype=np.uint64)
         self._requests: dict[int, Request] = {}
         """Of each running slot."""
+        self._heard: set[int] = set()
+        """Slots of requests that hear of each token."""
         self._prompt_slots: dict[Request, int] = {}
         self._first: dict[Request, torch.Tensor] = {}
         """Logits behind the prompts of requests some of whose rows still wait."""
@@ -180,6 +184,8 @@ class OpenBatch(FusedSampling):
         slots = np.array([self._free.pop() for _ in entering])
         for slot, (request, place) in zip(slots.tolist(), entering, strict=True):
             self._requests[slot] = request
+            if request.on_tokens is not None:
+                self._heard.add(slot)
             self._places[slot], self._keys[slot] = place, request.keys[place]
             self._prompt_lengths[slot] = len(request.asked.token_ids)
             self._limits[slot] = request.asked.params.max_completion_tokens
@@ -204,6 +210,9 @@ class OpenBatch(FusedSampling):
         tokens, logprobs = self._draw(self._decoder, logits, self._keys[slots], at)
         self._tokens[slots, at], self._logprobs[slots, at] = tokens, logprobs
         self._lengths[slots] = at + 1
+        for slot in self._heard:
+            if (hear := self._requests[slot].on_tokens) is not None:
+                hear(self._tokens[slot, : int(self._lengths[slot])].tolist())
         stopped = ends(tokens, self.end_ids)
         if self.stops.stop:
             found = self.stops.ended_by(tokens, lambda place: self._recent(slots[place]))
@@ -240,6 +249,7 @@ class OpenBatch(FusedSampling):
                 (self.label,),
             )
             self._free.append(slot)
+            self._heard.discard(slot)
             self._give(request, int(self._places[slot]), sampled)
         self.running = self.running[~over] if len(over) else self.running
 

@@ -62,10 +62,13 @@ class Sampling:
         """Completions of requests that have no answer yet."""
         return self._num_running
 
-    def submit(self, asked: GenerateRequest) -> Request:
-        """Take a request; its future gives the completions. Raises Paused while nothing is taken."""
+    def submit(self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], None] | None = None) -> Request:
+        """Take a request; its future gives the completions. Raises Paused while nothing is taken.
+
+        ``on_tokens`` hears after each token, in the thread that samples, of all tokens of a single completion so far.
+        """
         keys = asked.keys or np.random.default_rng().integers(0, 2**63, asked.count, dtype=np.uint64)
-        request = Request(asked, np.array(keys, dtype=np.uint64))
+        request = Request(asked, np.array(keys, dtype=np.uint64), on_tokens=on_tokens)
         with self._changed:
             if self._is_paused or self._is_closed:
                 raise Paused

@@ -9,6 +9,7 @@ Of this package it imports only what needs nothing but torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
     initialize_layerwise_reload,
 )
 
-from oncurve.rollouts.servers.fetch import fetched
+from oncurve.rollouts.servers.fetch import FETCHED, FETCHING, fetched
 from oncurve.rollouts.servers.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
 from oncurve.rollouts.servers.lora_weights import LoraWeights, check_base, merged, read_thin
 from oncurve.rollouts.servers.mirror import Mirror
@@ -39,7 +40,13 @@ BACKEND = "file"
 
 
 class WeightExtension:
-    """What vLLM is told to load into its workers; importing this module has done the work."""
+    """What vLLM is told to load into its workers. Importing this module has registered the backend."""
+
+    weight_transfer_engine: Any
+
+    def fetch_ahead(self, message: dict[str, Any]) -> str:
+        """Bring the copy of the weights up to date beside sampling; what became of it: ask until it is FETCHED."""
+        return self.weight_transfer_engine.fetch_ahead(message)
 
 
 @dataclass
@@ -85,7 +92,9 @@ class FileEngine(WeightTransferEngine):
         self._staged: ExitStack | None = None
         self._opened: list[Any] = []
         self._thin: LoraWeights | None = None
-        self._mirror: Mirror | None = None
+        self._mirror = Mirror()
+        self._fetches = ThreadPoolExecutor(1, thread_name_prefix="fetches-weights")
+        self._ahead: tuple[str, Future[Any]] | None = None
         self._expected: frozenset[str] | None = own_names(self.model_config.model)
         self._device: DeviceWay | None = None
         """How weights come without files, where that was agreed on."""
@@ -109,6 +118,19 @@ class FileEngine(WeightTransferEngine):
         else:
             self._device.receive(update_info)
 
+    def fetch_ahead(self, message: dict[str, Any]) -> str:
+        """Begin to fetch a version in a thread, or tell how that goes; the model stays as it is."""
+        label = str(message["label"])
+        if self._ahead is None or self._ahead[0] != label:
+            self._ahead = label, self._fetches.submit(self._mirror.bring, message)
+        work = self._ahead[1]
+        if not work.done():
+            return FETCHING
+        if error := work.exception():
+            self._ahead = None
+            return str(error)
+        return FETCHED
+
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Open the announced files. Raises ValueError if they are not whole, or not those of this model."""
         if update_info.give_up:
@@ -117,7 +139,6 @@ class FileEngine(WeightTransferEngine):
         message = vars(update_info)
         with ExitStack() as stack, ExitStack() as copy:  # other workers may want the copy before all have finished
             if update_info.chain:
-                self._mirror = self._mirror or Mirror()
                 paths = copy.enter_context(self._mirror.opened(message))
             else:
                 paths = stack.enter_context(fetched(message))

@@ -24,7 +24,7 @@ class GroupEnd(Protocol):
     """The trainer's place in a group with servers. Its calls wait for the others and know no deadline: each is made in
     a thread that may be left behind."""
 
-    def version(self) -> list[int] | None:
+    def version(self) -> list[int | str] | None:
         """Of the library that connects the members, which must be the same for all; None where that does not matter."""
         ...
 

@@ -1,0 +1,71 @@
+"""An evaluation behind a progress bar, which goes on from what was kept before a stop."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from oncurve.config.schema import Config
+from oncurve.errors import Stopped
+from oncurve.evaluate.evaluate import Evaluation, evaluate
+from oncurve.evaluate.resumable import PartialResults, prompts_per_call
+from oncurve.records import Prompt
+from oncurve.rewards.base import RewardFunction
+from oncurve.rollouts.base import Sampler, SamplingParams
+
+
+def bar(console: Console) -> Progress:
+    """A progress bar with the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+
+
+def recipe_settings(config: Config, prompts: Sequence[Prompt], params: SamplingParams, samples: int) -> dict[str, Any]:
+    """What of a recipe must be the same for an evaluation that goes on."""
+    digest = hashlib.sha256("\0".join(f"{prompt.text}\0{prompt.row.get('answer')}" for prompt in prompts).encode())
+    return {
+        "prompts": digest.hexdigest(),
+        "rewards": [reward.model_dump(mode="json") for reward in config.rewards],
+        "decoding": asdict(params),
+        "samples": samples,
+        "compute_type": config.policy.compute_type,
+        "prompts_per_call": prompts_per_call(samples),
+    }
+
+
+def measure(
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    reward_function: RewardFunction,
+    params: SamplingParams,
+    kept: PartialResults,
+    *,
+    label: Callable[[], str],
+    stopped: Callable[[], str],
+    console: Console,
+    **options: Any,
+) -> Evaluation:
+    """The evaluation, with ``options`` of ``evaluate``; Ctrl-C leaves what is whole and says ``stopped``."""
+    try:
+        with bar(console) as progress:
+            shown = progress.add_task(label(), total=len(prompts))
+            return evaluate(
+                prompts,
+                sampler,
+                reward_function,
+                params=params,
+                samples_per_prompt=kept.samples,
+                prompts_per_call=prompts_per_call(kept.samples),
+                kept=kept,
+                seed=params.seed,
+                on_progress=lambda done, total: progress.update(shown, completed=done, description=label()),
+                **options,
+            )
+    except KeyboardInterrupt:
+        raise Stopped(stopped(), exit_code=130) from None
