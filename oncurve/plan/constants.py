@@ -100,6 +100,8 @@ SAMPLE_COMPUTE_UTILIZATION = 0.3
 
 FILES_AT_A_TIME = 8
 """Counted. Threads that write, sum and check files: ``rollouts/servers/weight_manifest.py``, SIDE_BY_SIDE."""
+FILE_BYTES = 2**25
+"""Counted. Of one file of weights, about: ``rollouts/servers/shards.py``."""
 TO_HOST_RATE = 6e9
 """Estimated, not measured. Bytes per second from a GPU into ordinary, not locked, memory of the machine."""
 WRITE_RATE = 4e9
@@ -108,9 +110,12 @@ SUM_RATE = 1.15e9
 """Measured, on one core of a 2-core machine, which others used as well. Bytes per second of SHA-256 in one thread."""
 LOAD_RATE = 2e9
 """Estimated, not measured. Bytes per second from files in memory into the weights of a vLLM server."""
-SENT_SHARES = ((1e-6, 0.0067), (1e-5, 0.025), (1e-4, 0.074))
-"""Measured in runs of the embedded model, ``benchmarks/weight_deltas.py``. Learning rates, and the bytes of what a step
-changed in bfloat16 as a share of all."""
+SENT_SHARES = (
+    (1.74e6, ((1e-6, 0.0067), (1e-5, 0.0247), (1e-4, 0.0743))),
+    (3.8e7, ((1e-6, 0.0082), (1e-5, 0.0347), (1e-4, 0.1138))),
+)
+"""Measured in runs of 50 steps, ``benchmarks/weight_deltas.py``. Weights of a model, learning rates, and the bytes of
+what a step changed in bfloat16 as a share of all. Larger models have smaller weights, of which more change."""
 CODE_RATE = 2e8
 """Measured, on one core of a 2-core machine, which others used as well. Bytes per second of weights that are compared
 with the last version and coded, in one thread."""

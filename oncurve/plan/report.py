@@ -243,7 +243,7 @@ def _time(plan: Plan) -> Iterator[str]:
         parts = ", ".join(f"{part.name} {_seconds(part.seconds)}" for part in time.way)
         way = f"rollouts.transfer {plan.setup.transfer}"
         if plan.setup.delta_rate is not None:
-            way = f"{sent_share(plan.setup.delta_rate):.2g} of all weights: rollouts.deltas"
+            way = f"{sent_share(plan.setup.delta_rate, plan.shape.num_parameters):.2g} of all weights: rollouts.deltas"
         yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({way})"
         yield f"    {parts}"
     measured = plan.device.train_utilization is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oncurve.plan import constants
@@ -35,7 +36,8 @@ def sync_bytes(shape: ModelShape, setup: Setup) -> float:
         return 0.0
     if setup.method == "lora":
         return 4.0 * shape.lora_parameters(setup.rank, setup.targets)
-    return whole_bytes(shape, setup) * (1.0 if setup.delta_rate is None else sent_share(setup.delta_rate))
+    share = 1.0 if setup.delta_rate is None else sent_share(setup.delta_rate, shape.num_parameters)
+    return share * whole_bytes(shape, setup)
 
 
 def whole_bytes(shape: ModelShape, setup: Setup) -> float:
@@ -45,17 +47,24 @@ def whole_bytes(shape: ModelShape, setup: Setup) -> float:
     return float(width * matrices + 4 * (shape.num_parameters - matrices))
 
 
-def sent_share(rate: float) -> float:
-    """What changes in a step, coded, as a share of all weights: a line through the measured points, both on logarithmic
-    scales, AdamW moving each weight by about the learning rate whatever its gradient.
+def sent_share(rate: float, parameters: float) -> float:
+    """What changes in a step, coded, as a share of all weights: lines through the measured points on logarithmic
+    scales, AdamW moving each weight by about the learning rate whatever its gradient. Models larger or smaller than
+    the measured ones count as the nearest of them.
 
-    >>> sent_share(1.0)
+    >>> sent_share(1.0, 1e9)
     1.0
     """
-    points = [(math.log(one), math.log(share)) for one, share in constants.SENT_SHARES]
+    (small, first), (large, second) = constants.SENT_SHARES
+    place = min(max(math.log(parameters / small) / math.log(large / small), 0.0), 1.0)
+    return min(1.0, math.exp((1 - place) * _log_share(rate, first) + place * _log_share(rate, second)))
+
+
+def _log_share(rate: float, measured: Sequence[tuple[float, float]]) -> float:
+    points = [(math.log(one), math.log(share)) for one, share in measured]
     place = min(max(bisect([x for x, _ in points], math.log(rate)), 1), len(points) - 1)
     (x, y), (far, high) = points[place - 1 : place + 1]
-    return min(1.0, math.exp(y + (high - y) * (math.log(rate) - x) / (far - x)))
+    return y + (high - y) * (math.log(rate) - x) / (far - x)
 
 
 def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_gbit: float) -> tuple[Part, ...]:
@@ -84,7 +93,7 @@ def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_g
 
 def _differences(size: float, whole: float, setup: Setup, *, network_gbit: float) -> tuple[Part, ...]:
     """As ``rollouts/servers/delta_store.py`` writes them and ``mirror.py`` applies them."""
-    threads = constants.FILES_AT_A_TIME
+    threads = _threads(whole)
     sums = whole / (threads * constants.SUM_RATE)
     copied, fetched = _copied(whole, setup), _fetched(size, setup, network_gbit)
     return (
@@ -101,7 +110,7 @@ def _differences(size: float, whole: float, setup: Setup, *, network_gbit: float
 def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> tuple[Part, ...]:
     """As ``rollouts/servers/shards.py`` writes them and ``fetch.py`` reads them. An adapter is one file, and is added
     to all of the base."""
-    threads = 1 if setup.method == "lora" else constants.FILES_AT_A_TIME
+    threads = 1 if setup.method == "lora" else _threads(size)
     sums = size / (threads * constants.SUM_RATE)
     copied, fetched = _copied(size, setup), _fetched(size, setup, network_gbit)
     return (
@@ -112,6 +121,11 @@ def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> t
         Part("read and check", size, sums, False),
         Part("load", whole, whole / constants.LOAD_RATE, False),
     )
+
+
+def _threads(size: float) -> float:
+    """Files that are worked on at the same time: a small model has one."""
+    return min(constants.FILES_AT_A_TIME, max(1.0, size / constants.FILE_BYTES))
 
 
 def _copied(size: float, setup: Setup) -> tuple[Part, ...]:
