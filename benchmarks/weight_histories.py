@@ -2,7 +2,7 @@
 
     python benchmarks/weight_histories.py --histories 10000
 
-The histories are those of ``tests/rollouts/weight_histories.py``, of which the test suite plays three hundred.
+The histories are those of ``tests/rollouts/weight_histories.py``, of which the test suite plays 150.
 """
 
 from __future__ import annotations

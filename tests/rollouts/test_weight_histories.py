@@ -15,10 +15,10 @@ def test_random_histories_end_with_the_newest_weights_and_never_with_others(
 ) -> None:
     monkeypatch.setattr(store, "flush", lambda path: None)
     monkeypatch.setattr("os.fsync", lambda file: None)
-    found = play(range(300), tmp_path)
+    found = play(range(150), tmp_path)
     assert found.wrong == 0, found.events
     assert found.stuck == 0, found.events
-    assert found.samples > 2000
+    assert found.samples > 1500
     for event in ("refused", "killed", "go_back", "flip", "late", "swap", "resumed"):
         assert found.events[event] > 10, f"the histories must show what they are to show: {found.events}"
 

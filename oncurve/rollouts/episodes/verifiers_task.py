@@ -165,7 +165,7 @@ def _trace_of(task: Any, messages: Sequence[Mapping[str, Any]]) -> Any:
         if message["role"] == "assistant":
             waiting = [f"call_{len(nodes)}_{place}" for place in range(len(message.get("tool_calls", ())))]
             calls = [
-                vf.ToolCall(id=name, name=call["function"]["name"], arguments=json.dumps(call["function"]["arguments"]))
+                vf.ToolCall(id=name, name=call["function"]["name"], arguments=_as_text(call))
                 for name, call in zip(waiting, message.get("tool_calls", ()), strict=True)
             ]
             made = vf.AssistantMessage(content=message["content"], tool_calls=calls or None)
@@ -177,3 +177,8 @@ def _trace_of(task: Any, messages: Sequence[Mapping[str, Any]]) -> Any:
         nodes.append(vf.MessageNode(parent=len(nodes) - 1 if nodes else None, message=made, sampled=is_sampled))
     record = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key)
     return vf.Trace(task=record, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes, is_completed=True, ok=True)
+
+
+def _as_text(call: Mapping[str, Any]) -> str:
+    """The arguments of a call as JSON, as OpenAI has them."""
+    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
