@@ -19,8 +19,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from oncurve.coldstart.supervised import Task, coldstart
 from oncurve.commands.evaluate_recipe import evaluate_models
+from oncurve.commands.make_base import BASES
 from oncurve.config.load import load_config, read_text
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation
@@ -42,16 +42,23 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def more_supervised(
-    model: str, output: Path, *, seed: int, seconds: float, task: Task = "word_problems"
+    model: str, output: Path, *, seed: int, seconds: float, task: str = "word_problems"
 ) -> tuple[float, int, Path]:
-    """Train the base on more demonstrations for about so many seconds: seconds, updates, checkpoint."""
+    """Train the base on more demonstrations for about so many seconds: seconds, updates, run."""
     trial = 40
-    started = time.perf_counter()
-    coldstart(output.with_name(f"{output.name}-trial"), model=model, seed=seed, updates=trial, task=task)
-    updates = max(trial, round(trial * seconds / (time.perf_counter() - started)))
-    started = time.perf_counter()
-    folder = coldstart(output, model=model, seed=seed, updates=updates, task=task)
-    return time.perf_counter() - started, updates, folder
+    updates = max(trial, round(trial * seconds / demonstrated(model, f"{output}-trial", seed, trial, task)))
+    return demonstrated(model, str(output), seed, updates, task), updates, output
+
+
+def demonstrated(model: str, output: str, seed: int, updates: int, task: str) -> float:
+    """Seconds of so many updates on demonstrations alone, without those of measurements."""
+    path, place = find_recipe(BASES[task]), Path(output)
+    config = load_config(path, [
+        f"model={model}", f"run.folder={place.parent}", f"run.name={place.name}", f"run.seed={seed}",
+        "data.lesson_fraction=0", f"data.limit={16 * updates}", "evaluation.num_prompts=8", "run.save_every_steps=0",
+    ])  # fmt: skip
+    folder = run_recipe(config, read_text(path), console=Console(quiet=True)).folder
+    return sum(row["time/step_seconds"] for row in read_metrics(folder) if row["step"])
 
 
 def one_seed(seed: int, scratch: Path, console: Console, overrides: list[str]) -> dict[str, Any]:

@@ -24,18 +24,18 @@ from demo import more_supervised
 from machine import RESULTS, describe_machine
 from rich.console import Console
 
-from oncurve.coldstart.supervised import TASK_UPDATES, UPDATES, Task, coldstart
 from oncurve.commands.evaluate_recipe import evaluate_models
+from oncurve.commands.make_base import prepare_base
 from oncurve.config.load import load_config, read_text
 from oncurve.evaluate.evaluate import Evaluation
 from oncurve.observe.record import read_metrics
 from oncurve.recipes.find import find_recipe
-from oncurve.session.result import Result, Steps
+from oncurve.session.result import Result, Steps, finish
 from oncurve.session.training import recipe_steps
 from oncurve.stats import wilson_interval
 from oncurve.tasks.guess_number import HIGHEST, GuessNumber
 
-PARTS: dict[str, tuple[str, Task]] = {
+PARTS: dict[str, tuple[str, str]] = {
     "calculator": ("calculator", "calculator"),
     "chained": ("calculator/chained", "calculator_chains"),
     "guess_number": ("guess_number", "guess_number"),
@@ -175,7 +175,7 @@ def timed(steps: Steps) -> tuple[Result, list[float]]:
         before = now
 
 
-def more_demonstrations(base: Path, task: Task, seconds: float, scratch: Path, console: Console) -> dict[str, Any]:
+def more_demonstrations(base: Path, task: str, seconds: float, scratch: Path, console: Console) -> dict[str, Any]:
     """The control: the base trained on for as long as GRPO took, on demonstrations like its own."""
     spent, updates, folder = more_supervised(str(base), scratch / "control", seed=1, seconds=seconds, task=task)
     config = load_config(find_recipe(PARTS["calculator"][0]), [f"model={base}", "run.seed=0"])
@@ -187,14 +187,14 @@ def one_part(part: str, arguments: argparse.Namespace, scratch: Path, console: C
     """A base, its runs and its controls; what is known so far after each of them."""
     recipe, task = PARTS[part]
     base: Path = arguments.bases / f"{part}-{arguments.base_seed}"
-    if not (base / "config.json").is_file():
-        updates = TASK_UPDATES.get(task, UPDATES)
-        coldstart(base, seed=arguments.base_seed, task=task, updates=updates)
-    provenance = json.loads((base / "provenance.json").read_text(encoding="utf-8"))
+    if not (base / "model").is_dir():
+        stage, given = prepare_base(base, task=task, seed=arguments.base_seed)
+        path = find_recipe(stage)
+        finish(recipe_steps(load_config(path, given), read_text(path), console=console))
     found: dict[str, Any] = {
         "recipe": recipe,
         "overrides": arguments.overrides,
-        "base": {"seed": arguments.base_seed, "updates": provenance["updates"]},
+        "base": {"seed": arguments.base_seed, "updates": read_metrics(base)[-1]["step"]},
         "machine": describe_machine(),
         "runs": [],
     }

@@ -21,11 +21,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from oncurve.coldstart.supervised import SHIPPED, make_texts
-from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
+from oncurve.coldstart.untrained import write_untrained
+from oncurve.data.demonstrations import taught_rows
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_json, read_metrics
-from oncurve.policy.model_folder import save_model
 
 RECIPE, STUDENT = "word_problems", "distil_word_problems"
 GOAL = 0.9
@@ -170,46 +169,38 @@ def sampled_eight(folder: Path, model: str, name: str) -> dict[str, float]:
 
 def base(folder: Path, seeds: list[int]) -> dict[str, Any]:
     """Seconds of the same updates on the same rows by oncurve and by TRL, taking turns, and the accuracy of both."""
-    start = folder / "random"
-    if not start.exists():
-        texts = make_texts("word_problems", SHIPPED, seed=0)
-        for name, pairs in zip(LESSONS, texts, strict=True):
-            rows = [{"prompt": prompt, "completion": text} for prompt, text in pairs]
-            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        tokenizer = tiny_tokenizer(prompt + str(text) for prompt, text in texts[1])
-        save_model(tiny_model(tokenizer, seed=0), tokenizer, start)
     seconds: dict[str, list[float]] = {"oncurve": [], "trl": []}
     after = {}
     for seed in seeds:
+        start = write_untrained(folder / f"random-{seed}", RECIPE, seed=seed)
         for side, build in (("oncurve", by_oncurve), ("trl", by_trl)):
-            model, spent = str(start), 0.0
-            for name, updates in LESSONS.items():
-                model, more = build(folder, f"{side}-{name}-{seed}", model, name, updates, seed)
-                spent += more
+            model, spent = build(folder, f"{side}-{seed}", str(start), seed)
             seconds[side].append(round(spent, 1))
             output = folder / "measured" / f"{side}-{seed}"
             if not output.exists():
                 command(folder, "evaluate", RECIPE, "--model", model, "--output", str(output), *QUIET)
             after[f"{side}-{seed}"] = share(output, "evaluation")
-    return {"updates": LESSONS, "rows_per_update": 16, "seconds": seconds, "after": after}
+    return {"updates": UPDATES, "rows_per_update": ROWS_PER_UPDATE, "seconds": seconds, "after": after}
 
 
-def by_oncurve(folder: Path, name: str, model: str, rows: str, updates: int, seed: int) -> tuple[str, float]:
+def by_oncurve(folder: Path, name: str, model: str, seed: int) -> tuple[str, float]:
     place = run(
-        folder, "sft", RECIPE, name, f"model={model}", "data.type=jsonl", f"data.path={folder / rows}.jsonl",
-        "data.template=plain", f"run.steps={updates}", "run.prompts_per_step=16", f"run.seed={seed}",
-        "run.save_every_steps=0", "optimizer.learning_rate=3e-3", "optimizer.beta2=0.95", "optimizer.schedule=linear",
-        f"optimizer.warmup_updates={updates // 20}", "evaluation.num_prompts=20", *QUIET,
+        folder, "sft", f"{RECIPE}/base", name, f"model={model}", f"run.seed={seed}", "run.save_every_steps=0",
+        f"data.limit={UPDATES * ROWS_PER_UPDATE}", "evaluation.num_prompts=8",
     )  # fmt: skip
     return str(place), sum(row["time/step_seconds"] for row in read_metrics(place) if row["step"])
 
 
-def by_trl(folder: Path, name: str, model: str, rows: str, updates: int, seed: int) -> tuple[str, float]:
-    """In a process of its own, as ours."""
-    place = folder / name
+def by_trl(folder: Path, name: str, model: str, seed: int) -> tuple[str, float]:
+    """In a process of its own, as ours, with the same optimizers, order of rows and schedule."""
+    place, file = folder / name, folder / f"rows-{seed}.jsonl"
     if not (place / "seconds").exists():
+        rows = taught_rows(RECIPE, count=UPDATES * ROWS_PER_UPDATE, lesson_fraction=0.56, seed=seed)
+        file.write_text("".join(
+            json.dumps({"prompt": row["prompt"], "completion": row["parts"][0]["text"]}) + "\n" for row in rows
+        ))  # fmt: skip
         program = TRL_PROGRAM.format(
-            model=model, rows=str(folder / f"{rows}.jsonl"), place=str(place), updates=updates, seed=seed
+            model=model, rows=str(file), place=str(place), updates=UPDATES, size=ROWS_PER_UPDATE, seed=seed
         )
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", program], cwd=folder, capture_output=True, text=True
@@ -219,20 +210,47 @@ def by_trl(folder: Path, name: str, model: str, rows: str, updates: int, seed: i
     return str(place), float((place / "seconds").read_text())
 
 
-LESSONS = {"lessons": 224, "answers": 176}
-"""Updates on the steps of problems, then on whole answers."""
+UPDATES = 800
+"""Of a base from random weights."""
+ROWS_PER_UPDATE = 16
 TRL_PROGRAM = """
 import json
+import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
+
+
+class Both(torch.optim.Optimizer):
+    def __init__(self, model):
+        embedding = model.get_input_embeddings().weight
+        kinds = [[], []]
+        for weight in model.parameters():
+            kinds[weight.ndim != 2 or weight is embedding].append(weight)
+        self.inner = [
+            torch.optim.Muon(kinds[0], weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(kinds[1], betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        super().__init__([{{"params": kind}} for kind in kinds], {{"lr": 3e-3}})
+
+    def step(self, closure=None):
+        for group, one in zip(self.param_groups, self.inner, strict=True):
+            one.param_groups[0]["lr"] = group["lr"]
+            one.step()
+
 
 rows = [json.loads(line) for line in open({rows!r})]
 args = SFTConfig(
-    output_dir={place!r}, max_steps={updates}, per_device_train_batch_size=16, learning_rate=3e-3, adam_beta2=0.95,
+    output_dir={place!r}, max_steps={updates}, per_device_train_batch_size={size}, learning_rate=3e-3,
     lr_scheduler_type="linear", warmup_steps={updates} // 20, seed={seed}, bf16=False, use_cpu=True, max_length=None,
     gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
+    train_sampling_strategy="sequential", max_grad_norm=1.0,
 )
-trainer = SFTTrainer(model={model!r}, args=args, train_dataset=Dataset.from_list(rows))
+model = AutoModelForCausalLM.from_pretrained({model!r}, dtype=torch.float32)
+trainer = SFTTrainer(
+    model=model, args=args, train_dataset=Dataset.from_list(rows), optimizers=(Both(model), None),
+    processing_class=AutoTokenizer.from_pretrained({model!r}),
+)
 done = trainer.train()
 trainer.save_model({place!r})
 open({place!r} + "/seconds", "w").write(str(done.metrics["train_runtime"]))

@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from oncurve.config.data import DataSection
 from oncurve.config.load import parse_config
 from oncurve.config.rewards import RewardSection
-from oncurve.config.schema import Config, DataSection
+from oncurve.config.schema import Config
 
 HEAD = """# Keys of a recipe
 

@@ -58,12 +58,13 @@ class Section(BaseModel):
 
 
 class OptimizerSettings(Section):
-    """AdamW and its schedule."""
+    """The optimizer and its schedule."""
 
-    type: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit keeps the moments in 8 bits, through bitsandbytes."""
+    type: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """adamw_8bit keeps the moments in 8 bits, through bitsandbytes. muon: Muon for the matrices of the layers, AdamW
+    for the rest; for training from random weights."""
     learning_rate: PositiveFloat = 1e-6
-    """About how much AdamW moves each weight per update."""
+    """About how much an update moves each weight."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99

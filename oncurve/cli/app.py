@@ -272,24 +272,24 @@ app.command(context_settings=scripts.AsIs)(scripts.trl)
 app.command()(scripts.convert)
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def coldstart(
-    output: Annotated[Path, typer.Option(help="Folder for the new checkpoint.")],
+    output: Annotated[Path, typer.Option(help="Folder for the new run, which is a model too.")],
     task: Annotated[
         str, typer.Option(help="Task: word_problems, programs, calculator, calculator_chains, guess_number or maze.")
     ] = "word_problems",
-    seed: Annotated[int, typer.Option(help="Random seed for weights and demonstrations.")] = 0,
-    updates: Annotated[int | None, typer.Option(help="Optimizer updates (default: as for the built-in model).")] = None,
-    model: Annotated[str | None, typer.Option(help="Start from this checkpoint instead of random weights.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed for the weights.")] = 0,
+    overrides: Overrides = None,
 ) -> None:
-    """Train a small base model from scratch on imperfect worked solutions.
+    """Train a small base model from random weights on imperfect worked solutions, by the recipe TASK/base.
 
-    Example: `oncurve coldstart --output runs/base --seed 0`
+    Example: `oncurve coldstart --task word_problems --output runs/base`
     """
     quiet_libraries()
-    from oncurve.commands.examine import build_base  # lazy
+    from oncurve.commands.make_base import prepare_base  # lazy
 
-    build_base(output, task=task, seed=seed, updates=updates, model=model, console=console())
+    recipe, given = prepare_base(output, task=task, seed=seed)
+    train(recipe, [*given, *(overrides or ())])
 
 
 app.command()(models.download)

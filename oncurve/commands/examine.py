@@ -1,17 +1,17 @@
-"""Commands besides training: evaluate, sample, serve, check, probe and coldstart."""
+"""Commands besides training: evaluate, sample, serve, check and probe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
-from oncurve.commands.measuring import bar
+from oncurve.config.data import DataSection
 from oncurve.config.rewards import JudgeReward, ProgramsReward
 from oncurve.config.schema import Config
 from oncurve.data.check import check_data
@@ -25,6 +25,7 @@ from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, ru
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
+from oncurve.wiring.data import evaluation_section
 from oncurve.wiring.rewards import describe_rewards
 
 
@@ -135,26 +136,31 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     has_right_answer = wiring.have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
+    counts = f"{len(rows)} training rows, {len(during)} validation, {len(test)} test"
+    graded, held_out, section = _rows_to_grade(config, parts, tokenizer, model_config, console)
+    if not graded:
+        reward_function.close()
+        console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)
+        return True
     findings = check_data(
-        rows,
+        graded,
         cast("Any", tokenizer),
         grade=pays,
-        template=config.data.template,
-        chat=config.data.chat,
+        template=section.template,
+        chat=section.chat,
         few_shot=few_shot,
         max_prompt_tokens=limit,
-        evaluation_rows=[*during, *test],
+        evaluation_rows=held_out,
         has_right_answer=has_right_answer,
         decided_by_value=wiring.deciding_reward(config.rewards) is not None,
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
-    table, verdicts = probe(config, rows, few_shot, tokenizer, pays)
+    table, verdicts = probe(config, section, graded, few_shot, tokenizer, pays)
     reward_function.close()
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     said += [(severity, f"{severity}: {text}") for severity, text in verdicts]
     for _, text in said:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    counts = f"{len(rows)} training rows, {len(during)} validation, {len(test)} test"
     if errors := sum(severity == "error" for severity, _ in said):
         fix = "the error" if errors == 1 else f"the {errors} errors"
         console.print(f"Check failed: fix {fix} above before training ({counts}).", highlight=False)
@@ -164,8 +170,36 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     return True
 
 
+def _rows_to_grade(
+    config: Config,
+    parts: tuple[wiring.Rows, wiring.Rows, wiring.Rows, wiring.Rows],
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: Any,
+    console: Console,
+) -> tuple[wiring.Rows, wiring.Rows, DataSection]:
+    """Rows whose answers are graded, those held out from them, and how they are written.
+
+    In a supervised stage the demonstrations are tokenized and counted, and where those have no answers, the rows of
+    the evaluation are graded; none where these have no answers either.
+    """
+    rows, _, during, test = parts
+    held_out = [*during, *test]
+    if config.sft is None:
+        return rows, held_out, config.data
+    made = wiring.make_prompts(config, tokenizer, context_tokens=wiring.context_of(model_config), rows=parts)
+    tokens = sum(len(one.token_ids) for one in made.demonstrations)
+    too_long = counted(len(made.excluded), "row")
+    console.print(
+        f"{len(made.demonstrations):,} demonstrations, {tokens:,} tokens; too long: {too_long}", highlight=False
+    )
+    if any(row["answer"] for row in rows):
+        return rows, held_out, config.data
+    return [row for row in test if row["answer"]], [], evaluation_section(config)
+
+
 def probe(
     config: Config,
+    section: DataSection,
     rows: wiring.Rows,
     few_shot: wiring.Rows,
     tokenizer: PreTrainedTokenizerBase,
@@ -177,12 +211,12 @@ def probe(
     prompts, _ = render_prompts(
         rows[:200],
         cast("Any", tokenizer),
-        template=config.data.template,
-        chat=config.data.chat,
+        template=section.template,
+        chat=section.chat,
         few_shot=few_shot,
     )
     options: dict[str, Any] = {
-        "gold": partial(write_gold, template=find_template(config.data.template)),
+        "gold": partial(write_gold, template=find_template(section.template)),
         "seed": config.run.seed,
         "encode": lambda text: tokenizer.encode(text, add_special_tokens=False),
     }
@@ -191,27 +225,3 @@ def probe(
     if not wiring.have_right_answer(config.rewards):
         return describe_probes(results, best, has_right_answer=False), []
     return describe_probes(results, best), list(judge_probes(results, best))
-
-
-def build_base(output: Path, *, task: str, seed: int, updates: int | None, model: str | None, console: Console) -> None:
-    """The cold start, with a progress bar."""
-    from oncurve.coldstart.supervised import TASK_UPDATES, UPDATES, Task, coldstart  # lazy
-
-    if task not in get_args(Task):
-        raise ConfigError(f"--task {task}: there is no such task. Use one of {', '.join(get_args(Task))}")
-    with bar(console) as progress:
-        count = updates or TASK_UPDATES.get(task, UPDATES)
-        shown = progress.add_task("supervised training", total=count)
-
-        def show(done: int, total: int, loss: float) -> None:
-            progress.update(shown, completed=done, total=total, description=f"supervised training, loss {loss:.3f}")
-
-        folder = coldstart(
-            output,
-            task=cast("Task", task),
-            seed=seed,
-            updates=count,
-            model=model,
-            on_progress=show,
-        )
-    console.print(f"checkpoint: {folder}", highlight=False)

@@ -29,10 +29,11 @@ class Curriculum:
         prompts_per_step: int,
         *,
         seed: int = 0,
+        shuffle: bool = True,
         retire_above: float | None = None,
         prefer_half_solved: bool = False,
     ) -> None:
-        self._data = Prompts(prompts, prompts_per_step, seed=seed)
+        self._data = Prompts(prompts, prompts_per_step, seed=seed, shuffle=shuffle)
         self._spare = Prompts(prompts, prompts_per_step, seed=seed + 7919)
         self.prompts_per_step = prompts_per_step
         self.retire_above, self.prefer_half_solved = retire_above, prefer_half_solved

@@ -50,7 +50,8 @@ def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | Non
     """A row with a completion of its own, checked, with a "question" and an "answer"; None for a row without one.
 
     Known forms: {"messages": [...]}, {"prompt": ..., "completion": ...} where both are text or both are lists of
-    messages, and {"text": ...}. Without a column "answer" the answer is empty.
+    messages, {"prompt": ..., "parts": [{"text": ..., "learned": ...}, ...]}, and {"text": ...}. Without a column
+    "answer" the answer is empty.
 
     Raises DataError, with ``place``, for a completion that is empty or no text, and for messages without an assistant.
     """
@@ -61,12 +62,14 @@ def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | Non
         messages = _checked_messages(place, spoken, num_given=_num_given(row))
         question = next((one["content"] for one in messages if one["role"] == "user"), messages[0]["content"])
         return {**row, "messages": messages, "question": question, "answer": answer}
-    if "completion" in row:
+    if "completion" in row or "parts" in row:
         if not isinstance(prompt, str) or not prompt.strip():
             raise DataError(
                 f"{place}: a completion without a prompt. Columns: {listed(row)}. Write {{prompt, completion}}, or set "
                 f"data.columns: {{question: <its name>}}"
             )
+        if "completion" not in row:
+            return {**row, "prompt": prompt, "question": prompt, "parts": _parts(place, row), "answer": answer}
         return {**row, "question": prompt, "completion": _written(place, completion, "completion"), "answer": answer}
     if "text" in row and not ("question" in row or "prompt" in row):
         text = _written(place, row["text"], "text")
@@ -78,7 +81,33 @@ def shown_text(row: Mapping[str, Any]) -> str:
     """What a row of ``demonstrated_row`` shows: its completion, or what the assistant says last."""
     if "messages" in row:
         return next(one["content"] for one in reversed(row["messages"]) if one["role"] == "assistant")
+    if "parts" in row and "completion" not in row:
+        return "".join(part["text"] for part in row["parts"])
     return str(row.get("completion", row.get("text", "")))
+
+
+def taught_rows(task: str, *, count: int, lesson_fraction: float, seed: int = 0) -> list[dict[str, Any]]:
+    """So many rows of the package's own lessons and imperfect demonstrations of a task, lessons first."""
+    from oncurve.tasks.texts import shown_texts  # lazy
+
+    lessons = round(count * lesson_fraction)
+    rows: list[dict[str, Any]] = []
+    for prompt, parts in shown_texts(task, lessons=lessons, demonstrations=count - lessons, seed=seed):
+        said = [{"text": text, "learned": is_learned} for text, is_learned in parts]
+        rows.append({"prompt": prompt, "question": prompt, "answer": "", "parts": said})
+    return rows
+
+
+def _parts(place: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a completion, checked; what a tool says is not learned."""
+    parts: Any = row["parts"]
+    for part in parts if isinstance(parts, list) and parts else [parts]:
+        text, is_learned = (part.get("text"), part.get("learned", True)) if isinstance(part, Mapping) else (None, None)
+        if not isinstance(text, str) or not isinstance(is_learned, bool):
+            raise DataError(f"{place}: a part is {part!r:.60}. Write a list of {{text}} and {{text, learned: false}}")
+    if not any(part.get("learned", True) and part["text"].strip() for part in parts):
+        raise DataError(f"{place}: none of the parts is learned. Drop the row")
+    return [{"text": part["text"], "learned": part.get("learned", True)} for part in parts]
 
 
 def _num_given(row: Mapping[str, Any]) -> int:
@@ -140,7 +169,7 @@ def render_demonstrations(
             f"{tokenizer.name_or_path}: its tokenizer has no end token, so a model could not learn where to stop"
         )
     chosen = find_template(template)
-    verbatim = {place for place, row in enumerate(rows) if "completion" in row and "prompt" in row and not chat}
+    verbatim = {place for place, row in enumerate(rows) if _is_verbatim(row, chat)}
     plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row) or place in verbatim)]
     prompts: dict[int, Prompt] = {}
     if plain:
@@ -173,6 +202,13 @@ def render_demonstrations(
     return found, excluded
 
 
+def _is_verbatim(row: Mapping[str, Any], chat: bool | Mapping[str, Any]) -> bool:
+    """Prompt and completion are read as they are. Raises ConfigError for parts that would go through a chat."""
+    if chat and "parts" in row:
+        raise ConfigError("rows of {prompt, parts} are read as they are: set data.chat=false, or give {messages}")
+    return "prompt" in row and ("completion" in row or "parts" in row) and not chat
+
+
 def _is_text(row: Mapping[str, Any]) -> bool:
     return "text" in row and row["text"] == row.get("question")
 
@@ -181,6 +217,8 @@ def _completed(
     prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer, template: Template, chat: bool | Mapping[str, Any]
 ) -> Demonstration:
     """A prompt and the completion of its row, or the worked solution in the template's form."""
+    if "parts" in row and "completion" not in row:
+        return _in_parts(prompt, row, tokenizer)
     text = str(row["completion"]) if "completion" in row else write_gold(row, template)
     _refuse_early_end(prompt.index, text, tokenizer)
     if prompt.messages is None:
@@ -191,6 +229,22 @@ def _completed(
     whole = chat_texts([[dict(one) for one in prompt.messages] + [spoken]], tokenizer, chat, opens_answer=False)[0]
     ids = encode(tokenizer, _behind(prompt.text, whole, tokenizer, prompt.index))
     return Demonstration(prompt, _ended(ids, tokenizer), text)
+
+
+def _in_parts(prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer) -> Demonstration:
+    """A prompt and a completion of which others wrote some parts. The end token belongs to the last part."""
+    text = shown_text(row)
+    _refuse_early_end(prompt.index, text, tokenizer)
+    said = [(part["text"], part["learned"]) for part in row["parts"] if part["text"]]
+    ids: list[int] = []
+    segments: list[Segment] = []
+    for number, (part, is_learned) in enumerate(said, start=1):
+        more = tuple(encode(tokenizer, part))
+        more = _ended(more, tokenizer) if number == len(said) else more
+        segments.append(Segment(is_learned, len(ids), len(ids) + len(more), part))
+        ids += more
+    is_plain = all(segment.is_policy for segment in segments)
+    return Demonstration(prompt, tuple(ids), text, () if is_plain else tuple(segments))
 
 
 def _refuse_early_end(place: int, text: str, tokenizer: Tokenizer) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.config.schema import FILE_TYPES
+from oncurve.config.data import FILE_TYPES
 from oncurve.data.fingerprint import fingerprint, rows_fingerprint
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction

@@ -294,8 +294,8 @@ def _chat_texts(
     name = tokenizer.name_or_path or "the model"
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"{name}: its tokenizer has no chat template, so data.chat cannot be true. "
-            f"Set data.chat: false, or take the instruct version of the model."
+            f"{name}: its tokenizer has no chat template, which data.chat=true and rows of messages need. "
+            f"Set data.chat: false and give rows without messages, or take the instruct version of the model."
         )
     try:
         return _apply(conversations, tokenizer, tools, options, opens_answer), conversations

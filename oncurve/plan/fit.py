@@ -198,8 +198,8 @@ CHANGES: tuple[MemorySaving, ...] = (
     MemorySaving(
         ("optimizer.type=adamw_8bit",),
         "moments in 8 bits, through bitsandbytes",
-        lambda work, setup: (work, replace(setup, eight_bit_moments=True)),
-        lambda work, setup: not setup.eight_bit_moments and setup.is_gpu and not setup.offloads_optimizer,
+        lambda work, setup: (work, replace(setup, optimizer="adamw_8bit")),
+        lambda work, setup: setup.optimizer == "adamw" and setup.is_gpu and not setup.offloads_optimizer,
     ),
     MemorySaving(
         ("policy.offload_activations=true",),

@@ -134,7 +134,7 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
         packed=policy.packing,
         checkpointing=policy.gradient_checkpointing,
         offloads_activations=policy.offload_activations,
-        eight_bit_moments=config.optimizer.type == "adamw_8bit",
+        optimizer=config.optimizer.type,
         tokens_per_microbatch=policy.tokens_per_microbatch,
         has_reference=needs_reference(config) and config.algorithm.teacher is None,
         records_decoding=config.rollouts.cuda_graphs,

@@ -123,6 +123,17 @@ def trained_parameters(shape: ModelShape, setup: Setup) -> int:
     return shape.num_parameters if setup.method == "full" else shape.lora_parameters(setup.rank, setup.targets)
 
 
+def moment_bytes(shape: ModelShape, setup: Setup) -> float:
+    """AdamW keeps two numbers per trained weight, of 4 B or of 1 B; Muon keeps one for a matrix of the layers."""
+    trained = trained_parameters(shape, setup)
+    if setup.optimizer == "adamw_8bit":
+        return 2.0 * trained
+    if setup.optimizer == "adamw":
+        return 8.0 * trained
+    matrices = trained if setup.method == "lora" else shape.layers * shape.layer_matrix_parameters
+    return 4.0 * matrices + 8.0 * (trained - matrices)
+
+
 def frozen_bytes(shape: ModelShape, setup: Setup) -> float:
     """Weights under an adapter: float32, or the linear layers in few bits or half width and the rest in float32."""
     if setup.method == "full":
@@ -143,7 +154,7 @@ def half_width_bytes(shape: ModelShape) -> float:
 def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
     """What exists for every trained or frozen weight, cut over n ranks as ZeRO does (arXiv:1910.02054, section 5).
 
-        master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3)
+        master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3), see ``moment_bytes``
         frozen weights 4 B, 2 B on a GPU with bfloat16 arithmetic (for a checkpoint of that type), or 0.52 B in NF4;
         / n (stage 3)
         half-width copies 2 B of each matrix under autocast, alive from the forward to the end of the backward pass;
@@ -161,8 +172,7 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
     name = "half-width weights" if setup.offloads_optimizer else "weights, float32 (master)"
     yield Component(name, weight * trained / cut["weights"], PHASES)
     if not setup.offloads_optimizer:
-        moment = 2 if setup.eight_bit_moments else 8
-        yield Component("optimizer moments", moment * trained / cut["moments"], PHASES)
+        yield Component("optimizer moments", moment_bytes(shape, setup) / cut["moments"], PHASES)
     if has_reference(setup):
         yield Component("reference", 4.0 * shape.num_parameters / cut["weights"], PHASES)
     if setup.teacher is not None:

@@ -140,7 +140,7 @@ class Setup:
     checkpointing: bool = False
     """Keep only the inputs of layers and compute the rest again in the backward pass."""
     offloads_activations: bool = False
-    eight_bit_moments: bool = False
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     tokens_per_microbatch: int = 8192
     has_reference: bool = False
     """A copy of the model stays in memory for the KL term; an adapter's base needs no copy."""

@@ -118,7 +118,7 @@ class OneDevice:
     ) -> None:
         self.model, self.processes, self.settings = model, processes, settings
         self._scorers = scorers
-        self.optimizer: Any = make_adamw(self._groups(), settings)
+        self.optimizer: Any = make_optimizer(model, self._groups(), settings)
 
     def scorer(self, model: PreTrainedModel) -> nn.Module:
         """The pass itself."""
@@ -194,16 +194,21 @@ class OneDevice:
             name, _, moment = key.rpartition(":")
             moments.setdefault(name, {})[moment] = key
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        described = self.optimizer.state_dict()
-        state = {
-            place: {moment: _own_part(parameter, tensors, key) for moment, key in moments.pop(name).items()}
-            for group, numbered in zip(self.optimizer.param_groups, described["param_groups"], strict=True)
-            for parameter, place in zip(group["params"], numbered["params"], strict=True)
-            if (name := names[id(parameter)]) in moments
-        }
+        found = []
+        several = isinstance(self.optimizer, MuonWithAdamW)
+        for part in self.optimizer.parts if several else [self.optimizer]:
+            described = part.state_dict()
+            state = {
+                place: {moment: _own_part(parameter, tensors, key) for moment, key in moments.pop(name).items()}
+                for group, numbered in zip(part.param_groups, described["param_groups"], strict=True)
+                for parameter, place in zip(group["params"], numbered["params"], strict=True)
+                if (name := names[id(parameter)]) in moments
+            }
+            found.append((part, {"state": state, "param_groups": described["param_groups"]}))
         if moments:
             raise ValueError(f"the optimizer has no weight {sorted(moments)[0]}")
-        self.optimizer.load_state_dict({"state": state, "param_groups": described["param_groups"]})
+        for part, state in found:
+            part.load_state_dict(state)
 
 
 def _own_part(parameter: Tensor, tensors: TensorFiles, key: str) -> Tensor:
@@ -215,6 +220,58 @@ def _own_part(parameter: Tensor, tensors: TensorFiles, key: str) -> Tensor:
     return part
 
 
+class MuonWithAdamW:
+    """Muon for the matrices of the layers and AdamW for all other weights, used like one of torch's optimizers."""
+
+    def __init__(self, matrices: list[nn.Parameter], others: list[nn.Parameter], settings: OptimizerSettings) -> None:
+        """Muon's updates are scaled to be as large as AdamW's (arXiv:2502.16982), so that both take one rate."""
+        muon = partial(
+            torch.optim.Muon,
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        parts = (muon(matrices) if matrices else None, make_adamw([others], settings) if others else None)
+        self.parts: list[torch.optim.Optimizer] = [part for part in parts if part is not None]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of both."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        """The moments of both, by weight."""
+        return {weight: moments for part in self.parts for weight, moments in part.state.items()}
+
+    def step(self) -> None:
+        """Move all weights."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+
+def make_optimizer(
+    model: PreTrainedModel, trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings
+) -> torch.optim.Optimizer | MuonWithAdamW:
+    """The optimizer of a recipe over the trained weights; groups are computed with apart.
+
+    Raises ConfigError where 8 bits are asked for and bitsandbytes is not installed.
+    """
+    if settings.type != "muon":
+        return make_adamw(trained, settings)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    vocabulary = {id(weight) for end in ends if end is not None for weight in end.parameters()}
+    kinds: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for weight in (weight for group in trained for weight in group):
+        kinds[weight.ndim == 2 and id(weight) not in vocabulary].append(weight)
+    return MuonWithAdamW(kinds[True], kinds[False], settings)
+
+
 def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:
     """AdamW over the trained weights, its moments in the weights' type or in 8 bits; groups are computed with apart.
 
@@ -222,7 +279,7 @@ def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSet
     """
     groups = [{"params": list(group)} for group in trained]
     common = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
-    if settings.type == "adamw":
+    if settings.type != "adamw_8bit":
         return torch.optim.AdamW(groups, **common, weight_decay=settings.weight_decay, fused=True)
     try:
         optimizer = importlib.import_module("bitsandbytes.optim").AdamW8bit

@@ -99,6 +99,7 @@ def make_parts(
         prompts.train,
         config.run.prompts_per_step,
         seed=config.run.seed,
+        shuffle=config.data.shuffle,
         retire_above=config.data.retire_above,
         prefer_half_solved=config.data.prefer_half_solved,
     )

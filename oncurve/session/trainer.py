@@ -54,8 +54,11 @@ def train(
 
     Example: ``oncurve.train("embedded", data="word_problems", run={"steps": 12})``
     """
-    own = {"tokenizer": tokenizer, "tools": tools, "environments": environments, "agent": agent}
-    return Trainer(model, data, rewards, evaluation_data=evaluation_data, **own, **sections).train()
+    trainer = Trainer(
+        model, data, rewards, evaluation_data=evaluation_data, tokenizer=tokenizer, tools=tools,
+        environments=environments, agent=agent, **sections,
+    )  # fmt: skip
+    return trainer.train()
 
 
 class Trainer:

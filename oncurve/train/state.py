@@ -209,11 +209,11 @@ def _fill(policy: TrainedPolicy, targets: Mapping[str, Tensor], tensors: Mapping
         raise ValueError(f"only one of them has {strange[0]}")
     for same in names.values():
         name = next(name for name in same if name in tensors)
-        target, is_file = targets[name], isinstance(tensors, TensorFiles)
-        there = tensors.shape(name) if is_file else tensors[name].shape
+        target, files = targets[name], tensors if isinstance(tensors, TensorFiles) else None
+        there = tensors[name].shape if files is None else files.shape(name)
         if (here := policy.backend.full_shape(target)) != there:
             raise ValueError(f"{name} has shape {tuple(here)} here and {tuple(there)} there")
-        policy.backend.load_shard(target, tensors.reader(name) if is_file else tensors[name].__getitem__)
+        policy.backend.load_shard(target, tensors[name].__getitem__ if files is None else files.reader(name))
 
 
 def checksum(

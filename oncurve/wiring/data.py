@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from oncurve.config.schema import Config, DataSection, GivenData, SftSection, WordProblemsData
+from oncurve.config.data import DataSection, DemonstrationsData, GivenData, WordProblemsData
+from oncurve.config.schema import Config, SftSection
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, DataError
 from oncurve.wiring.rewards import have_right_answer
@@ -61,8 +62,12 @@ def make_rows(
     Raises ConfigError where such rows are needed and missing.
     """
     from oncurve.data.datasets import adapt_given_rows, load_rows  # lazy
-    from oncurve.data.demonstrations import demonstrated_row  # lazy
+    from oncurve.data.demonstrations import demonstrated_row, taught_rows  # lazy
 
+    if isinstance(data, DemonstrationsData):
+        if not demonstrated:
+            raise ConfigError("data.type is demonstrations, which have no answers to reward. Train with `oncurve sft`")
+        return taught_rows(data.task, count=data.limit, lesson_fraction=data.lesson_fraction, seed=seed)
     adapt = demonstrated_row if demonstrated else None
     if isinstance(data, GivenData):
         if given is None:
@@ -95,7 +100,8 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
         "needs_answer": have_right_answer(config.rewards, given.rewards),
         "demonstrated": config.sft is not None,
     }
-    rows = make_rows(config.data, seed=0, given=given.rows, **kind)
+    own_seed = config.run.seed if isinstance(config.data, DemonstrationsData) else 0
+    rows = make_rows(config.data, seed=own_seed, given=given.rows, **kind)
     few_shot: Rows = []
     during: Rows = []
     if config.data.few_shot:

@@ -192,6 +192,11 @@ def make_sharding(config: Config, processes: Processes) -> Sharding | ZeroSettin
         return None
     zero = read_settings(chosen.deepspeed, offload=chosen.offload) if chosen.parallel == "deepspeed" else None
     keeps_weights = zero is not None and zero.stage < 3  # it cuts what belongs to the adapter alone
+    if config.optimizer.type == "muon":
+        raise ConfigError(
+            f"optimizer.type is muon, which needs whole matrices, and policy.parallel is {chosen.parallel}. Set "
+            f"policy.parallel=ddp, or optimizer.type=adamw"
+        )
     if (chosen.quantization and not keeps_weights) or config.optimizer.type != "adamw":
         raise ConfigError(
             f"policy.parallel is {chosen.parallel}, which cannot cut weights or moments of few bits into parts. "

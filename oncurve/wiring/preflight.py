@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from oncurve.config.data import CsvData, DataSection, JsonlData
 from oncurve.config.rewards import CustomReward
-from oncurve.config.schema import Config, CsvData, DataSection, JsonlData
+from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import refuse_existing
 from oncurve.observe.run_model import check_place

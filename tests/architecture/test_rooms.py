@@ -17,6 +17,7 @@ TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats", "set
 TWICE = {
     "algorithm": {"algorithm.algorithm", "config.algorithm", "wiring.algorithm"},
     "base": {"rewards.base", "rollouts.base"},
+    "data": {"config.data", "wiring.data"},
     "policy": {"policy.policy", "wiring.policy"},
     "rewards": {"config.rewards", "wiring.rewards"},
 }

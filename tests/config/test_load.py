@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oncurve.config.data import Gsm8kData, WordProblemsData
 from oncurve.config.load import config_yaml, load_config, parse_config
 from oncurve.config.messages import known_keys
 from oncurve.config.rewards import FormatReward, MathematicsReward
-from oncurve.config.schema import Gsm8kData, WordProblemsData
 from oncurve.errors import ConfigError
 
 BASE = "model: embedded\ndata: {type: word_problems, levels: [1]}\n"

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from oncurve.data.demonstrations import Demonstration, demonstrated_row, render_demonstrations
+from oncurve.data.demonstrations import (
+    Demonstration,
+    demonstrated_row,
+    render_demonstrations,
+    shown_text,
+    taught_rows,
+)
 from oncurve.errors import ConfigError, DataError
 
 CHAT = (
@@ -128,6 +134,25 @@ def test_of_plain_text_everything_behind_its_first_token_is_learned(tokenizer: P
     assert len(shown.prompt.prompt_ids) == 1
 
 
+def test_of_a_completion_in_parts_what_a_tool_says_is_not_learned(tokenizer: PreTrainedTokenizerFast) -> None:
+    parts = [{"text": "<call>2+3"}, {"text": "5", "learned": False}, {"text": " so 5"}]
+    shown = only(tokenizer, {"prompt": "2+3?", "parts": parts})
+    assert shown.prompt.text == "2+3?"
+    assert trained(shown, tokenizer) == ["<call>2+3", " so 5<|end|>"]
+    assert shown.text == "<call>2+35 so 5"
+    with pytest.raises(DataError, match="goes on behind the end token"):
+        only(tokenizer, {"prompt": "2+3?", "parts": [{"text": "5<|end|>"}, *parts]})
+    with pytest.raises(ConfigError, match=r"rows of .prompt, parts. are read as they are: set data.chat=false"):
+        only(chatting(tokenizer), {"prompt": "2+3?", "parts": parts}, chat=True)
+
+
+def test_generated_lessons_come_before_generated_demonstrations(tokenizer: PreTrainedTokenizerFast) -> None:
+    taught = taught_rows("maze", count=10, lesson_fraction=0.4)
+    assert ["<tool>" in shown_text(row) for row in taught] == [False] * 4 + [True] * 6
+    with pytest.raises(DataError, match=r"data\.task: there is no 'chess'"):
+        taught_rows("chess", count=1, lesson_fraction=0.0)
+
+
 def test_a_row_that_is_too_long_is_left_out_and_counted(tokenizer: PreTrainedTokenizerFast) -> None:
     given = rows({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b" * 50})
     shown, excluded = render_demonstrations(given, tokenizer, max_tokens=20)
@@ -148,6 +173,9 @@ def test_a_row_that_is_too_long_is_left_out_and_counted(tokenizer: PreTrainedTok
         ({"messages": "hello"}, r"row 0: messages must be a list"),
         ({"messages": [{"role": "robot", "content": "x"}]}, r"row 0: message 0 is .*robot.* role one of 'system'"),
         ({"text": ""}, r"row 0: 'text' is empty"),
+        ({"prompt": "2+3?", "parts": "5"}, r"row 0: a part is '5'. Write a list of"),
+        ({"prompt": "2+3?", "parts": []}, r"row 0: a part is \[\]"),
+        ({"prompt": "2+3?", "parts": [{"text": "5", "learned": False}]}, r"row 0: none of the parts is learned"),
     ],
 )
 def test_a_row_with_nothing_to_learn_is_named(row: dict[str, Any], said: str) -> None:

@@ -42,6 +42,14 @@ def test_full_training_in_half_width_takes_sixteen_bytes_per_weight_and_copies()
     assert found["half-width copies"] == 2 * SHAPE.layers * SHAPE.layer_matrix_parameters
 
 
+def test_muon_has_one_moment_for_a_matrix_of_the_layers_and_two_for_the_rest() -> None:
+    matrices = SHAPE.layers * SHAPE.layer_matrix_parameters
+    assert parts(Setup(optimizer="muon"))["optimizer moments"] == 4 * matrices + 8 * (N - matrices)
+    adapter = SHAPE.lora_parameters(16)
+    assert parts(Setup(optimizer="muon", method="lora", rank=16))["optimizer moments"] == 4 * adapter
+    assert parts(Setup(optimizer="adamw_8bit"))["optimizer moments"] == 2 * N
+
+
 def test_float32_needs_no_copies_and_a_reference_is_a_model_more() -> None:
     assert "half-width copies" not in parts(Setup(compute="float32"))
     assert parts(Setup(has_reference=True))["reference"] == 4 * N

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncurve.coldstart.supervised import ColdStart, coldstart, fine_tune
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
+from oncurve.coldstart.untrained import write_untrained
 from oncurve.policy.model_folder import save_model
 from oncurve.recipes.find import SHIPPED
 from oncurve.rollouts.episodes.calculator import evaluate
 from oncurve.sandbox import describe_isolation
+from oncurve.session.stages import sft
 from oncurve.tasks.calculator_problems import TAGS
 
 if TYPE_CHECKING:
     from nursery import Nursery
 
-SMALL = ColdStart(num_texts=96, batch_size=8, hidden_size=32, num_layers=1, lesson_fraction=0.25)
 SHORT = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=8", "evaluation.num_prompts_during=4"]
 
 
@@ -34,19 +34,29 @@ def completions_of(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "task"),
+    ("recipe", "stage", "task"),
     [
-        ("calculator", "calculator"),
-        ("calculator/chained", "calculator_chains"),
-        ("guess_number", "guess_number"),
-        ("maze", "maze"),
+        ("calculator", "calculator/base", "calculator"),
+        ("calculator/chained", "calculator/chained_base", "calculator_chains"),
+        ("guess_number", "guess_number/base", "guess_number"),
+        ("maze", "maze/base", "maze"),
     ],
 )
-def test_a_recipe_trains_from_the_base_of_its_cold_start(
-    recipe: str, task: Any, nursery: Nursery, tmp_path: Path
+def test_a_recipe_trains_from_the_base_that_its_stage_makes(
+    recipe: str, stage: str, task: str, nursery: Nursery, tmp_path: Path
 ) -> None:
-    base = coldstart(tmp_path / "base", task=task, updates=60, settings=SMALL)
-    words = [f"model={base}", f"run.folder={tmp_path}", "run.name=run", "run.rollouts_every_steps=1", *SHORT]
+    random = write_untrained(tmp_path / "random", task, hidden_size=32, num_layers=1, num_texts=96)
+    words = [f"run.folder={tmp_path}", "run.name=base", "run.prompts_per_step=8", "optimizer.warmup_updates=3"]
+    more = ["data.limit=480", "data.lesson_fraction=0.25", "evaluation.num_prompts=4", "run.save_every_steps=0"]
+    status, said = nursery.run("sft", stage, f"model={random}", *words, *more)
+    assert status == 0, said
+    words = [
+        f"model={tmp_path / 'base'}",
+        f"run.folder={tmp_path}",
+        "run.name=run",
+        "run.rollouts_every_steps=1",
+        *SHORT,
+    ]
     status, said = nursery.run("train", recipe, *words)
     assert status == 0, said
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -66,13 +76,17 @@ def test_python_is_called_in_the_sandbox_and_what_it_says_is_answered(nursery: N
         call = operations[0][0] + "".join(operation for _, operation in operations)
         told = evaluate(call)
         answer = row["answer"].rpartition("#### ")[2]
-        parts = ((f" <tool>print({call})</tool>", True), (f"<result>{told}</result>", False))
-        shown.append((f"User: {row['question']}\nAssistant:", (*parts, (f"<answer>{answer}</answer>", True))))
-    texts = [prompt + text for prompt, parts in shown for text, _ in parts]
+        told_part = {"text": f"<result>{told}</result>", "learned": False}
+        parts = [{"text": f" <tool>print({call})</tool>"}, told_part, {"text": f"<answer>{answer}</answer>"}]
+        shown.append({"prompt": f"User: {row['question']}\nAssistant:", "parts": parts})
+    texts = [row["prompt"] + part["text"] for row in shown for part in row["parts"]]
     tokenizer = tiny_tokenizer(texts, more_tags=TAGS)
-    model = tiny_model(tokenizer, seed=0, hidden_size=64, num_layers=2)
-    fine_tune(model, tokenizer, [(shown, 120)], seed=0)
-    save_model(model, tokenizer, tmp_path / "caller")
+    save_model(tiny_model(tokenizer, seed=0, hidden_size=64, num_layers=2), tokenizer, tmp_path / "random")
+    sft(
+        tmp_path / "random", shown, run={"steps": 120, "folder": str(tmp_path), "name": "caller"},
+        optimizer={"type": "muon", "learning_rate": 3e-3, "warmup_updates": 6, "schedule": "linear"},
+        evaluation={"num_prompts": 4}, rollouts={"max_completion_tokens": 8},
+    )  # fmt: skip
     words = [f"run.folder={tmp_path}", "run.name=run", "run.rollouts_every_steps=1", f"model={tmp_path / 'caller'}"]
     status, said = nursery.run("train", "python_tool/tiny", *words)
     assert status == 0, said

@@ -19,7 +19,7 @@ SAME_NCCL = "same_nccl"
 """No way: the trainer asks whether both sides have the same NCCL."""
 
 
-def check_nccl(theirs: list[int]) -> None:
+def check_nccl(theirs: list[int | str]) -> None:
     """Raises ValueError unless the trainer's NCCL is this server's: two versions wait for each other in vain."""
     if not torch.cuda.is_available():
         raise ValueError("weights cannot come over nccl: this server has no CUDA device")

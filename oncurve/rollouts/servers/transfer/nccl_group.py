@@ -116,7 +116,9 @@ class GroupPush:
         await self._dissolve(end, members, joins, own)
         return False
 
-    async def _unlike(self, members: Sequence[RolloutServer], version: list[int] | None) -> dict[int, BaseException]:
+    async def _unlike(
+        self, members: Sequence[RolloutServer], version: list[int | str] | None
+    ) -> dict[int, BaseException]:
         """The members with another NCCL than the trainer's: those of different versions wait for each other in vain."""
         if version is None:
             return {}
