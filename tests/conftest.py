@@ -61,6 +61,24 @@ SLOW = (
     "policy/test_lora_runs.py",
 )
 """Files and folders under tests/ that start processes, train until something is learned or run documents."""
+LONGEST = (
+    "rollouts/test_vllm.py",
+    "recipes/test_recipe_vllm.py",
+    "distributed/test_deepspeed.py",
+    "gpu/test_commands_on_a_gpu.py",
+    "recipes/test_episode_recipes.py",
+    "recipes/test_recipe_deepspeed.py",
+    "documents/test_blocks.py",
+    "documents/test_notebook.py",
+    "recipes/test_recipe_runs.py",
+    "rollouts/test_vllm_sleep.py",
+    "gpu_kit/test_gpu_first.py",
+    "distributed/test_scripts_for_trl.py",
+    "resilience/test_killed_runs.py",
+    "learning/test_every_preset.py",
+    "launch/test_launched.py",
+)
+"""Files that take the most time, begun first: one of them alone at the end would keep a single core busy."""
 ARCHITECTURES = ("qwen2", "llama", "gpt2")
 END, PAD = "<|end|>", "<|pad|>"
 MERGES = (("a", "n"), ("<", "/"), ("Ġ", "t"))
@@ -68,11 +86,23 @@ MERGES = (("a", "n"), ("<", "/"), ("Ġ", "t"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what ``make test-fast`` leaves out."""
+    """Mark as slow what ``make test-fast`` leaves out; what takes longest comes first."""
     tests = Path(__file__).parent
+    paths = {item.path for item in items if item.path.is_relative_to(tests)}
+    names = {path: path.relative_to(tests).as_posix() for path in paths}
     for item in items:
-        if item.path.is_relative_to(tests) and item.path.relative_to(tests).as_posix().startswith(SLOW):
+        if names.get(item.path, "").startswith(SLOW):
             item.add_marker("slow")
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    last = {True: len(ranks), False: len(ranks) + 1}
+    items.sort(key=lambda item: ranks.get(names.get(item.path, ""), last["slow" in item.keywords]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: many tests wait for processes that they start."""
+    has = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return 1 + (len(has(0)) if has else os.cpu_count() or 1)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

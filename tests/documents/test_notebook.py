@@ -18,8 +18,11 @@ def code_of(path: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
-def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str]:
-    """The notebook with the outputs of a run in that folder, and all that its cells show."""
+def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *fewer: tuple[str, str]) -> tuple[Any, str]:
+    """The notebook with the outputs of a run in that folder, and all that its cells show.
+
+    ``fewer`` are numbers of prompts that a reader measures on, and what is put there instead.
+    """
     needed = "pip install 'oncurve[docs]'"
     nbformat = pytest.importorskip("nbformat", reason=f"nbformat is not installed: {needed}")
     nbclient = pytest.importorskip("nbclient", reason=f"nbclient is not installed: {needed}")
@@ -30,6 +33,9 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, 
     notebook = nbformat.read(ROOT / "notebooks" / name, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs before committing"
+    for usual, small in fewer:
+        [cell] = [cell for cell in notebook.cells if usual in cell.source]
+        cell.source = cell.source.replace(usual, small)
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     shown = "".join(
@@ -50,7 +56,10 @@ def test_a_notebook_imports_nothing_of_oncurve_but_itself(path: Path) -> None:
 
 
 def test_the_first_run_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, shown = run("first_run.ipynb", tmp_path, monkeypatch)
+    _, shown = run(
+        "first_run.ipynb", tmp_path, monkeypatch,
+        ("evaluation.num_prompts=100", "evaluation.num_prompts=8"), ('{"num_prompts": 20}', '{"num_prompts": 4}'),
+    )  # fmt: skip
     assert "trained: " in shown
     assert "'reward/short'" in shown
     assert "image/png" in shown
@@ -60,7 +69,7 @@ def test_the_first_run_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_run_is_watched_stopped_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook, shown = run("watch.ipynb", tmp_path, monkeypatch)
+    notebook, shown = run("watch.ipynb", tmp_path, monkeypatch, ('{"num_prompts": 40}', '{"num_prompts": 4}'))
     assert "stopped after step" in shown
     assert "step 12/12" in shown  # after resuming
     figures = [output for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]

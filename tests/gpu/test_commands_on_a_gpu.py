@@ -34,8 +34,8 @@ KINDS = {
 def small(folder: Path, name: str) -> list[str]:
     """A training run that is over in seconds."""
     return [
-        "train", "word_problems", "run.prompts_per_step=4", "algorithm.group_size=4", "evaluation.num_prompts=24",
-        "evaluation.num_prompts_during=4", "evaluation.data.limit=24", "run.save_every_steps=0",
+        "train", "word_problems", "run.prompts_per_step=4", "algorithm.group_size=4", "evaluation.num_prompts=8",
+        "evaluation.num_prompts_during=4", "evaluation.data.limit=8", "run.save_every_steps=0",
         "rollouts.max_completion_tokens=72", "run.rollouts_every_steps=1",
         f"run.steps={STEPS}", f"run.folder={folder}", f"run.name={name}",
     ]  # fmt: skip

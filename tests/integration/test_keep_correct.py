@@ -13,11 +13,12 @@ from typer.testing import CliRunner, Result
 from oncurve.cli.app import app
 from oncurve.commands.keep_correct import chosen
 from oncurve.errors import OncurveError
+from oncurve.evaluate import resumable
 from oncurve.evaluate.evaluate import Example
 from oncurve.evaluate.resumable import PartialResults
 from oncurve.observe.record import read_metrics
 
-SAMPLE = ["sample", "word_problems", "--keep-correct", "rows.jsonl", "data.limit=100"]
+SAMPLE = ["sample", "word_problems", "--keep-correct", "rows.jsonl", "data.limit=40"]
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_two_commands_sample_and_train() -> None:
     assert len({(row["question"], row["completion"]) for row in rows}) == len(rows)
     source = rows[0]["source"]
     assert source["model"] == "embedded"
-    assert source["recipe"] == "word_problems data.limit=100"
+    assert source["recipe"] == "word_problems data.limit=40"
     assert source["reward"] == 1.0
     assert len(source["weights_sha256"]) > 30
     assert not Path("rows.jsonl.unfinished").exists()
@@ -54,12 +55,13 @@ def test_two_commands_sample_and_train() -> None:
     assert done.exit_code == 0, done.output
     losses = [row["sft/loss"] for row in read_metrics(Path("runs/taught")) if row["step"]]
     assert 0 < losses[-1] < 0.2, "the model has sampled these rows itself"
-    done = run(*SAMPLE[:2], "model=runs/taught", "--keep-correct", "again.jsonl", "data.limit=100")
+    done = run(*SAMPLE[:2], "model=runs/taught", "--keep-correct", "again.jsonl", "data.limit=40")
     assert done.exit_code == 0, done.output
     assert read("again.jsonl")[0]["source"]["weights_sha256"] != source["weights_sha256"]
 
 
 def test_sampling_goes_on_after_a_stop_and_gives_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumable, "PROMPTS_PER_CALL", 16)
     assert run(*SAMPLE).exit_code == 0
     whole = Path("rows.jsonl").read_bytes()
     Path("rows.jsonl").unlink()
@@ -110,7 +112,7 @@ def test_every_completion_is_counted_once() -> None:
     [
         (["sample", "embedded", "2+3?", "--per-prompt", "2"], "Add --keep-correct FILE"),
         ([*SAMPLE, "--count", "3"], "--count: not with --keep-correct"),
-        ([*SAMPLE, "rollouts.max_completion_tokens=1"], "none of 640 completions is correct"),
+        ([*SAMPLE, "rollouts.max_completion_tokens=1"], "none of 256 completions is correct"),
         ([*SAMPLE, "rewards=[{type: length_limit}]"], "rewards"),
         ([*SAMPLE, "rollouts.tools=[calculator]"], "others write too"),
         ([*SAMPLE, "sft={}"], "samples nothing"),

@@ -352,56 +352,6 @@ def test_no_device_is_told_to_need_many_where_one_setting_makes_it_few() -> None
     assert first["fits"]
 
 
-def test_turns_cost_context_reading_and_waiting() -> None:
-    """The context grows by answers, rows that come back are read again, and the longest one is waited for."""
-    plain = json.loads(planned("gsm8k", [], gpu="H100", as_json=True))
-    tools = ["rollouts.tools=[python]", "rollouts.episodes.max_turns=4", "rollouts.episodes.max_answer_tokens=100"]
-    said = {"mean_turns": 3, "answer_tokens": 50, "tool_seconds": 2}
-    data = json.loads(planned("gsm8k", tools, gpu="H100", as_json=True, **said))
-    completions = data["work"]["prompts"] * data["work"]["group_size"]
-    prompt, mean = data["work"]["prompt_tokens"], data["work"]["mean_completion_tokens"]
-    # two answers: the prompt twice, one turn with its answer, then two turns with theirs
-    by_hand = 2 * prompt + 3 * (mean / 3 + 50)
-    assert data["seconds"]["read_again_tokens"] == pytest.approx(completions * by_hand)
-    rows = min(completions, data["work"]["max_rows"])
-    assert data["seconds"]["wait"] == pytest.approx(max(-(-completions // rows) * 3 * 2, completions * 2 * 2 / 64))
-    assert data["seconds"]["sample"] > plain["seconds"]["sample"] + data["seconds"]["wait"]
-    assert data["seconds"]["train"] > plain["seconds"]["train"]
-    assert plain["seconds"]["wait"] == plain["seconds"]["read_again_tokens"] == 0
-    kept = [need["phases"]["sample"]["KV cache"] for need in (*plain["memory"], *data["memory"])]
-    assert kept[1] > 1.5 * kept[0]
-
-
-def test_servers_keep_what_a_completion_has_read() -> None:
-    tools = ["rollouts.tools=[python]", "rollouts.type=servers", "rollouts.vllm_servers=1"]
-    wishes = {"gpu": "H100", "placement": "split", "mean_turns": 3, "answer_tokens": 50}
-    data = json.loads(planned("gsm8k", tools, as_json=True, **wishes))
-    assert data["seconds"]["read_again_tokens"] == 32 * 8 * 2 * 50
-    assert "a server keeps what it has read" in planned("gsm8k", tools, **wishes)
-
-
-def test_the_assumptions_about_turns_are_printed() -> None:
-    text = planned("gsm8k", ["rollouts.tools=[python]"], gpu="H100")
-    assert "3 on average and 8 at most; answers of 64 tokens on average and 256 at most, after 0.1 s" in text
-    assert "--mean-turns, --answer-tokens, --tool-seconds" in text
-    assert "read again after answers" in text
-    assert "memory is for 2304 tokens" in text
-    assert "in turns" not in planned("gsm8k", [], gpu="H100")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "wishes", "says"),
-    [
-        ([], {"mean_turns": 2}, "--mean-turns is for completions with tools"),
-        (["rollouts.tools=[python]"], {"mean_turns": 9}, "--mean-turns 9 is more than rollouts.episodes.max_turns, 8"),
-        (["rollouts.tools=[python]"], {"answer_tokens": 300}, "more than rollouts.episodes.max_answer_tokens, 256"),
-    ],
-)
-def test_turns_that_cannot_be_are_refused(overrides: list[str], wishes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        planned("gsm8k", overrides, gpu="H100", **wishes)
-
-
 def test_a_guessed_prompt_leaves_room_for_the_completion(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n' * 20)
     data = tmp_path / "rows.jsonl"

@@ -23,8 +23,12 @@ Reaches = Callable[[Path, int], bool]
 WaitFor = Callable[..., None]
 
 
+FEW = ("evaluation.num_prompts=8", "evaluation.num_prompts_during=4")
+"""Enough to see that it was measured: what is measured is not what these tests are about."""
+
+
 def words_for(name: str, folder: Path, *more: str) -> list[str]:
-    return ["train", name, f"run.folder={folder}", "run.name=run", "run.rollouts_every_steps=1", *more]
+    return ["train", name, f"run.folder={folder}", "run.name=run", "run.rollouts_every_steps=1", *FEW, *more]
 
 
 def on_registry(name: str, folder: Path, *more: str) -> list[str]:
@@ -45,7 +49,7 @@ def test_r1_zero_beside_a_server_is_killed_and_resumed(
 ) -> None:
     serve()
     run = tmp_path / "run"
-    trainer = nursery.start(*on_registry("math_r1_zero/tiny_serve", tmp_path, "evaluation.num_prompts=24"))
+    trainer = nursery.start(*on_registry("math_r1_zero/tiny_serve", tmp_path))
     wait_for(lambda: reaches(run, 3), trainer)
     trainer.kill(signal.SIGKILL)
     trainer.wait()
@@ -57,14 +61,14 @@ def test_r1_zero_beside_a_server_is_killed_and_resumed(
     trained, base = (read_evaluation(run / "evaluations", name) for name in ("trained", "base"))
     assert trained is not None
     assert base is not None
-    assert len(trained.examples) == len(base.examples) == 24
+    assert len(trained.examples) == len(base.examples) == 8
     status, said = nursery.run(
         "evaluate", "math_r1_zero/tiny_serve", "rollouts.type=engine", "rollouts.registry=null",
-        "evaluation.num_prompts=20", "--model", "embedded", "--against", run / "model",
+        "evaluation.num_prompts=6", "--model", "embedded", "--against", run / "model",
         "--output", tmp_path / "compared",
     )  # fmt: skip
     assert status == 0, said
-    assert "on 20 held-out problems" in said
+    assert "on 6 held-out problems" in said
 
 
 def test_a_spot_machine_goes_and_another_comes_while_an_adapter_trains(
@@ -72,7 +76,7 @@ def test_a_spot_machine_goes_and_another_comes_while_an_adapter_trains(
 ) -> None:
     first, _ = serve(), serve()
     run = tmp_path / "run"
-    trainer = nursery.start(*on_registry("spot_32b/tiny_serve", tmp_path, "evaluation.num_prompts=16"))
+    trainer = nursery.start(*on_registry("spot_32b/tiny_serve", tmp_path))
     wait_for(lambda: reaches(run, 2), trainer)
     first.kill(signal.SIGKILL)
     serve()
@@ -92,9 +96,7 @@ def test_all_weights_in_two_processes_beside_servers(
     nursery: Nursery, serve: Serve, rows_of: RowsOf, tmp_path: Path
 ) -> None:
     serve()
-    status, said = nursery.run(
-        *on_registry("spot_32b/tiny_full", tmp_path, "run.steps=3", "evaluation.num_prompts=16"), "--processes", 2
-    )
+    status, said = nursery.run(*on_registry("spot_32b/tiny_full", tmp_path, "run.steps=3"), "--processes", 2)
     assert status == 0, said
     assert len(rows_of(tmp_path / "run")) == 4
     assert versions_of(tmp_path / "run") == [{0}, {1}, {2}]
@@ -114,20 +116,20 @@ def test_instruct_in_two_processes_loses_one_and_goes_on_with_its_refreshed_refe
     kl = {row["step"]: row.get("policy/kl", 0.0) for row in rows_of(run)}
     assert kl[1] == kl[3] == kl[5] == pytest.approx(0, abs=1e-6), "the reference has just been refreshed"
     assert min(kl[2], kl[4], kl[6]) > 1e-6
-    measure = ["evaluate", "gsm8k_instruct/tiny", "evaluation.num_prompts=30", "--model", run / "model"]
+    measure = ["evaluate", "gsm8k_instruct/tiny", "evaluation.num_prompts=4", "--model", run / "model"]
     status, said = nursery.run(*measure, "--output", tmp_path / "few")
     assert status == 0, said
     few = read_evaluation(tmp_path / "few" / "evaluations", "evaluation")
     many = read_evaluation(run / "evaluations", "trained")
     assert few is not None
     assert many is not None
-    assert (len(few.examples), len(many.examples)) == (30, 80)
-    assert [one.completion for one in few.examples] == [one.completion for one in many.examples[:30]]
+    assert (len(few.examples), len(many.examples)) == (4, 8)
+    assert [one.completion for one in few.examples] == [one.completion for one in many.examples[:4]]
 
 
 def test_a_reward_beside_the_recipe_trains_the_model(nursery: Nursery, rows_of: RowsOf, tmp_path: Path) -> None:
     mine = copy_recipe("custom_reward", tmp_path / "mine")
-    status, said = nursery.run(*words_for(str(mine), tmp_path, "run.steps=8", "evaluation.num_prompts=24"))
+    status, said = nursery.run(*words_for(str(mine), tmp_path, "run.steps=8", "run.prompts_per_step=8"))
     assert status == 0, said
     rows = rows_of(tmp_path / "run")
     assert {"reward/right", "reward/brief"} <= rows[-1].keys()

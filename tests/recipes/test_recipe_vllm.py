@@ -26,6 +26,9 @@ pytestmark = [
 ]
 
 
+FEW = ("evaluation.num_prompts=8", "evaluation.num_prompts_during=4")
+
+
 def servers_of(pid: int) -> list[int]:
     """The leaders of the groups in which a run's servers are."""
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
@@ -47,7 +50,7 @@ def test_r1_zero_with_a_vllm_server_is_stopped_and_resumed(
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
-    trainer = nursery.start("train", "math_r1_zero/tiny", f"run.folder={tmp_path}", "run.name=run")
+    trainer = nursery.start("train", "math_r1_zero/tiny", f"run.folder={tmp_path}", "run.name=run", *FEW)
     wait_for(lambda: reaches(run, 3), trainer, 400.0)
     trainer.kill(signal.SIGTERM)
     assert trainer.wait() == 143, trainer.output
@@ -64,7 +67,7 @@ def test_an_adapter_trains_on_while_one_of_two_vllm_servers_is_killed(
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
-    trainer = nursery.start("train", "spot_32b/tiny", f"run.folder={tmp_path}", "run.name=run")
+    trainer = nursery.start("train", "spot_32b/tiny", f"run.folder={tmp_path}", "run.name=run", *FEW)
     wait_for(lambda: reaches(run, 2), trainer, 400.0)
     leaders = servers_of(trainer.pid)
     assert len(leaders) == 2

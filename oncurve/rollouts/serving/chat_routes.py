@@ -132,7 +132,7 @@ class ChatRoutes:
         return one.token_ids, one.logprobs, one.finish_reason
 
     def _submit(
-        self, pending: PendingTurn, params: SamplingParams, on_tokens: Callable[[list[int]], None] | None = None
+        self, pending: PendingTurn, params: SamplingParams, on_tokens: Callable[[list[int]], object] | None = None
     ) -> Request:
         """Have a turn sampled. Raises ChatError where none is."""
         if self.is_draining:

@@ -36,7 +36,7 @@ class Request:
     """Rows that run or have ended."""
     on_row: Callable[[int, GeneratedCompletion], None] | None = None
     """Hears of each completion when it has ended, once."""
-    on_tokens: Callable[[list[int]], None] | None = None
+    on_tokens: Callable[[list[int]], object] | None = None
     """Hears after each token of what the one completion of the request has so far."""
     told: set[int] = field(default_factory=set)
     """Places that it has heard of."""

@@ -62,7 +62,7 @@ class Sampling:
         """Completions of requests that have no answer yet."""
         return self._num_running
 
-    def submit(self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], None] | None = None) -> Request:
+    def submit(self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], object] | None = None) -> Request:
         """Take a request; its future gives the completions. Raises Paused while nothing is taken.
 
         ``on_tokens`` hears after each token, in the thread that samples, of all tokens of a single completion so far.
