@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -30,7 +30,8 @@ from oncurve.config.load import load_config, read_text
 from oncurve.evaluate.evaluate import Evaluation
 from oncurve.observe.record import read_metrics
 from oncurve.recipes.find import find_recipe
-from oncurve.session.training import run_recipe
+from oncurve.session.result import Result, Steps, finish
+from oncurve.session.training import recipe_steps
 from oncurve.stats import wilson_interval
 from oncurve.tasks.guess_number import HIGHEST, GuessNumber
 
@@ -44,6 +45,7 @@ PARTS: dict[str, tuple[str, str]] = {
 BEST_MEAN_GUESSES = sum(2 ** (turn - 1) * turn for turn in range(1, 6)) / (HIGHEST + 1) + 6 / (HIGHEST + 1)
 """Of a search by halves among 32 numbers: one at the first guess, two at the second, ..., the last at the sixth."""
 _GUESS = re.compile(r"<tool>(\d+)</tool><result>(\w+)")
+_TOLD = re.compile(r"<result>([^<]*)</result>")
 
 
 def calculator(expression: str) -> str:
@@ -103,6 +105,23 @@ def game_figures(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
+def maze_figures(evaluation: Evaluation) -> dict[str, Any]:
+    """How mazes are left: in time, at all, in how many moves, and how often a move runs into a wall."""
+    told = [_TOLD.findall(example.completion) for example in evaluation.examples]
+    out = [len(answers) for answers in told if "out" in answers]
+    moves = sum(map(len, told))
+    return {
+        "out_in_time": round(evaluation.counts.get("correct", 0) / len(told), 4),
+        "out_at_all": round(len(out) / len(told), 4),
+        "mean_moves_of_out": round(fmean(out), 3) if out else None,
+        "moves_into_walls": round(sum(answers.count("wall") for answers in told) / moves, 4) if moves else None,
+    }
+
+
+PLAYS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {"guess_number": game_figures, "maze": maze_figures}
+"""What an evaluation says of how an environment is played."""
+
+
 def one_run(
     part: str, base: Path, seed: int, scratch: Path, console: Console, overrides: Sequence[str]
 ) -> dict[str, Any]:
@@ -112,17 +131,24 @@ def one_run(
     config = load_config(
         path, [f"model={base}", f"run.seed={seed}", f"run.folder={scratch}", f"run.name={name}", *overrides]
     )
-    cpu = time.process_time()
-    result = run_recipe(config, read_text(path), console=console)
-    cpu = time.process_time() - cpu
+    whole = time.process_time()
+    result, spent = timed(recipe_steps(config, read_text(path), console=console))
+    whole = time.process_time() - whole
     assert result.trained is not None
     rows = read_metrics(result.folder)
+    steps = [row for row in rows if row["step"]]
+    shares = [
+        row["time/step_seconds"] / (row["time/step_seconds"] + row.get("time/evaluate_seconds", 0.0)) for row in steps
+    ]
+    # The first step is not told from loading and measuring before it; it counts as one of the others.
+    cpu = fmean(seconds * share for seconds, share in zip(spent[1:], shares[1:], strict=True)) * len(steps)
     found = {
         "seed": seed,
         "base": share(result.base),
         "trained": share(result.trained),
-        "grpo_seconds": round(sum(row.get("time/step_seconds", 0.0) for row in rows if row["step"]), 1),
-        "command_cpu_seconds": round(cpu, 1),
+        "grpo_wall_seconds": round(sum(row["time/step_seconds"] for row in steps), 1),
+        "grpo_cpu_seconds": round(cpu, 1),
+        "command_cpu_seconds": round(whole, 1),
         "steps": rows[-1]["step"],
         "curve": [
             [row["step"], round(row["evaluation/correct_fraction"], 4)]
@@ -131,9 +157,22 @@ def one_run(
         ],
         "calls_at_the_end": round(rows[-1].get("episode/calls", 0.0), 3),
     }
-    if part == "guess_number":
-        found["game"] = {"base": game_figures(result.base), "trained": game_figures(result.trained)}
+    if part in PLAYS:
+        found["play"] = {"base": PLAYS[part](result.base), "trained": PLAYS[part](result.trained)}
     return found
+
+
+def timed(steps: Steps) -> tuple[Result, list[float]]:
+    """A run to its end, and the seconds of CPU that went by for each of its steps."""
+    spent, before = [], time.process_time()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, spent
+        now = time.process_time()
+        spent.append(now - before)
+        before = now
 
 
 def more_demonstrations(base: Path, task: str, seconds: float, scratch: Path, console: Console) -> dict[str, Any]:
@@ -144,27 +183,31 @@ def more_demonstrations(base: Path, task: str, seconds: float, scratch: Path, co
     return {"seconds": round(spent, 1), "updates": updates, "trained": share(measured)}
 
 
-def one_part(part: str, arguments: argparse.Namespace, scratch: Path, console: Console) -> dict[str, Any]:
-    """A base, its runs and its controls."""
+def one_part(part: str, arguments: argparse.Namespace, scratch: Path, console: Console) -> Iterator[dict[str, Any]]:
+    """A base, its runs and its controls; what is known so far after each of them."""
     recipe, task = PARTS[part]
     base: Path = arguments.bases / f"{part}-{arguments.base_seed}"
     if not (base / "model").is_dir():
         stage, given = prepare_base(base, task=task, seed=arguments.base_seed)
         path = find_recipe(stage)
-        run_recipe(load_config(path, given), read_text(path), console=console)
-    runs = [one_run(part, base, seed, scratch, console, arguments.overrides) for seed in arguments.seeds]
-    found = {
+        finish(recipe_steps(load_config(path, given), read_text(path), console=console))
+    found: dict[str, Any] = {
         "recipe": recipe,
         "overrides": arguments.overrides,
         "base": {"seed": arguments.base_seed, "updates": read_metrics(base)[-1]["step"]},
-        "runs": runs,
-    }  # fmt: skip
+        "machine": describe_machine(),
+        "runs": [],
+    }
+    for seed in arguments.seeds:
+        found["runs"].append(one_run(part, base, seed, scratch, console, arguments.overrides))
+        yield found
     if part == "calculator" and arguments.controls:
         broken = f"rollouts.tools=[{Path(__file__).resolve()}:calculator]"
         found["control_tool_says_error"] = one_run(part, base, 0, scratch, console, [broken, *arguments.overrides])
-        spent = fmean(run["grpo_seconds"] for run in runs)
+        yield found
+        spent = fmean(run["grpo_wall_seconds"] for run in found["runs"])
         found["control_more_demonstrations"] = more_demonstrations(base, task, spent, scratch, console)
-    return found | {"machine": describe_machine()}
+        yield found
 
 
 def main() -> None:
@@ -181,12 +224,12 @@ def main() -> None:
     scratch = arguments.keep or Path(tempfile.mkdtemp())
     console = Console()
     for part in arguments.parts:
-        found = one_part(part, arguments, scratch, console)
-        known = json.loads(arguments.output.read_text(encoding="utf-8")) if arguments.output.is_file() else {}
         name = part if not arguments.base_seed else f"{part}, base {arguments.base_seed}"
-        known[name] = found
-        arguments.output.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        console.print_json(json.dumps({name: {key: value for key, value in found.items() if key != "machine"}}))
+        for found in one_part(part, arguments, scratch, console):
+            known = json.loads(arguments.output.read_text(encoding="utf-8")) if arguments.output.is_file() else {}
+            known[name] = found
+            arguments.output.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            console.print_json(json.dumps({name: {key: value for key, value in found.items() if key != "machine"}}))
     if arguments.keep is None:
         shutil.rmtree(scratch)
 

@@ -173,8 +173,8 @@ def _guessed(result: int, rng: Random) -> int:
 
 
 def _elsewhere(rng: Random) -> int:
-    """A number of three to six digits that has nothing to do with the story."""
-    return _number(rng, 3, 6, few_digits=0.5)
+    """A number of two to six digits that has nothing to do with the story; each length comes equally often."""
+    return _number(rng, 2, 6, few_digits=0.5)
 
 
 def _number(rng: Random, shortest: int, longest: int, *, few_digits: float) -> int:

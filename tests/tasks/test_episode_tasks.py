@@ -72,17 +72,20 @@ def test_lessons_show_no_call(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [calculator_lessons, chain_lessons])
-def test_no_number_that_a_lesson_copies_is_the_answer_of_its_story(make: Callable[..., Any]) -> None:
-    solved = 0
+def test_lessons_copy_numbers_of_every_length_and_none_is_the_answer_of_its_story(make: Callable[..., Any]) -> None:
+    solved, lengths = 0, Counter[int]()
     for prompt, parts in make(200):
         text = "".join(text for text, _ in parts)
         copied = re.findall(r"<result>(\d+)</result><answer>(\d+)</answer>", text)
         assert copied
         assert all(told == answer for told, answer in copied)
+        lengths.update(len(told) for told, _ in copied)
         expression, given = re.findall(r"(\d+[+*-]\d+) gives (\d+), \2\.", text)[-1]
         assert expression.split("*")[0].split("+")[0].split("-")[0] in prompt + text
         solved += evaluate(expression) in (given, *(told for told, _ in copied))
     assert solved == 0
+    assert sorted(lengths) == [2, 3, 4, 5, 6]
+    assert min(lengths.values()) > 0.5 * max(lengths.values())
 
 
 def test_every_secret_comes_as_often_as_any_other() -> None:
