@@ -12,7 +12,7 @@ from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import StepTime, step_time
 
-Trainer = Literal["GRPO", "PPO", "DPO"]
+Trainer = Literal["GRPO", "PPO", "DPO", "SFT"]
 TRAINERS: tuple[Trainer, ...] = ("GRPO", "PPO", "DPO")
 
 
@@ -61,7 +61,7 @@ class TrainerCost:
 def compare_trainers(
     shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float
 ) -> list[TrainerCost]:
-    """GRPO, PPO and DPO for as many steps of as many tokens, each on as few devices as hold it (ZeRO-3 over several).
+    """GRPO, PPO and DPO, or a supervised stage alone, for as many steps of as many tokens, each on as few devices as hold it (ZeRO-3 over several).
 
         GRPO  as planned
         PPO   + a critic as large as the policy, trained like it: memory for a second set of weights, gradients and
@@ -72,7 +72,8 @@ def compare_trainers(
     Equal steps say nothing about equal quality: DPO learns from pairs that somebody else must have sampled.
     """
     found: list[TrainerCost] = []
-    for name in TRAINERS:
+    names: tuple[Trainer, ...] = ("SFT",) if work.is_supervised else TRAINERS
+    for name in names:
         own_work, own_setup = _variant(name, work, setup)
         own_setup = fewest_ranks(name, shape, own_work, own_setup, device)
         seconds = step_time(shape, own_work, own_setup, device, network_gbit=network_gbit)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from oncurve.algorithm.table import PRESETS
+from oncurve.config.data import DemonstrationsData
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 from oncurve.model.decode_memory import USUAL_ROWS
@@ -12,7 +14,14 @@ from oncurve.plan import constants
 from oncurve.plan.setup import Placement, Setup, Shard, TurnPlan, Work
 from oncurve.plan.shape import ModelShape
 
-PROMPT_TOKENS = {"word_problems": 64, "calculator_problems": 96, "program_problems": 192, "gsm8k": 256, "math": 384}
+PROMPT_TOKENS = {
+    "demonstrations": 64,
+    "word_problems": 64,
+    "calculator_problems": 96,
+    "program_problems": 192,
+    "gsm8k": 256,
+    "math": 384,
+}
 """Guessed. Tokens of a long prompt with its template, by the type of the data; 512 for any other."""
 
 
@@ -50,6 +59,7 @@ def make_work(config: Config, wishes: PlanRequest, *, context_tokens: int | None
         )
     given = wishes.prompt_tokens or config.data.max_prompt_tokens
     guessed = PROMPT_TOKENS.get(config.data.type, 512)
+    steps = steps_of_epochs(config)
     if context_tokens is not None and limit < context_tokens < limit + guessed:
         guessed = context_tokens - limit
     return Work(
@@ -62,11 +72,20 @@ def make_work(config: Config, wishes: PlanRequest, *, context_tokens: int | None
         passes=config.run.passes_per_step,
         extra_passes=int(needs_reference(config)) + int(recomputes_old(config)),
         max_rows=USUAL_ROWS if config.rollouts.max_rows == "auto" else config.rollouts.max_rows,
-        steps=config.run.steps,
+        steps=config.run.steps if steps is None else steps,
         save_every_steps=config.run.save_every_steps,
         turns=make_turns(config, wishes),
         context_tokens=context_tokens,
+        is_supervised=config.sft is not None,
+        epochs=config.sft.epochs if config.sft is not None and steps is None else None,
     )
+
+
+def steps_of_epochs(config: Config) -> int | None:
+    """Steps of ``sft.epochs`` over the rows that are generated; None where the rows are not counted without reading."""
+    if config.sft is None or config.sft.epochs is None or not isinstance(config.data, DemonstrationsData):
+        return None
+    return max(1, math.ceil(config.sft.epochs * config.data.limit / config.run.prompts_per_step))
 
 
 def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:

@@ -158,8 +158,9 @@ def _head(plan: Plan) -> Iterator[str]:
     if setup.quantization:
         kind += f" over {setup.quantization}"
     yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(trained)})"
+    each = "rows" if work.is_supervised else f"prompts x {work.group_size} completions"
     yield (
-        f"a step: {work.prompts} prompts x {work.group_size} completions, prompts of {work.prompt_tokens} tokens, "
+        f"a step: {work.prompts} {each}, prompts of {work.prompt_tokens} tokens, "
         f"completions of {work.mean_completion_tokens:g} on average and {work.completion_tokens} at most"
     )
     if (turns := work.turns).limit > 1:
@@ -186,7 +187,8 @@ def _memory(plan: Plan) -> Iterator[str]:
                 f"warning: the model cannot be loaded: before sharding, each trainer holds all weights once, "
                 f"{_gib(plan.memory.load_bytes)} GiB with copies"
             )
-        yield f"  {'':28}" + "".join(f"{phase:>10}" for phase in PHASES)
+        names = {"sample": "evaluate"} if plan.work.is_supervised else {}
+        yield f"  {'':28}" + "".join(f"{names.get(phase, phase):>10}" for phase in PHASES)
         for name in dict.fromkeys(part.name for part in need.components):
             yield f"  {name:28}" + "".join(f"{_cell(need, name, phase):>10}" for phase in PHASES)
         yield f"  {'sum':28}" + "".join(f"{_gib(need.phase_bytes(phase)):>10}" for phase in PHASES)
@@ -232,6 +234,10 @@ def _fit(plan: Plan) -> Iterator[str]:
 def _time(plan: Plan) -> Iterator[str]:
     time = plan.time
     yield ""
+    if plan.work.is_supervised:
+        yield f"a step: about {_seconds(time.train)} of training, {time.trained_per_second:,.0f} tokens/s"
+        yield _speeds(plan.device)
+        return
     yield (
         f"a step: about {_seconds(time.total)} = sampling {_seconds(time.sample)} + training {_seconds(time.train)}"
         + (f" + weight sync {_seconds(time.sync)}" if time.sync_bytes else "")
@@ -246,13 +252,15 @@ def _time(plan: Plan) -> Iterator[str]:
             way = f"{sent_share(plan.setup.delta_rate, plan.shape.num_parameters):.2g} of all weights: rollouts.deltas"
         yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({way})"
         yield f"    {parts}"
-    measured = plan.device.train_utilization is not None
+    yield _speeds(plan.device)
+
+
+def _speeds(device: Device) -> str:
+    """Where the seconds come from."""
+    if device.train_utilization is not None:
+        return f"  from measured speeds of {device.name}"
     share = "utilization is estimated, not measured: expect up to a factor of two either way"
-    yield (
-        f"  from measured speeds of {plan.device.name}"
-        if measured
-        else (f"  from nominal speeds of {plan.device.name}; {share}")
-    )
+    return f"  from nominal speeds of {device.name}; {share}"
 
 
 def _turns(plan: Plan) -> Iterator[str]:
@@ -271,6 +279,8 @@ def _turns(plan: Plan) -> Iterator[str]:
 def _cost(plan: Plan) -> Iterator[str]:
     yield ""
     yield f"the run: {counted(plan.work.steps, 'step')}, about {_hours(plan.hours)} without evaluation and checkpoints"
+    if plan.work.epochs is not None:
+        yield f"  steps of run.steps; sft.epochs={plan.work.epochs:g} sets other ones once the rows have been counted"
     if plan.device.on_demand is None and plan.device.spot is None:
         if plan.device.is_gpu:
             yield f"  no price known for {plan.device.name}; add yours to a YAML table and pass it with --devices"
@@ -285,7 +295,8 @@ def _cost(plan: Plan) -> Iterator[str]:
         yield f"  {one.name:10}{count:>9}{cells[0]:>12}{cells[1]:>10}{cells[2]:>12}{cells[3]:>10}"
     if plan.trainers_checkpointed:
         yield "  with policy.gradient_checkpointing=true, since the recipe as written does not fit"
-    yield "  for the same number of steps, not the same quality; DPO also needs preference pairs"
+    if not plan.work.is_supervised:
+        yield "  for the same number of steps, not the same quality; DPO also needs preference pairs"
 
 
 def _failure(plan: Plan) -> Iterator[str]:
@@ -294,7 +305,7 @@ def _failure(plan: Plan) -> Iterator[str]:
     yield ""
     yield (
         f"if the trainer is preempted, you lose at most {counted(lost.steps, 'step')} (run.save_every_steps), half of "
-        f"that on average: {lost.completions:,} completions, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}"
+        f"that on average: {lost.completions:,} {'rows' if plan.work.is_supervised else 'completions'}, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}"
     )
     if plan.setup.sampler_devices:
         yield f"if a rollout server is preempted, you lose at most {lost.sampler_tokens:,.0f} tokens; the run continues"

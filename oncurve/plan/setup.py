@@ -64,6 +64,10 @@ class Work:
     """The limits above are on what the policy writes, in all turns together; answers come on top."""
     context_tokens: int | None = None
     """Prompt, turns and answers together, at most; None: no limit."""
+    is_supervised: bool = False
+    """Completions come from the data: only evaluations sample."""
+    epochs: float | None = None
+    """Passes over rows that nobody has counted yet, so that ``steps`` is not known; None: it is."""
 
     @property
     def longest_tokens(self) -> int:

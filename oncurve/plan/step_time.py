@@ -47,14 +47,15 @@ class StepTime:
 def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float) -> StepTime:
     """Seconds of a step on a device."""
     trained = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed)
-    way = way_of_weights(shape, setup, device, network_gbit=network_gbit)
+    sends = not work.is_supervised
+    way = way_of_weights(shape, setup, device, network_gbit=network_gbit) if sends else ()
     return StepTime(
-        sample=sample_seconds(shape, work, setup, device),
+        sample=0.0 if work.is_supervised else sample_seconds(shape, work, setup, device),
         train=train_seconds(shape, work, setup, device),
         sync=sum(part.seconds for part in way),
         sampled_tokens=work.completions * work.mean_completion_tokens,
         trained_tokens=trained,
-        sync_bytes=sync_bytes(shape, setup),
+        sync_bytes=sync_bytes(shape, setup) if sends else 0.0,
         wait=wait_seconds(work, setup),
         read_again_tokens=work.completions * work.read_again_tokens,
         way=way,
