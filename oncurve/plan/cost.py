@@ -61,7 +61,9 @@ class TrainerCost:
 def compare_trainers(
     shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float
 ) -> list[TrainerCost]:
-    """GRPO, PPO and DPO, or a supervised stage alone, for as many steps of as many tokens, each on as few devices as hold it (ZeRO-3 over several).
+    """GRPO, PPO and DPO for as many steps of as many tokens, each on as few devices as hold it (ZeRO-3 over several).
+
+    A supervised stage stands alone.
 
         GRPO  as planned
         PPO   + a critic as large as the policy, trained like it: memory for a second set of weights, gradients and

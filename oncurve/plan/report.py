@@ -301,11 +301,12 @@ def _cost(plan: Plan) -> Iterator[str]:
 
 def _failure(plan: Plan) -> Iterator[str]:
     lost = plan.failure
+    rows = "rows" if plan.work.is_supervised else "completions"
     worth = f", ${_usd(lost.usd, 'on_demand')}" if lost.usd.on_demand is not None else ""
     yield ""
     yield (
         f"if the trainer is preempted, you lose at most {counted(lost.steps, 'step')} (run.save_every_steps), half of "
-        f"that on average: {lost.completions:,} {'rows' if plan.work.is_supervised else 'completions'}, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}"
+        f"that on average: {lost.completions:,} {rows}, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}"
     )
     if plan.setup.sampler_devices:
         yield f"if a rollout server is preempted, you lose at most {lost.sampler_tokens:,.0f} tokens; the run continues"
