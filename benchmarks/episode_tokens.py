@@ -229,7 +229,9 @@ def make_samplers(policy: Any) -> dict[str, tuple[Any, Recorder, list[dict[str, 
     from oncurve.rollouts.episodes.tools import tools_of
 
     params = SamplingParams(max_completion_tokens=MOST_TOKENS)
-    limits = EpisodeLimits(max_turns=TURNS, max_answer_tokens=24, max_malformed_calls=9)
+    limits = EpisodeLimits(
+        max_turns=TURNS, max_answer_tokens=24, max_malformed_calls=9, tool_seconds=900.0, environment_seconds=900.0
+    )
 
     def rerender(tokenizer: Any, prompt: Any, words: str) -> tuple[str, tuple[int, ...]]:
         text = prompt.text.replace("?", f"?{words}", 1)

@@ -10,6 +10,8 @@ import importlib
 import logging
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +72,13 @@ class Zero:
         self.engine: Any = None
         trained = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
         try:
-            self.engine, *_ = self._library.initialize(
-                model=scorer,
-                optimizer=self._make_optimizer(trained, optimizer),
-                config=config,
-                dist_init_required=False,
-            )
+            with _named_local_rank():
+                self.engine, *_ = self._library.initialize(
+                    model=scorer,
+                    optimizer=self._make_optimizer(trained, optimizer),
+                    config=config,
+                    dist_init_required=False,
+                )
         except (ValueError, AssertionError, TypeError, KeyError) as error:
             said = " ".join(str(error).split())[:600]
             raise ConfigError(f"{settings.source}: DeepSpeed does not take it: {said}") from None
@@ -257,13 +260,25 @@ class Zero:
             divided._lazy_init_hp_params_optimizer_state()
 
 
+@contextmanager
+def _named_local_rank() -> Iterator[None]:
+    """``LOCAL_RANK`` is there, which DeepSpeed reads also where no launcher was; others would take it for one."""
+    is_ours = "LOCAL_RANK" not in os.environ
+    os.environ.setdefault("LOCAL_RANK", "0")
+    try:
+        yield
+    finally:
+        if is_ours:
+            os.environ.pop("LOCAL_RANK", None)
+
+
 def _deepspeed(device: torch.device) -> Any:
     """The library, quiet. Raises ConfigError if it is not installed or cannot be loaded."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("LOCAL_RANK", "0")  # which it reads also where no launcher was
     try:
-        library = importlib.import_module("deepspeed")
+        with _named_local_rank():
+            library = importlib.import_module("deepspeed")
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"policy.parallel is deepspeed, and DeepSpeed cannot be loaded ({error}). Run `pip install "

@@ -185,3 +185,4 @@ def test_a_file_without_deepspeed_is_refused() -> None:
 def test_without_deepspeed_it_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match="pip install"):
         tasks.make_policy(ALONE, "deepspeed", double=False, lora=False, settings=settings({}))
+    assert "LOCAL_RANK" not in os.environ, "others would take it for a launcher"

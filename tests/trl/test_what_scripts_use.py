@@ -58,8 +58,7 @@ def test_a_configuration_can_be_subclassed_and_parsed() -> None:
     assert (parsed.servers, parsed.beta, parsed.max_prompt_length) == (["a"], 0.1, 9)
 
 
-def test_arguments_of_transformers_are_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)  # DeepSpeed in this process may have set it
+def test_arguments_of_transformers_are_a_configuration(tmp_path: Path) -> None:
     theirs = TrainingArguments(output_dir=str(tmp_path), learning_rate=3e-5, use_cpu=True, report_to="none")
     args = GRPOConfig(**theirs.to_dict())
     assert (args.learning_rate, args.use_cpu, args.report_to) == (3e-5, True, theirs.report_to)
