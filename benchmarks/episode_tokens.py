@@ -100,6 +100,7 @@ async def converse(row: dict[str, Any], client: Any) -> float:
     one, _ = await asyncio.gather(say(first), say(second))
     said = one.choices[0].message
     told = HOSTILE[len(said.content or "") % len(HOSTILE)][:200]
+    told = told.encode("utf-8", "replace").decode()  # the client refuses half of a surrogate pair
     more = [{"role": "user", "content": told + word} for word in "ab"]
     await asyncio.gather(*(say(first, said, question) for question in more))
     return float(len(set(said.content or "")))
