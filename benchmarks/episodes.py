@@ -44,7 +44,8 @@ PARTS: dict[str, tuple[str, str]] = {
 """Recipe and task of its cold start."""
 BEST_MEAN_GUESSES = sum(2 ** (turn - 1) * turn for turn in range(1, 6)) / (HIGHEST + 1) + 6 / (HIGHEST + 1)
 """Of a search by halves among 32 numbers: one at the first guess, two at the second, ..., the last at the sixth."""
-_GUESS = re.compile(r"<tool>(\d+)</tool><result>(\w+)")
+_GUESS = re.compile(r"<tool>(\d+)</tool>(?:<result>(\w+))?")
+"""A guess that finds the number ends the game, and nothing is told."""
 _TOLD = re.compile(r"<result>([^<]*)</result>")
 
 
