@@ -22,10 +22,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_episodes import CALL, END, replaced, speaking_model
+from trl_episodes import CALL, END, ForcedTurns, replaced, speaking_model
 
 MARK = "FOUND "
 CALLS = 2
@@ -52,32 +53,15 @@ def said(text: str, place: int) -> str:
     return CALL % (function["name"], json.dumps(arguments))
 
 
-class CallingTurns:
+def calling_turns(engine: Any, *_: Any, **__: Any) -> ForcedTurns:
     """Turns of the engine that call tools."""
+    tokenizer = engine._policy.tokenizer
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.waiting = tokenizer, []
-        self.seen: Counter[tuple[int, ...]] = Counter()
+    def say(token_ids: Sequence[int], place: int) -> list[int]:
+        text = said(tokenizer.decode(list(token_ids)), place) + END
+        return list(tokenizer.encode(text, add_special_tokens=False))
 
-    def ask(self, asked: Any) -> None:
-        """Say something at the next step."""
-        self.waiting.append(asked)
-
-    def advance(self) -> bool:
-        """Say one turn."""
-        if not self.waiting:
-            return False
-        asked = self.waiting.pop(0)
-        for place in range(len(asked.keys)):
-            text = said(self.tokenizer.decode(list(asked.token_ids)), self.seen[asked.token_ids])
-            self.seen[asked.token_ids] += 1
-            ids = self.tokenizer.encode(text + END, add_special_tokens=False)
-            asked.deliver(place, (ids, [-1.0] * len(ids), "stop"))
-        return True
-
-    def close(self) -> None:
-        """Forget what waits."""
-        self.waiting = []
+    return ForcedTurns(say)
 
 
 def run_here(script: Path, words: list[str]) -> None:
@@ -119,7 +103,7 @@ def run_here(script: Path, words: list[str]) -> None:
     with (
         replaced(GRPOTrainer, "__init__", init),
         replaced(GRPOTrainer, "train", train),
-        replaced(InProcessEngine, "turns", lambda self, *_, **__: CallingTurns(self._policy.tokenizer)),
+        replaced(InProcessEngine, "turns", calling_turns),
         trl_resolved(),
     ):
         assert own_train is not None

@@ -18,6 +18,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,11 +243,12 @@ def rows_of_trl(inputs: dict[str, Any]) -> list[Row]:
     return rows
 
 
-class _ForcedTurns:
+class ForcedTurns:
     """Turns of the engine that say what is forced."""
 
-    def __init__(self, form: str, tokenizer: Any) -> None:
-        self.form, self.tokenizer, self.waiting = form, tokenizer, []
+    def __init__(self, say: Callable[[Sequence[int], int], list[int]]) -> None:
+        """``say``: the tokens of a turn behind some tokens, and how often these were gone on from before."""
+        self.say, self.waiting = say, list[Any]()
         self.seen: Counter[tuple[int, ...]] = Counter()
         """How often each text was gone on from: rows of a group may be asked for one by one."""
 
@@ -260,7 +262,7 @@ class _ForcedTurns:
             return False
         asked = self.waiting.pop(0)
         for place in range(len(asked.keys)):
-            ids = turn_ids(self.form, self.tokenizer, asked.token_ids, self.seen[asked.token_ids])
+            ids = self.say(asked.token_ids, self.seen[asked.token_ids])
             self.seen[asked.token_ids] += 1
             asked.deliver(place, (ids, [-1.0] * len(ids), "stop"))
         return True
@@ -275,8 +277,8 @@ def under_oncurve(form: str, model: str, folder: Path, loss: str) -> tuple[list[
     import oncurve.trl
     from oncurve.rollouts.engine.engine import InProcessEngine
 
-    def turns(self: Any, *_: Any, **__: Any) -> _ForcedTurns:
-        return _ForcedTurns(form, self._policy.tokenizer)
+    def turns(self: Any, *_: Any, **__: Any) -> ForcedTurns:
+        return ForcedTurns(partial(turn_ids, form, self._policy.tokenizer))
 
     steps: list[list[Row]] = []
     with replaced(InProcessEngine, "turns", turns):

@@ -6,6 +6,7 @@ that are settings as they are are in ``oncurve/settings.py``. A key that changes
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, cast
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -168,6 +169,12 @@ class Config(Section):
             return tree
         keys = cast("dict[str, object]", tree)
         return keys if keys.get("sft") is None else {**keys, "algorithm": SUPERVISED}
+
+    def steps_over(self, num_rows: int) -> int:
+        """Steps of a run over so many training rows: as ``sft.epochs`` asks for, else ``run.steps``."""
+        if self.sft is None or self.sft.epochs is None:
+            return self.run.steps
+        return max(1, math.ceil(self.sft.epochs * num_rows / self.run.prompts_per_step))
 
     @property
     def completions_per_step(self) -> int:

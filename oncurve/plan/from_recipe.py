@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from oncurve.algorithm.table import PRESETS
@@ -59,7 +58,8 @@ def make_work(config: Config, wishes: PlanRequest, *, context_tokens: int | None
         )
     given = wishes.prompt_tokens or config.data.max_prompt_tokens
     guessed = PROMPT_TOKENS.get(config.data.type, 512)
-    steps = steps_of_epochs(config)
+    epochs = None if config.sft is None else config.sft.epochs
+    rows = config.data.limit if isinstance(config.data, DemonstrationsData) else None
     if context_tokens is not None and limit < context_tokens < limit + guessed:
         guessed = context_tokens - limit
     return Work(
@@ -72,20 +72,13 @@ def make_work(config: Config, wishes: PlanRequest, *, context_tokens: int | None
         passes=config.run.passes_per_step,
         extra_passes=int(needs_reference(config)) + int(recomputes_old(config)),
         max_rows=USUAL_ROWS if config.rollouts.max_rows == "auto" else config.rollouts.max_rows,
-        steps=config.run.steps if steps is None else steps,
+        steps=config.run.steps if rows is None else config.steps_over(rows),
         save_every_steps=config.run.save_every_steps,
         turns=make_turns(config, wishes),
         context_tokens=context_tokens,
         is_supervised=config.sft is not None,
-        epochs=config.sft.epochs if config.sft is not None and steps is None else None,
+        epochs=epochs if rows is None else None,
     )
-
-
-def steps_of_epochs(config: Config) -> int | None:
-    """Steps of ``sft.epochs`` over the rows that are generated; None where the rows are not counted without reading."""
-    if config.sft is None or config.sft.epochs is None or not isinstance(config.data, DemonstrationsData):
-        return None
-    return max(1, math.ceil(config.sft.epochs * config.data.limit / config.run.prompts_per_step))
 
 
 def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -262,8 +261,7 @@ def with_epochs(config: Config, given: Given = NOTHING) -> Config:
     """The recipe with as many steps as ``sft.epochs`` asks for."""
     if config.sft is None or config.sft.epochs is None:
         return config
-    rows = len(split_rows(config, given)[0])
-    steps = max(1, math.ceil(config.sft.epochs * rows / config.run.prompts_per_step))
+    steps = config.steps_over(len(split_rows(config, given)[0]))
     return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
 
 
