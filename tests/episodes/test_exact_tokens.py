@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -12,13 +11,8 @@ import pytest
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    place = Path(__file__).parents[2] / "benchmarks" / "episode_tokens.py"
-    spec = importlib.util.spec_from_file_location("episode_tokens", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "episode_tokens", module)  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    module = importlib.import_module("episode_tokens")
     monkeypatch.setattr(module, "PROMPTS", 2)
     return module
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +17,10 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.prefetch import Prefetch
-from oncurve.rollouts.servers import mirror, protocol
+from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.client import ServerClient, ServerFailed
-from oncurve.rollouts.servers.fetch import PART, download
 from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.server_sampler import ServerSampler
-from oncurve.rollouts.servers.weight_manifest import Link, WeightFile, find_routes
 from oncurve.rollouts.serving import relay
 from oncurve.settings import Deadlines, DeltaSettings
 
@@ -341,98 +338,3 @@ def test_weights_that_were_not_sent_do_not_get_their_name(
         assert server.server.sampling.label == manifest.label
     finally:
         sampler.close()
-
-
-def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 400
-    (tmp_path / "file").write_bytes(data)
-    listener, asked = Listener(), list[str | None]()
-
-    async def give(request: web.Request) -> web.StreamResponse:
-        asked.append(request.headers.get("Range"))
-        begin = int((asked[-1] or "bytes=0-")[6:-1])
-        answer = web.StreamResponse(status=206 if begin else 200)
-        answer.content_length = len(data) - begin
-        await answer.prepare(request)
-        await answer.write(data[begin : begin + 40_000])
-        if begin + 40_000 < len(data):
-            assert request.transport is not None
-            request.transport.close()
-        return answer
-
-    app = web.Application()
-    app.router.add_get("/file", give)
-    try:
-        place = tmp_path / "here"
-        url = f"{listener.listen(app)}/file"
-        facts = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        download(url, None, place, facts)
-        assert place.read_bytes() == data
-        assert asked[0] is None
-        assert asked[-1] not in (None, "bytes=0-")
-        place.with_name(place.name + PART).write_bytes(data[:90_000])  # of a process that was killed
-        asked.clear()
-        download(url, None, place, facts)
-        assert asked == ["bytes=90000-"]
-        place.with_name(place.name + PART).write_bytes(b"?" + data[1:90_000])
-        with pytest.raises(ValueError, match="SHA-256 differs"):
-            download(url, None, place, facts)
-        download(url, None, place, facts)
-        assert place.read_bytes() == data, "what was wrong is not kept"
-    finally:
-        listener.close()
-
-
-def test_a_limited_link_gives_files_and_ranges_of_them(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 200
-    (tmp_path / "file").write_bytes(data)
-    listener, limit = Listener(), Bandwidth(1e4)
-
-    async def give(request: web.Request) -> web.StreamResponse:
-        return await limit.send(request, tmp_path / "file")
-
-    app = web.Application()
-    app.router.add_get("/file", give)
-    facts = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    try:
-        url = f"{listener.listen(app)}/file"
-        for begin in (0, 1, 20_000, len(data) - 1, len(data)):
-            place = tmp_path / f"from{begin}"
-            place.with_name(place.name + PART).write_bytes(data[:begin])
-            download(url, None, place, facts)
-            assert place.read_bytes() == data
-    finally:
-        listener.close()
-
-
-def test_ways_to_a_version_are_the_chain_from_what_is_here_or_whole_files() -> None:
-    def file(size: int) -> tuple[WeightFile, ...]:
-        return (WeightFile("f", size, ""),)
-
-    a = Link("a", None, (), file(100))
-    b, c, d = (Link(name, base, file(10), ()) for name, base in (("b", "a"), ("c", "b"), ("d", "c")))
-    chain = [a, b, c, d]
-
-    def ways(have: str | None, links: list[Link]) -> list[tuple[str | None, list[str], int]]:
-        return [
-            (way.whole.label if way.whole else None, [link.label for link in way.links], way.num_bytes)
-            for way in find_routes(have, links)
-        ]
-
-    whole = ("a", ["b", "c", "d"], 130)
-    assert ways("c", chain) == [(None, ["d"], 10), whole]
-    assert ways("a", chain) == [(None, ["b", "c", "d"], 30), whole]
-    assert ways("d", chain) == [(None, [], 0), whole]
-    assert ways("elsewhere", chain) == ways(None, chain) == [whole]
-    assert ways("a", [b, c]) == [(None, ["b", "c"], 20)], "a version before the chain"
-    big = Link("b", "a", file(99), file(100))
-    assert ways("a", [a, big, c]) == [(None, ["b", "c"], 109), ("b", ["c"], 110), ("a", ["b", "c"], 209)]
-    assert ways(None, [b, c]) == [], "nothing to begin with"
-    assert ways("a", [a, Link("x", "lost", file(1), ())]) == [], "the chain is broken"
-
-
-def test_a_copy_takes_no_names_that_lead_elsewhere(tmp_path: Path) -> None:
-    copy = mirror.Mirror(tmp_path / "copy")
-    for label, name in (("..", "x"), ("a", "../x"), (".partial", "x"), ("fetched", "x"), ("", "x")):
-        with pytest.raises(ValueError, match="is no name of a version or a file"):
-            copy.find(label, name)

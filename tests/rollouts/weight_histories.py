@@ -371,8 +371,7 @@ class Host:
         if words[0] == "store":
             path = history.store.root / words[1] / words[2]
             return path if path.is_file() else None
-        found = history.servers[int(words[1])].update.mirror.find(words[2], words[3])
-        return found
+        return history.servers[int(words[1])].update.mirror.find(words[2], words[3])
 
     def close(self) -> None:
         self.server.shutdown()
