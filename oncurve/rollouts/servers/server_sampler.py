@@ -74,16 +74,14 @@ class ServerSampler:
         ``chain`` a file from which another sampler goes on with differences."""
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
-        self._matrix_type = matrix_type
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
         more = {"anchor_every": deltas.anchor_every, "chain": chain} if deltas is not None else {}
         self._deltas = DeltaStore(weights_folder, **words, **more) if deltas is not None else None
         self._store = self._deltas or WeightStore(weights_folder, **words)
         self._prepared: tuple[int, Future[Manifest]] | None = None
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
-        self._held_seconds = 0.0
-        self._num_late = 0
-        self._transfer, self._sleep = transfer, sleep
+        self._held_seconds, self._num_late = 0.0, 0
+        self._transfer, self._sleep, self._matrix_type = transfer, sleep, matrix_type
         self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
         if transfer is not None:
             transfer.push.notify = self._say
