@@ -86,6 +86,7 @@ class Trainer:
             completions = [one for line in path.read_text().splitlines() for one in json.loads(line)["completions"]]
             counts.append(len(completions))
             versions.append(sum(one["policy_version"] != int(path.stem.split("_")[1]) - 1 for one in completions))
+        sent = [row["weights/sent_fraction"] for row in rows if row.get("weights/sent_fraction", 1.0) < 1.0]
         trained = json.loads((self.run / "evaluations" / "trained.json").read_text())
         return {
             "steps": len(counts),
@@ -95,6 +96,8 @@ class Trainer:
             "reward_of_last_steps": statistics.fmean(row["reward/mean"] for row in rows[-LAST:]),
             "correct": trained["correct"],
             "seconds": rows[-1]["time/elapsed_seconds"],
+            "steps_sent_as_differences": len(sent),
+            "sent_fraction": statistics.fmean(sent) if sent else None,
             "largest_ratio": max(row["mismatch/max_ratio"] for row in rows if "mismatch/max_ratio" in row),
         }
 

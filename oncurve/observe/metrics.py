@@ -255,6 +255,12 @@ _WEIGHTS = (
     Metric("weights/publish_seconds", "seconds", "until new weights could be fetched", "a small part of the step"),
     Metric("weights/coding_seconds", "seconds", "of that, in all threads together: finding what changed", "-"),
     Metric(
+        "weights/held_seconds",
+        "seconds",
+        "for which training stood still to copy or to publish the weights",
+        "with rollouts.staleness, a small part of weights/publish_seconds",
+    ),
+    Metric(
         "weights/sync_seconds",
         "seconds",
         "from telling a server of new weights until it samples from them; the slowest server",

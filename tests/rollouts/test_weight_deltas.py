@@ -13,11 +13,12 @@ import torch
 from aiohttp import web
 from served import Listener, LocalServer
 
+from oncurve.errors import SamplerError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.prefetch import Prefetch
-from oncurve.rollouts.servers import protocol
+from oncurve.rollouts.servers import delta_store, protocol
 from oncurve.rollouts.servers.client import ServerClient, ServerFailed
 from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.server_sampler import ServerSampler
@@ -220,9 +221,9 @@ def test_weights_are_fetched_while_servers_sample_the_step_before(
         sampler.load_weights(policy, 0)
         label = servers[0].server.sampling.label
         train_a_little(policy)
-        sampler.prepare(policy, 1)
-        prepared = sampler._prepared
-        assert prepared is not None
+        assert sampler.prepare(policy, 1)
+        assert sampler._prepared is not None
+        prepared = sampler._prepared[1].result()
         while copy.find(prepared.label, "manifest.json") is None:
             pass
         assert servers[0].server.sampling.label == label, "it has the files, and samples from the old weights"
@@ -235,35 +236,55 @@ def test_weights_are_fetched_while_servers_sample_the_step_before(
         sampler.close()
 
 
-def test_a_step_ahead_tells_of_new_weights_while_rollouts_are_under_way(policy: TrainedPolicy) -> None:
-    heard: list[int] = []
-    gate = threading.Event()
+def test_weights_are_coded_and_sent_while_training_changes_them(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is of one moment; servers hear of it once it is whole, and load no other."""
+    sampler, gate = make(servers[:1], tmp_path), threading.Event()
+    ahead = Prefetch(sampler, lambda step: prompts(policy), total_steps=9, prepare=sampler.prepare)  # type: ignore[arg-type]
+    usual = delta_store.encode
+    monkeypatch.setattr(delta_store, "encode", lambda *words: gate.wait(200) and usual(*words))
+    try:
+        ahead.load_weights(policy, 0)
+        ahead.sample(prompts(policy), 2, step=0)
+        for step in range(1, 4):
+            gate.clear()
+            assert ahead._ahead is not None
+            ahead._ahead.future.result()
+            train_a_little(policy)
+            given = copy.deepcopy(policy)
+            ahead.load_weights(policy, step)
+            groups = ahead.sample(prompts(policy), 2, step=step)  # comes back before the weights are coded
+            train_a_little(policy)
+            assert {one.policy_version for group in groups for one in group.completions} == {max(0, step - 1)}
+            assert servers[0].server.sampling.label.split(":")[1] == str(step - 1)
+            gate.set()
+            ahead.sample(prompts(policy, 1), 2, step=step, params=PARAMS)  # waits for them
+            assert_has(servers[0], given)
+    finally:
+        gate.set()
+        ahead.close()
 
-    class Slow:
-        def load_weights(self, policy: object, version: int) -> None:
-            self.version = version
 
-        def sample(self, asked: list[Prompt], size: int, *, step: int = 0, params: object = None) -> list[object]:
-            if step == 1:
-                gate.wait(20)
-            return []
+def test_a_failure_of_coding_ends_the_run_with_a_reason(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: object) -> None:
+        raise MemoryError
 
-        def close(self) -> None:
-            pass
-
-    ahead = Prefetch(
-        Slow(),  # type: ignore[arg-type]
-        lambda step: [],
-        total_steps=5,
-        prepare=lambda policy, version: heard.append(version),
-    )
-    ahead.load_weights(policy, 0)
-    ahead.sample([], 2, step=0)
-    ahead.load_weights(policy, 1)
-    gate.set()
-    ahead.sample([], 2, step=1)
-    ahead.close()
-    assert heard == [1], "nothing was under way from the first weights"
+    sampler = make(servers[:1], tmp_path)
+    ahead = Prefetch(sampler, lambda step: prompts(policy), total_steps=9, prepare=sampler.prepare)  # type: ignore[arg-type]
+    try:
+        ahead.load_weights(policy, 0)
+        ahead.sample(prompts(policy), 2, step=0)
+        monkeypatch.setattr(delta_store, "encode", fail)
+        ahead.load_weights(policy, 1)
+        ahead.sample(prompts(policy), 2, step=1)
+        with pytest.raises(SamplerError, match=r"step 1 cannot be published .* MemoryError.*oncurve resume"):
+            ahead.sample(prompts(policy), 2, step=2)
+        assert servers[0].server.sampling.label.split(":")[1] == "0", "nobody heard of what was not published"
+    finally:
+        ahead.close()
 
 
 def test_vllm_is_asked_until_all_its_workers_have_fetched() -> None:

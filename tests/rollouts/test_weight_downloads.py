@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from aiohttp import web
+from safetensors.torch import load_file
 from served import Listener
 
 from oncurve.rollouts.servers import mirror
+from oncurve.rollouts.servers.delta_store import DeltaStore
 from oncurve.rollouts.servers.fetch import PART, download
 from oncurve.rollouts.servers.host import Bandwidth
+from oncurve.rollouts.servers.transfer.weight_stream import Shipment
 from oncurve.rollouts.servers.weight_manifest import Link, WeightFile, find_routes
 
 
@@ -101,6 +108,51 @@ def test_ways_to_a_version_are_the_chain_from_what_is_here_or_whole_files() -> N
     assert ways("a", [a, big, c]) == [(None, ["b", "c"], 109), ("b", ["c"], 110), ("a", ["b", "c"], 209)]
     assert ways(None, [b, c]) == [], "nothing to begin with"
     assert ways("a", [a, Link("x", "lost", file(1), ())]) == [], "the chain is broken"
+
+
+def test_the_workers_of_a_server_fetch_each_file_once_and_have_one_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.delenv(mirror.COPY_VARIABLE, raising=False)
+    (tmp_path / "temporary").mkdir()
+    store = DeltaStore(tmp_path / "trainer", run="run")
+    listener, asked = Listener(), list[str]()
+
+    async def give(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        return web.FileResponse(store.root / request.match_info["label"] / request.match_info["name"])
+
+    app = web.Application()
+    app.router.add_get("/{label}/{name}", give)
+    workers = [mirror.Mirror(group="1764000000") for _ in range(2)]
+    assert mirror.Mirror(group="1764000001").root != workers[0].root == workers[1].root
+    weight = torch.randn(40, 40)
+    try:
+        address = listener.listen(app)
+        for version in range(3):
+            weight[version] += 1
+            store.publish_shipment(Shipment("", version, {"weight": weight}, torch.bfloat16))
+            message = store.published[-1].message(address=address, token=None)
+            with ThreadPoolExecutor(len(workers)) as threads:
+                found = list(threads.map(lambda worker, told=message: worker.bring(told), workers))
+            assert found[0] == found[1]
+            assert torch.equal(load_file(found[0][0])["weight"], weight.bfloat16())
+    finally:
+        listener.close()
+        store.close()
+    assert len(asked) == len(set(asked)) == 3, "one whole file and two differences"
+
+
+def test_a_common_copy_is_not_put_into_a_folder_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv(mirror.COPY_VARIABLE, raising=False)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"{mirror.PREFIX}{os.getuid()}-x").symlink_to(tmp_path / "theirs")
+    with pytest.raises(ValueError, match="belongs to another user; set ONCURVE_WEIGHTS_COPY"):
+        mirror.Mirror(group="x")
 
 
 def test_a_copy_takes_no_names_that_lead_elsewhere(tmp_path: Path) -> None:

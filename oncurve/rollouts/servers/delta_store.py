@@ -14,6 +14,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from oncurve.rollouts.servers.weight_manifest import Link, Manifest, WeightFile,
 
 PAYS = 0.7
 """A version whose differences are more than this share of its files is published whole."""
+
+File = tuple[Bytes, list[Region]]
+"""The bytes of a file, and where its tensors are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,17 @@ class DeltaStore(WeightStore):
         self._since_anchor = 0
         self._lock = threading.RLock()
 
-    def publish_shipment(self, shipment: Shipment) -> Manifest:
-        """Write a version. Raises SamplerError if the disk does not take it."""
+    def take(self, shipment: Shipment) -> Callable[[], Manifest]:
+        """Copy the weights as servers get them. What is returned publishes them, in any thread."""
+        parts = cut_into_files(shipment)
+        taken = dict(zip(parts, at_once(lambda _, weights: _assemble(shipment, weights), parts.items()), strict=True))
+        return lambda: self.publish_shipment(shipment, taken)
+
+    def publish_shipment(self, shipment: Shipment, taken: dict[str, File] | None = None) -> Manifest:
+        """Write a version; ``taken`` are its files where the weights may have changed since, and is emptied.
+
+        Raises SamplerError if the disk does not take it.
+        """
         begin = time.perf_counter()
         with self._lock:
             if not self._is_begun:
@@ -79,7 +92,7 @@ class DeltaStore(WeightStore):
             changes: list[Coded | None] = []
 
             def write(folder: Path) -> Contents:
-                return self._write(shipment, folder, coding, changes)
+                return self._write(shipment, taken, folder, coding, changes)
 
             try:
                 manifest = self.publish(shipment.version, write, size=shipment.num_bytes)
@@ -183,14 +196,21 @@ class DeltaStore(WeightStore):
 
         return dict(zip([file.name for file in files], side_by_side(one, files), strict=True))
 
-    def _write(self, shipment: Shipment, folder: Path, coding: list[float], changes: list[Coded | None]) -> Contents:
+    def _write(
+        self,
+        shipment: Shipment,
+        taken: dict[str, File] | None,
+        folder: Path,
+        coding: list[float],
+        changes: list[Coded | None],
+    ) -> Contents:
         parts = cut_into_files(shipment)
         if parts.keys() != self._view.keys():
             self._view = {}
         had = bool(self._view)
 
         def one(name: str, weights: list[str]) -> tuple[WeightFile, Coded | None]:
-            new, regions = _assemble(shipment, weights)
+            new, regions = _assemble(shipment, weights) if taken is None else taken.pop(name)
             found, old = WeightFile(name, new.size, hashlib.sha256(new.data).hexdigest()), self._view.get(name)
             begin = time.perf_counter()
             coded = encode(old, new, regions) if old is not None and old.size == new.size else None
@@ -280,8 +300,8 @@ def _run_in(chain: Path) -> str | None:
     return None
 
 
-def _assemble(shipment: Shipment, weights: list[str]) -> tuple[Bytes, list[Region]]:
-    """The bytes of a file, and where its tensors are."""
+def _assemble(shipment: Shipment, weights: list[str]) -> File:
+    """A file of these weights, as they are now."""
     pieces = [piece for piece in file_pieces(shipment, weights) if len(piece)]
     data = np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces])
     start, regions = len(pieces[0]), []

@@ -30,6 +30,7 @@ from oncurve.rollouts.servers.weight_manifest import NAME, Route, WeightFile, fi
 
 COPY_VARIABLE = "ONCURVE_WEIGHTS_COPY"
 """Environment variable with the folder of the copy. A server that is started again goes on from what is there."""
+PREFIX = "oncurve-copy-"
 DELTA = ".delta"
 """End of the name of a difference, after the name of the file that it belongs to."""
 
@@ -37,13 +38,14 @@ DELTA = ".delta"
 class Mirror:
     """One copy, in a folder that several processes of a machine may share."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        """Without a folder it is in one of its own, which ends with this process."""
+    def __init__(self, root: Path | None = None, *, group: str | None = None) -> None:
+        """Without a folder it is in one of its own, which ends with this process; with ``group``, processes of this
+        machine that say the same have one together, which ends with the first of them."""
         named = os.environ.get(COPY_VARIABLE)
         if root is None and named:
             root = Path(named)
         elif root is None:
-            root = Path(tempfile.mkdtemp(prefix="oncurve-copy-"))
+            root = Path(tempfile.mkdtemp(prefix=PREFIX)) if group is None else _common(group)
             atexit.register(shutil.rmtree, root, ignore_errors=True)
         self.root = root
         self.seconds: dict[str, float] = {}
@@ -166,6 +168,17 @@ class Mirror:
         with (self.root / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _common(group: str) -> Path:
+    """A temporary folder for several processes of this user. Raises ValueError if it is somebody else's."""
+    folder = Path(tempfile.gettempdir()) / f"{PREFIX}{os.getuid()}-{_plain(group)}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise ValueError(
+            f"{folder} belongs to another user; set {COPY_VARIABLE} to a folder for the copy of the weights"
+        )
+    return folder
 
 
 def _plain(name: str) -> str:

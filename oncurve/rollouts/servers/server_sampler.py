@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -72,14 +74,14 @@ class ServerSampler:
         ``chain`` a file from which another sampler goes on with differences."""
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
-        self._matrix_type = matrix_type
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
         more = {"anchor_every": deltas.anchor_every, "chain": chain} if deltas is not None else {}
         self._deltas = DeltaStore(weights_folder, **words, **more) if deltas is not None else None
         self._store = self._deltas or WeightStore(weights_folder, **words)
-        self._prepared: Manifest | None = None
-        self._num_late = 0
-        self._transfer, self._sleep = transfer, sleep
+        self._prepared: tuple[int, Future[Manifest]] | None = None
+        self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
+        self._held_seconds, self._num_late = 0.0, 0
+        self._transfer, self._sleep, self._matrix_type = transfer, sleep, matrix_type
         self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
         if transfer is not None:
             transfer.push.notify = self._say
@@ -112,12 +114,42 @@ class ServerSampler:
     def _say(self, text: str) -> None:
         self.notify(text)
 
-    def prepare(self, policy: PolicyView, version: int) -> None:
-        """Let servers fetch the difference to these weights while they sample from the ones before. ``load_weights``
-        comes next, with the same."""
-        if self._loop is not None and self._deltas is not None and policy.thin_weights() is None:
-            self._prepared = self._write(policy, version)
-            self._loop.call(self.pool.announce(self._prepared))
+    def prepare(self, policy: PolicyView, version: int) -> bool:
+        """Copy these weights and publish them beside whatever comes next: servers fetch them while they sample from the
+        ones before. ``load_weights`` comes next, with the same, and does not read the policy.
+
+        False where weights are not sent as differences: then nothing was copied.
+        """
+        if self._loop is None or self._deltas is None or policy.thin_weights() is not None:
+            return False
+        begin = time.perf_counter()
+        publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
+        self._prepared = version, self._coder.submit(self._publish_ahead, publish)
+        self._held_seconds = time.perf_counter() - begin
+        return True
+
+    def _publish_ahead(self, publish: Callable[[], Manifest]) -> Manifest:
+        manifest = publish()
+        if self._loop is not None:
+            self._loop.call(self.pool.announce(manifest))
+        return manifest
+
+    def _published(self, policy: PolicyView, version: int) -> Manifest:
+        """The weights in files: those that were prepared, or now."""
+        prepared, self._prepared = self._prepared, None
+        try:
+            if prepared is not None and prepared[0] == version:
+                return prepared[1].result()
+            begin = time.perf_counter()
+            manifest = self._write(policy, version)
+            self._held_seconds = time.perf_counter() - begin
+            return manifest
+        except (ValueError, MemoryError) as error:
+            raise SamplerError(
+                f"weights of step {version} cannot be published for the rollout servers: "
+                f"{str(error) or type(error).__name__}. `oncurve resume` goes on from the last checkpoint; with "
+                f"rollouts.deltas=null all weights are sent instead of what changed"
+            ) from error
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Publish the weights and wait until servers have them.
@@ -132,9 +164,7 @@ class ServerSampler:
         if self._transfer is not None:
             self._hand_over(policy, version)
             return
-        manifest, self._prepared = self._prepared, None
-        if manifest is None or manifest.version != version:
-            manifest = self._write(policy, version)
+        manifest = self._published(policy, version)
         if manifest is not self._manifest or not self.pool.ready:
             self._loop.call(self.pool.publish(manifest))
         self._policy, self._manifest = policy, manifest
@@ -255,6 +285,7 @@ class ServerSampler:
             "weights/sent_mb": last.bytes / 1e6,
             "weights/publish_seconds": last.seconds,
             "weights/coding_seconds": last.coding_seconds,
+            "weights/held_seconds": self._held_seconds,
             "weights/sync_seconds": max((server.sync_seconds for server in have), default=0.0),
             "weights/stood_seconds": max((server.stood_seconds for server in have), default=0.0),
             "weights/late_servers": float(self._num_late),
@@ -277,6 +308,7 @@ class ServerSampler:
 
     def close(self) -> None:
         """Let go of the servers, and remove the published weights, but for what a resumed trainer goes on from."""
+        self._coder.shutdown(cancel_futures=True)
         if self._loop is not None:
             self._loop.call(self._shut())
             self._loop.close()

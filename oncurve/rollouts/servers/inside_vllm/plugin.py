@@ -92,7 +92,7 @@ class FileEngine(WeightTransferEngine):
         self._staged: ExitStack | None = None
         self._opened: list[Any] = []
         self._thin: LoraWeights | None = None
-        self._mirror = Mirror()
+        self._mirror = Mirror(group=self.vllm_config.instance_id)  # the workers of a server fetch once
         self._fetches = ThreadPoolExecutor(1, thread_name_prefix="fetches-weights")
         self._ahead: tuple[str, Future[Any]] | None = None
         self._expected: frozenset[str] | None = own_names(self.model_config.model)
