@@ -26,7 +26,7 @@ UNREADABLE = "error: ValueError: not an arithmetic expression"
 MOST_DIGITS = {1: 5, 2: 4}
 """Of the numbers in a story, by the number of its operations."""
 LESSONS_IN_CALLS = 0.7
-"""Of the lessons for two operations. Only there a result is copied into a call."""
+"""Of all lessons. With two operations, only there a result is copied into a call."""
 Operations = Literal[1, 2]
 Part = tuple[str, bool]
 """A text, and whether it is learned from: the calculator's own words are not."""
@@ -87,14 +87,13 @@ def calculator_lessons(count: int, *, seed: int = 0, operations: Operations = 1)
     """Numbers to copy, from the story and from where results will stand. No lesson teaches to call the calculator.
 
     The results have nothing to do with the story. Half of them are made of few different digits, which are the hardest
-    to copy. Most lessons for two operations copy numbers where calls and answers have them, but the tags that open
-    those are given, not learned.
+    to copy. Most lessons copy numbers where calls and answers have them, but the tags that open those are given, not
+    learned.
     """
     rng = Random(f"calculator lessons {operations} {seed}")
     pairs: list[Demonstration] = []
     for drawn, question, _ in _drafts("train", rng, operations, few_digits=0.15):
-        in_calls = operations == 2 and rng.random() < LESSONS_IN_CALLS
-        said = _copied_in_calls(drawn, rng) if in_calls else _copied_in_text(drawn, rng)
+        said = _copied_in_calls(drawn, rng) if rng.random() < LESSONS_IN_CALLS else _copied_in_text(drawn, rng)
         pairs.append((PROMPT.format(question=question), said))
         if len(pairs) == count:
             break
