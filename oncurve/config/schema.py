@@ -73,9 +73,6 @@ class PolicySection(Section):
     """Tokens per forward and backward pass."""
     packing: bool = True
     """No padding, and each prompt once per group; false pads every row."""
-    liger: Literal["auto"] | bool = "auto"
-    """Liger's kernels for norms, SwiGLU and rotary embeddings on a GPU. auto: if installed and equal on a small
-    batch; true: that or an error."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model; only for authors you trust."""
     revision: str | None = None
