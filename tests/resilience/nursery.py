@@ -141,8 +141,6 @@ def _arm(module: str, name: str, call: int) -> None:
 
 
 NEEDED = (
-    "matplotlib.backends.backend_agg",
-    "matplotlib.pyplot",
     "oncurve.commands.examine",
     "oncurve.commands.runs",
     "oncurve.session.resume",
