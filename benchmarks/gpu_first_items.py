@@ -53,7 +53,7 @@ VARIANTS: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         "several updates per batch of rollouts, with log-probabilities from before them",
         (),
     ),
-    "profile": (("run.profile=true",), "times of phases, which wait for the device", ("`run.profile`",)),
+    "profile": (("run.profile_trace_step=2",), "a trace of a step", ("`run.profile_trace_step`",)),
 }
 """Overrides of the word problems, what they prove, and their rows of docs/status.md."""
 

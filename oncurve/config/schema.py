@@ -114,10 +114,8 @@ class RunSection(Section):
     """Write the completions of every so many steps to the run folder."""
     logprobs_of_prompts: Harmless[NonNegative] = 8
     """Prompts of a written step whose token log-probabilities are written too."""
-    profile: bool = False
-    """Time every phase of each step."""
     profile_trace_step: PositiveInt | None = None
-    """Also write a torch profiler trace of this step (the first is 1)."""
+    """Trace this step (the first is 1) with torch's profiler, and sum up where its time goes."""
     max_error_fraction: Harmless[Fraction] = 0.2
     """Stop if grading fails for more than this fraction of a step's completions."""
     track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None

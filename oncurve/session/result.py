@@ -15,7 +15,6 @@ from oncurve.errors import OncurveError
 from oncurve.evaluate.card import run_card
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation
-from oncurve.observe.profile import profile_text
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.summary import summarize
 from oncurve.report.write import write_report
@@ -84,10 +83,7 @@ def report(result: Result, *, console: Console) -> None:
     if len(metrics) > 1:
         compared = comparison.summary() if comparison is not None else None
         text = summarize(metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder))
-        profile = profile_text(result.folder)
-        (result.folder / "summary.txt").write_text(f"{text}\n{profile}\n" if profile else f"{text}\n", encoding="utf-8")
-        if profile and not console.is_jupyter:
-            console.print(profile, highlight=False)
+        (result.folder / "summary.txt").write_text(f"{text}\n", encoding="utf-8")
     if comparison is not None:
         comparison.write(result.folder)
         if not console.is_jupyter:  # where the result shows itself

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from oncurve.rollouts.engine.rows import Capacity, Rows, ends
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
 
-Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Takes the name of a part of sampling ("load", "prefill", "decode") and its function; gives what is called instead."""
 MOVE_BELOW = 0.75
 """Without kernels the running rows are moved together when they fill no more than this share of the slots they span."""
 
@@ -54,7 +51,6 @@ class FusedSampling:
         self.policy, self.backbone, self.params = policy, backbone, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
-        self.around: Around | None = None
         self._first_logits: dict[int, Tensor] = {}
         """Of prompts that were read and some of whose rows still wait."""
         self._flight: Flight | None = None
@@ -84,8 +80,7 @@ class FusedSampling:
         rows = Rows(len(prompts), group_size, room, params)
         lengths = np.array([len(prompt) for prompt in prompts])
         with torch.autocast(self.backbone.device.type, enabled=False):
-            make = Decoder if self.around is None else self.around("load", Decoder)
-            decoder: Decoder = make(
+            decoder = Decoder(
                 self.backbone,
                 head_matrix(self.policy.model),
                 compute_type,
@@ -96,10 +91,6 @@ class FusedSampling:
                 kv_type=self.kv_type,
                 has_spare=self.kv_tokens is None,
             )
-            if self.around is not None:
-                decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
-                decoder.step = self.around("decode", decoder.step)  # type: ignore[method-assign]
-                decoder.draw = self.around("decode", decoder.draw)  # type: ignore[method-assign]
             try:
                 while not rows.is_done:
                     self._admit(decoder, rows, prompts, keys)
@@ -109,8 +100,6 @@ class FusedSampling:
                     for prompt in rows.take_whole():
                         finish(prompt, rows.group(prompt))
             finally:
-                for name in ("prefill", "step", "draw"):  # which hold the decoder, and so its memory for a while
-                    vars(decoder).pop(name, None)
                 self._first_logits.clear()
                 self._flight = None
                 decoder.close()
