@@ -89,7 +89,6 @@ class FusedSampling:
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
                 kv_type=self.kv_type,
-                has_spare=self.kv_tokens is None,
             )
             try:
                 while not rows.is_done:
@@ -128,7 +127,7 @@ class FusedSampling:
         self._land(rows)
         if not len(rows.running):
             return
-        self._arrange(decoder, rows, prompt_lengths)
+        self._arrange(decoder, rows)
         running, places = rows.running, _places(rows, prompt_lengths)
         past, lengths = places[:, 1], places[:, 3]
         last = torch.from_numpy(rows.tokens[running, past])
@@ -149,7 +148,7 @@ class FusedSampling:
         """
         if not decoder.reads_anywhere and _are_sparse(rows):
             self._land(rows)
-            self._arrange(decoder, rows, prompt_lengths)
+            self._arrange(decoder, rows)
         before = self._flight
         flying = np.zeros(0, dtype=np.int64) if before is None else before.rows
         lengths = rows.lengths[rows.running] + np.isin(rows.running, flying)
@@ -181,21 +180,11 @@ class FusedSampling:
         goes_on = rows.finish(running, self._stopped(rows, running, tokens))
         rows.keep(~np.isin(rows.running, running[~goes_on]))
 
-    def _arrange(self, decoder: Decoder, rows: Rows, prompt_lengths: np.ndarray) -> None:
-        """Without kernels, let rows lie as attention reads them best: next to each other, and few of them with a copy
-        of their prompt each."""
-        if decoder.reads_anywhere or not len(rows.running):
-            return
-        running = rows.running
-        if rows.none_waits:
-            places = _places(rows, prompt_lengths)
-            if decoder.should_join(len(running), int(places[:, 3].max())):
-                decoder.join(torch.from_numpy(places), int(rows.lengths[running].max()))
-                rows.line_up()
-                return
-        if _are_sparse(rows):
+    def _arrange(self, decoder: Decoder, rows: Rows) -> None:
+        """Without kernels, let rows lie next to each other."""
+        if not decoder.reads_anywhere and len(rows.running) and _are_sparse(rows):
             moved, to = rows.fill()
-            decoder.move(torch.from_numpy(moved), torch.from_numpy(to), int(rows.lengths[running].max()))
+            decoder.move(torch.from_numpy(moved), torch.from_numpy(to), int(rows.lengths[rows.running].max()))
 
     def _draw(
         self, decoder: Decoder, logits: Tensor, keys: np.ndarray, positions: np.ndarray
