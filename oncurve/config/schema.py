@@ -44,8 +44,6 @@ class PolicySection(Section):
     """{} trains an adapter with the defaults; None trains all weights."""
     quantization: Literal["nf4", "int8"] | None = None
     """Keep the frozen weights under an adapter in 4 or 8 bits (bitsandbytes)."""
-    train_only: tuple[str, ...] = ()
-    """Regular expressions: train only weights with a matching name."""
     parallel: Literal["auto", "none", "ddp", "data_parallel", "fsdp", "deepspeed"] = "auto"
     """How several processes share the model. ddp (older name data_parallel): each has all of it. fsdp: sharded, with
     a copy to sample from. deepspeed: as its file says. auto: ddp for several processes."""

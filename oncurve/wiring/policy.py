@@ -64,7 +64,7 @@ def make_policy(
     from oncurve.model.allocator import keep_freed_memory  # lazy
     from oncurve.policy.distributed import ALONE  # lazy
     from oncurve.policy.half_precision import halve_frozen_matrices  # lazy
-    from oncurve.policy.policy import TrainedPolicy, train_only  # lazy
+    from oncurve.policy.policy import TrainedPolicy  # lazy
     from oncurve.policy.sharding import Sharding  # lazy
 
     device = own_device(config)
@@ -77,8 +77,6 @@ def make_policy(
     loaded = _load_unread(config, device) if by_parts else None
     unread, loaded = loaded or (None, _load(config, device if few_bits else torch.device("cpu"), given))
     model, tokenizer, adapter = loaded
-    if config.policy.train_only:
-        train_only(model, config.policy.train_only)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
     if not few_bits and unread is None:
