@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread o
 import pytest
 
 if TYPE_CHECKING:
+    from nursery import Nursery
     from pretend_gpu import PretendGpu
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -134,6 +135,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Processes of Python that need not import torch, since they are forked from one that has."""
+    from nursery import Nursery
+
+    made = Nursery(tmp_path_factory.mktemp("output"))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

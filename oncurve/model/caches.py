@@ -43,3 +43,19 @@ class LayerCache:
         """Let the first positions of the completions in these slots lie in other slots."""
         held = self.own[:, :, :, :positions]
         held[:, to] = held[:, slots]
+
+    def row(self, slot: int, positions: int) -> Tensor:
+        """A copy of the first positions (whole blocks) of a completion."""
+        return self.own[:, slot, :, :positions].clone()
+
+    def put_row(self, slot: int, held: Tensor) -> None:
+        """Put a copy into a slot."""
+        self.own[:, slot, :, : held.shape[2]] = held
+
+    def prompt(self, slot: int) -> tuple[Tensor, Tensor]:
+        """A copy of a prompt."""
+        return self.prompt_keys[slot].clone(), self.prompt_values[slot].clone()
+
+    def put_prompt(self, slot: int, held: tuple[Tensor, Tensor]) -> None:
+        """Put a copy into a prompt's slot, of a cache with as many positions."""
+        self.prompt_keys[slot], self.prompt_values[slot] = held

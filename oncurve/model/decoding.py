@@ -108,7 +108,7 @@ class Decoder:
         residual, added = (part.index_select(0, layout.predicts) for part in (residual, added))
         norm, epsilon = self.backbone.body.norm.weight, self.backbone.sizes.epsilon
         _, hidden, _ = self.ops.add_norm(residual, added, norm, epsilon, self.backbone.wide)
-        return self._logits(hidden)
+        return self.logits(hidden)
 
     def end_prompts(self) -> None:
         """No prompt is read from now on: kernels decode with weights in an order of their own and need no others."""
@@ -122,8 +122,34 @@ class Decoder:
         ``places`` holds for each row its slot, its tokens so far, its prompt's slot and the prompt's tokens [R, 4]. All
         three lie on the CPU.
         """
+        return self.logits(self.hidden(tokens, positions, places))
+
+    def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+        """The normed output of the last layer [R, H] after the same."""
         self._grow(int(places.numpy()[:, 1].max()) + 1)
-        return self._logits(self.layers(tokens, self.angles, positions, places, self.caches))
+        return self.layers(tokens, self.angles, positions, places, self.caches)
+
+    def row(self, slot: int, tokens: int) -> list[Tensor]:
+        """Copies of the keys and values of a row's first tokens, layer by layer."""
+        return [cache.row(slot, whole_blocks(tokens)) for cache in self.caches]
+
+    def put_row(self, slot: int, held: Sequence[Tensor]) -> None:
+        """Let a row go on from such copies."""
+        self._grow(held[0].shape[2])
+        for cache, part in zip(self.caches, held, strict=True):
+            cache.put_row(slot, part)
+
+    def prompt(self, slot: int) -> list[tuple[Tensor, Tensor]]:
+        """Copies of the keys and values of a prompt, layer by layer."""
+        return [cache.prompt(slot) for cache in self.caches]
+
+    def put_prompt(self, slot: int, held: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Put such copies into a slot; False if there are none, or they are of buffers of another size."""
+        if not held or held[0][0].shape != self.caches[0].prompt_keys.shape[1:]:
+            return False
+        for cache, part in zip(self.caches, held, strict=True):
+            cache.put_prompt(slot, part)
+        return True
 
     @property
     def draws(self) -> bool:
@@ -147,7 +173,7 @@ class Decoder:
         self._grow(int(places.numpy()[:, 1].max()) + 1)
 
         def choose_of(hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-            return choose(self._logits(hidden), uniform)
+            return choose(self.logits(hidden), uniform)
 
         asked = (tokens, self.angles, positions, places, self.caches)
         return self.layers.draw(*asked, uniform=uniform, choose=choose_of)
@@ -163,7 +189,7 @@ class Decoder:
             self.layers.layers.clear()
         torch.cuda.empty_cache()
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Of normed hidden states [R, H], by the products of training."""
         return self.ops.logits(hidden, self.head, self.words)
 

@@ -142,6 +142,11 @@ def reads_answer(function: Callable[..., Any]) -> bool:
     return bool({*ANSWER_NAMES, "row"} & {*asked[1:]}) or len(asked) == 2
 
 
+def asks_for(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of this name."""
+    return name in _parameters(function)
+
+
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     signature = attempt(lambda: inspect.signature(function))
     if isinstance(signature, Failure):

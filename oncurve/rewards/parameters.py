@@ -18,7 +18,7 @@ ANSWER_NAMES = (
 ROW_NAMES = ("prompt", "row")
 """Further names that a function of one completion may ask for."""
 BATCH_NAMES = (
-    "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric",
+    "prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric",
 )  # fmt: skip
 """Names that a function in TRL's style gets besides the columns."""
 

@@ -89,7 +89,8 @@ def make_parts(
     algorithm = wiring.make_algorithm(config)
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
     if processes.count > 1:
-        reward_function = ShardedRewards(reward_function, processes, interruption)
+        at_main = config.rollouts.type == "servers" and bool(config.rollouts.environments)
+        reward_function = ShardedRewards(reward_function, processes, interruption, main_grades_all=at_main)
     else:
         reward_function = wiring.with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)

@@ -45,14 +45,15 @@ class ShardedSampler:
     ) -> list[Group]:
         """One group per prompt, in order, on every process. All processes must call it with the same prompts."""
         places = own_places(prompts, self.processes)
-        mine = [prompts[place] for place in places]
+        mine, own = [prompts[place] for place in places], dict[int, Group]()
 
         def sample_share() -> list[tuple[int, tuple[Completion, ...]]]:
             groups = self.sampler.sample(mine, group_size, step=step, params=params) if mine else []
-            return [(place, _sendable(group)) for place, group in zip(places, groups, strict=True)]
+            own.update(zip(places, groups, strict=True))
+            return [(place, _sendable(group)) for place, group in own.items()]
 
         sampled = dict(together(sample_share, self.processes, self.interruption))
-        return [Group(prompt, sampled[place]) for place, prompt in enumerate(prompts)]
+        return [own.get(place) or Group(prompt, sampled[place]) for place, prompt in enumerate(prompts)]
 
     def close(self) -> None:
         """Give back what the sampler took."""
@@ -78,14 +79,15 @@ class MainRankSampler:
     ) -> list[Group]:
         """One group per prompt, in order, on every process. All processes must call it."""
 
+        own: list[Group] = []
+
         def sample_all() -> list[tuple[Completion, ...]]:
-            if self.sampler is None:
-                return []
-            groups = self.sampler.sample(prompts, group_size, step=step, params=params)
-            return [_sendable(group) for group in groups]
+            if self.sampler is not None:
+                own.extend(self.sampler.sample(prompts, group_size, step=step, params=params))
+            return [_sendable(group) for group in own]
 
         sampled = together(sample_all, self.processes, self.interruption)
-        return [Group(prompt, completions) for prompt, completions in zip(prompts, sampled, strict=True)]
+        return own or [Group(prompt, completions) for prompt, completions in zip(prompts, sampled, strict=True)]
 
     def close(self) -> None:
         """Let go of the servers."""
@@ -99,17 +101,30 @@ def _sendable(group: Group) -> tuple[Completion, ...]:
 
 
 class ShardedRewards:
-    """Every process grades the completions of its share of the prompts; all of them get all rewards."""
+    """Every process grades the completions of its share of the prompts; all of them get all rewards.
+
+    A share is what the process sampled, so that environments are graded where they live.
+    """
 
     def __init__(
-        self, function: RewardFunction, processes: Processes, interruption: Interruption | None = None
+        self,
+        function: RewardFunction,
+        processes: Processes,
+        interruption: Interruption | None = None,
+        *,
+        main_grades_all: bool = False,
     ) -> None:
+        """With ``main_grades_all`` the first process, which sampled everything, grades everything."""
         self.function, self.processes, self.name = function, processes, function.name
+        self.main_grades_all = main_grades_all
         self.interruption = interruption or Interruption(is_alone=False)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, on every process. All processes must call it with the same completions."""
-        places = own_places(prompts, self.processes)
+        if self.main_grades_all:
+            places = list(range(len(prompts))) if self.processes.is_main else []
+        else:
+            places = own_places(prompts, self.processes)
         mine = [(prompts[place], completions[place]) for place in places]
 
         def grade_share() -> list[tuple[int, Reward]]:

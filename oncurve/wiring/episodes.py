@@ -47,7 +47,7 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
 
         return with_agent(sampler, config, given)
     made = EpisodeSampler(sampler, make_sampling(config), make_setup(config, given))
-    made.keeps_environments = not config.rollouts.staleness
+    made.staleness = config.rollouts.staleness
     return made
 
 

@@ -223,11 +223,16 @@ def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> Reward
 
             return Programs(allow=reward.isolation, **reward_options(reward, "isolation"))
         case CustomReward():
-            from oncurve.rewards.custom import from_function, load_function  # lazy
+            from oncurve.rewards.custom import asks_for, from_function, load_function  # lazy
 
             function = load_function(reward.function)
             _check_parameters(function, reward.function, around)
             if reward.isolate:
+                if asks_for(function, "environments"):
+                    raise ConfigError(
+                        f"rewards: {reward.function} asks for environments, which live in the trainer's process. Set "
+                        f"isolate=false for this reward"
+                    )
                 from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
 
                 return SubprocessReward(reward.function, name=reward.name, timeout_seconds=reward.timeout_seconds)

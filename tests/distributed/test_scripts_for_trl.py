@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from nursery import Nursery
+
 TOGETHER = """
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -39,18 +39,16 @@ if __name__ == "__main__":
 """
 
 
-def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_train_what_one_does(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(TOGETHER)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     for words, batch, name in (
         (["oncurve", "trl"], 16, "one"),
         (["oncurve", "trl", "--processes", "2"], 8, "two"),
         ([*torchrun, "oncurve", "trl"], 8, "launched_and_joined"),
     ):
-        command = [sys.executable, "-m", *words, "train.py", str(batch), name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
+        done = nursery.run_python("-m", *words, "train.py", batch, name)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f'"processes": {1 if name == "one" else 2}' in Path("out/eval_results.json").read_text()
     alone = load_file("one/model.safetensors")

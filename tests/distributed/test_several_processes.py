@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file
 
 from oncurve.observe.record import read_metrics
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 SHORT = (
     "run.steps=2",
@@ -24,18 +25,16 @@ SHORT = (
 )
 
 
-def train(folder: Path, name: str, *arguments: str) -> Path:
+def train(nursery: Nursery, folder: Path, name: str, *arguments: str) -> Path:
     own = (*SHORT, f"run.folder={folder}", f"run.name={name}", *arguments)
-    command = [sys.executable, "-c", "from oncurve.cli.app import main; main()", "train", "word_problems", *own]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    status, said = nursery.run("train", "word_problems", *own)
+    assert status == 0, said[-4000:]
     return folder / name
 
 
-def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
-    alone = train(tmp_path, "alone")
-    both = train(tmp_path, "both", "--processes", "2")
+def test_two_processes_make_the_run_of_one(nursery: Nursery, tmp_path: Path) -> None:
+    alone = train(nursery, tmp_path, "alone")
+    both = train(nursery, tmp_path, "both", "--processes", "2")
     one, two = (load_file(run / "model" / "model.safetensors") for run in (alone, both))
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
     rows, others = read_metrics(alone), read_metrics(both)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
-import sys
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,6 +21,9 @@ from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.rollouts.servers.teacher_server import TeacherServer
 from oncurve.settings import Deadlines
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 HINT = "The answer is {answer}."
 
@@ -55,22 +58,14 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(teacher: Path) -> Iterator[str]:
-    words = [sys.executable, "-m", "oncurve", "serve", str(teacher), "--port", "0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if found := re.search(r"http://[\d.]+:\d+", line):
-                break
-        else:
-            pytest.fail(said)
-        yield found[0]
-    finally:
-        process.terminate()
-        process.communicate()
+def served(nursery: Nursery, teacher: Path) -> Iterator[str]:
+    child = nursery.start("serve", teacher, "--port", 0)
+    while not (found := re.search(r"http://[\d.]+:\d+", child.output)):
+        assert child.is_running(), child.output
+        time.sleep(0.01)
+    yield found[0]
+    child.kill(signal.SIGTERM)
+    assert child.wait() == 0, child.output
 
 
 def test_a_teacher_behind_a_server_teaches_what_one_in_process_does(teacher: Path, served: str, tmp_path: Path) -> None:

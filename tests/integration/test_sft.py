@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +15,9 @@ from oncurve.cli.app import app
 from oncurve.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.session.trainer import Trainer
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 ROWS = [{"prompt": f"User: {a}+{b}?\nAssistant:", "completion": f" It is {a + b}."} for a in range(8) for b in range(6)]
 PLAIN: dict[str, Any] = {
@@ -93,13 +94,12 @@ def test_rows_with_nothing_to_learn_get_one_message(tmp_path: Path, monkeypatch:
     assert "rows.jsonl, line 1: 'completion' is empty" in str(done.exception)
 
 
-def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+def test_two_processes_learn_what_one_does(nursery: Nursery, tmp_path: Path) -> None:
     small = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=4", "rollouts.max_completion_tokens=24"]
     losses = []
     for name, more in (("one", []), ("two", ["--processes", "2"])):
-        words = [sys.executable, "-m", "oncurve", "sft", "word_problems", *small, f"run.name={name}", *more]
-        ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        status, said = nursery.run("sft", "word_problems", *small, f"run.name={name}", *more, cwd=tmp_path)
+        assert status == 0, said
         losses.append([row["sft/loss"] for row in read_metrics(tmp_path / "runs" / name) if row["step"]])
     assert len(losses[0]) == 2
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)

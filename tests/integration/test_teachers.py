@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -23,6 +21,9 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import Component, weight_parts
 from oncurve.recipes.find import find_recipe
 from oncurve.session.trainer import Trainer
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 SMALL = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=4", "evaluation.every_steps=0",
          "rollouts.max_completion_tokens=24"]  # fmt: skip
@@ -81,13 +82,13 @@ def test_a_run_that_was_left_ends_at_the_same_bits(place: Path) -> None:
     assert weights(trainer.resume().folder) == weights(whole.folder)
 
 
-def test_two_processes_learn_what_one_does(place: Path) -> None:
+def test_two_processes_learn_what_one_does(nursery: Nursery, place: Path) -> None:
     found = []
     two = ["--processes", "2"]
     for name, more in (("one", []), ("two", two), ("cut", [*two, "policy.parallel=fsdp"])):
-        words = [sys.executable, "-m", "oncurve", "train", "distil_word_problems", *SMALL, f"run.name={name}", *more]
-        ended = subprocess.run(words, cwd=place, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        words = ["train", "distil_word_problems", *SMALL, f"run.name={name}", *more]
+        status, said = nursery.run(*words, cwd=place)
+        assert status == 0, said
         found.append(kls(place / "runs" / name))
     assert len(found[0]) == 2
     assert found[0] == pytest.approx(found[1], abs=1e-5)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from processes import run_programs
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 PROGRAM = '''
 import sys
@@ -83,17 +87,17 @@ KINDS = ("lambda", "closure", "method", "async", "trl", "ours", "object")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+def told(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
     """What a program with another source, and then the one that began, say when they resume."""
     folder = tmp_path_factory.mktemp("kinds")
     for name, weight in (("mine", 0.5), ("changed", 0.25)):
         (folder / name).mkdir()
         (folder / name / "program.py").write_text(PROGRAM.format(weight=weight))
-    begun = run_programs([folder / "mine" / "program.py", folder, "begin", *KINDS])
+    begun = run_programs(nursery, [folder / "mine" / "program.py", folder, "begin", *KINDS])
     assert begun.returncode == 0, begun.stderr
-    changed = run_programs([folder / "changed" / "program.py", folder, "resume", *KINDS])
+    changed = run_programs(nursery, [folder / "changed" / "program.py", folder, "resume", *KINDS])
     assert changed.returncode == 0, changed.stderr
-    resumed = run_programs([folder / "mine" / "program.py", folder, "resume", *KINDS])
+    resumed = run_programs(nursery, [folder / "mine" / "program.py", folder, "resume", *KINDS])
     assert resumed.returncode == 0, resumed.stderr
     return changed.stdout, resumed.stdout, folder
 

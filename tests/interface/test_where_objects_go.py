@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from processes import run_programs
 from safetensors.torch import load_file
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 START = """
 import gc, os, random, sys, threading
@@ -108,10 +112,10 @@ def model(folder: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 @linux
-def test_servers_of_its_own_and_two_processes_end_where_one_process_does(tmp_path: Path) -> None:
+def test_servers_of_its_own_and_two_processes_end_where_one_process_does(nursery: Nursery, tmp_path: Path) -> None:
     path = program(tmp_path, TRAIN)
     for case, count in (("alone", 1), ("served", 1), ("two", 2)):
-        ended = run_programs([path, tmp_path, case], count=count)
+        ended = run_programs(nursery, [path, tmp_path, case], count=count)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert set(re.findall(r"LEFT (\d+)", ended.stdout)) == {"0"}
     alone = model(tmp_path, "alone")
@@ -122,22 +126,22 @@ def test_servers_of_its_own_and_two_processes_end_where_one_process_does(tmp_pat
 
 @linux
 @pytest.mark.parametrize("case", ["own rows", "own weight"])
-def test_processes_that_were_given_other_things_are_told(case: str, tmp_path: Path) -> None:
-    ended = run_programs([program(tmp_path, TRAIN), tmp_path, case], count=2)
+def test_processes_that_were_given_other_things_are_told(case: str, nursery: Nursery, tmp_path: Path) -> None:
+    ended = run_programs(nursery, [program(tmp_path, TRAIN), tmp_path, case], count=2)
     assert ended.returncode != 0
     assert "REFUSED" in ended.stdout
     assert re.search(r"process \d has another (training prompts|rows or rewards) than process \d", ended.stdout)
 
 
 @linux
-def test_a_server_of_another_process_samples_for_a_program_with_objects(tmp_path: Path) -> None:
-    ended = run_programs([program(tmp_path, SERVED), tmp_path, "apart"])
+def test_a_server_of_another_process_samples_for_a_program_with_objects(nursery: Nursery, tmp_path: Path) -> None:
+    ended = run_programs(nursery, [program(tmp_path, SERVED), tmp_path, "apart"])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "SEEN 24" in ended.stdout  # four before, two steps of eight, four after
 
 
 @linux
-def test_nobody_is_left_when_a_trainer_is_garbage(tmp_path: Path) -> None:
-    ended = run_programs([program(tmp_path, GARBAGE), tmp_path, "garbage"])
+def test_nobody_is_left_when_a_trainer_is_garbage(nursery: Nursery, tmp_path: Path) -> None:
+    ended = run_programs(nursery, [program(tmp_path, GARBAGE), tmp_path, "garbage"])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.findall("LEFT .*", ended.stdout) == ["LEFT 0 ['MainThread']", "LEFT 0"]

@@ -9,11 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from oncurve.errors import ConfigError
 from oncurve.policy.environment import ALONE, RankInfo, first_host, read_place
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 STANDARD = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 SLURM = {
@@ -119,13 +123,11 @@ def test_the_launcher_of_deepspeed_starts_a_run_under_zero_that_is_resumed(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", list(LAUNCHERS))
-def test_a_launcher_starts_a_run_of_two_processes(launcher: str, tmp_path: Path) -> None:
+def test_a_launcher_starts_a_run_of_two_processes(launcher: str, nursery: Nursery, tmp_path: Path) -> None:
     if launcher == "accelerate" and shutil.which("accelerate", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("accelerate is not installed")
     words = [*WORDS, f"run.folder={tmp_path}", "run.name=run"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, *LAUNCHERS[launcher], *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    done = nursery.run_python(*LAUNCHERS[launcher], *words)
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
     assert done.stdout.count("run finished") == 1, "process 0 speaks for both"
     manifest = next((tmp_path / "run" / "checkpoints").glob("step_*/manifest.json")).read_text()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from oncurve.errors import LostProcess
 from oncurve.launch import local
 from oncurve.launch.local import Crew, run_processes
 from oncurve.session.run_status import clear_unbegun, progress_of
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 SCRIPT = """
 import os, signal, sys, time
@@ -156,29 +160,25 @@ SHORT = (
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_starts_again_by_itself(tmp_path: Path) -> None:
-    def command(name: str, *more: str) -> list[str]:
-        words = [*SHORT, f"run.folder={tmp_path}", f"run.name={name}", "--processes", "2", *more]
-        return [sys.executable, "-m", "oncurve", "train", "word_problems", *words]
+def test_a_run_of_two_processes_starts_again_by_itself(nursery: Nursery, tmp_path: Path) -> None:
+    def words(name: str, *more: str) -> list[str]:
+        own = [f"run.folder={tmp_path}", f"run.name={name}", "--processes", "2", *more]
+        return ["train", "word_problems", *SHORT, *own]
 
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with (tmp_path / "log.txt").open("w") as log:
-        struck = subprocess.Popen(
-            command("struck", "--restarts", "2"), env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
+    struck = nursery.start(*words("struck", "--restarts", "2"))
     rows = tmp_path / "struck" / "metrics.jsonl"
-    while struck.poll() is None and not (rows.exists() and '"step": 3' in rows.read_text()):
+    while struck.is_running() and not (rows.exists() and '"step": 3' in rows.read_text()):
         time.sleep(0.01)
     children = Path(f"/proc/{struck.pid}/task/{struck.pid}/children").read_text().split()
     os.kill(int(children[1]), signal.SIGKILL)
-    assert struck.wait(timeout=200) == 0, (tmp_path / "log.txt").read_text()
-    said = (tmp_path / "log.txt").read_text()
+    assert struck.wait() == 0, struck.output
+    said = struck.output
     assert "process 1 of 2 was killed by SIGKILL" in said
     assert "1. time of 2" in said
-    done = subprocess.run(command("clean"), env=environment, capture_output=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stdout
+    status, told = nursery.run(*words("clean"))
+    assert status == 0, told
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("struck", "clean")]
     assert weights[0] == weights[1]
-    again = subprocess.run(command("clean", "--resume"), env=environment, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, "what is finished needs nothing"
-    assert "run finished" in again.stdout
+    status, told = nursery.run(*words("clean", "--resume"))
+    assert status == 0, "what is finished needs nothing"
+    assert "run finished" in told

@@ -5,24 +5,15 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "resilience"))
-
-from nursery import Child, Nursery
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    made = Nursery(tmp_path_factory.mktemp("output"))
-    yield made
-    made.close()
+if TYPE_CHECKING:
+    from nursery import Child, Nursery
 
 
 @pytest.fixture

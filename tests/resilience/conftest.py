@@ -6,13 +6,15 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from nursery import Child, Nursery
+
+if TYPE_CHECKING:
+    from nursery import Child, Nursery
 
 TREE: dict[str, Any] = {
     "data": {"type": "jsonl", "template": "question_only"},
@@ -24,13 +26,6 @@ TREE: dict[str, Any] = {
     "run": {"steps": 8, "prompts_per_step": 3, "save_every_steps": 2, "keep_checkpoints": 3, "rollouts_every_steps": 1},
 }
 """Four steps of data for eight steps, so that prompts come again."""
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    made = Nursery(tmp_path_factory.mktemp("output"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -147,14 +145,12 @@ def test_two_trainers_with_servers_make_the_run_of_one_alone(
     assert status == 0, said
     first, _ = serve(), serve()
     both = recipe(tmp_path / "both", **sizes | {"rollouts": on_servers(tmp_path)})
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "oncurve", "train", both]
-    log = tmp_path / "both.txt"
-    with log.open("wb") as file:
-        trainers = subprocess.Popen([sys.executable, *map(str, torchrun)], stdout=file, stderr=file)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    trainers = nursery.python(*torchrun, "-m", "oncurve", "train", both)
     run = tmp_path / "both" / "run"
-    wait_for(lambda: reaches(run, 2, "sample") or trainers.poll() is not None, told=log.read_text)
+    wait_for(lambda: reaches(run, 2, "sample") or not trainers.is_running(), told=lambda: trainers.output)
     first.kill()
-    assert trainers.wait(timeout=200) == 0, log.read_text()
+    assert trainers.wait() == 0, trainers.output
     assert [sampled(run, step) for step in range(1, 7)] == [
         sampled(tmp_path / "alone" / "run", step) for step in range(1, 7)
     ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
+import re
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -19,6 +20,9 @@ from served import Listener
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.agents.conversation_frames import TagFrames
 from oncurve.rollouts.serving.http_app import SamplingServer
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 TOKEN = "a secret"
 
@@ -164,21 +168,16 @@ def test_who_has_no_token_gets_nothing(client: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_serves_chats(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "oncurve", "serve", "embedded", "--port", "0"]
-    command += ["--set", "data.template=think_answer"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    try:
-        assert process.stdout is not None
-        url = next(line.split()[-1] for line in process.stdout if "serving on" in line)
-        question = say("Tom has 3 apples and buys 4 more. How many has he?")
-        with httpx.Client(base_url=url, trust_env=False, timeout=None) as made:
-            answer = made.post(
-                "/session/mine/v1/chat/completions", json={"messages": question, "max_tokens": 40}
-            ).json()
-            [row] = made.get("/session/mine").json()["conversations"]
-        assert row["prompt"] == f"User: {question[0]['content']}\nAssistant: <think>"
-        assert row["segments"][0]["text"] == answer["choices"][0]["message"]["content"]
-    finally:
-        process.terminate()
-        process.communicate()
+def test_the_command_serves_chats(nursery: Nursery, tmp_path: Path) -> None:
+    child = nursery.start("serve", "embedded", "--port", 0, "--set", "data.template=think_answer", cwd=tmp_path)
+    while not (found := re.search(r"serving on (\S+)\n", child.output)):
+        assert child.is_running(), child.output
+        time.sleep(0.01)
+    question = say("Tom has 3 apples and buys 4 more. How many has he?")
+    with httpx.Client(base_url=found[1], trust_env=False, timeout=None) as made:
+        answer = made.post("/session/mine/v1/chat/completions", json={"messages": question, "max_tokens": 40}).json()
+        [row] = made.get("/session/mine").json()["conversations"]
+    assert row["prompt"] == f"User: {question[0]['content']}\nAssistant: <think>"
+    assert row["segments"][0]["text"] == answer["choices"][0]["message"]["content"]
+    child.kill(signal.SIGTERM)
+    assert child.wait() == 0, child.output

@@ -347,7 +347,7 @@ HEADER = (2).to_bytes(8, "little") + b"{}"
 def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
     calls: tuple[int, ...], way: str, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where: Any = (Decoder, "step")
+    where: Any = (Decoder, "hidden")
     if way == "module":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)
         where = (ModuleSampling, "_forward")

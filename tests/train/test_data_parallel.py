@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-from oncurve.records import Completion, Group, Prompt
-from oncurve.train.data_parallel import MainRankSampler
+from oncurve.records import Completion, Group, Prompt, Reward
+from oncurve.train.data_parallel import MainRankSampler, ShardedRewards
 
 PROMPTS = [Prompt("", (1,), 0), Prompt("", (2,), 1)]
 
@@ -25,6 +26,8 @@ class TwoThreads:
         outer = self
 
         class Own:
+            count, is_main = 2, rank == 0
+
             def all_gather(self, mine: Any) -> list[Any]:
                 outer.given[rank] = mine
                 outer.barrier.wait()
@@ -73,3 +76,36 @@ def test_the_first_process_samples_for_all() -> None:
     assert {one.policy_version for group in first[0] for one in group.completions} == {5}
     assert first[1] == []
     assert [policy.times for policy in policies] == [1, 1], "weights in parts are put together by all"
+
+
+class WithEnvironments(Numbered):
+    def sample(self, prompts: list[Prompt], group_size: int, **options: Any) -> list[Group]:
+        groups = super().sample(prompts, group_size, **options)
+        return [
+            replace(group, completions=tuple(replace(one, environment=threading.Lock()) for one in group.completions))
+            for group in groups
+        ]
+
+
+class NeedsEnvironments:
+    name = "needs"
+
+    def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> list[Reward]:
+        assert all(one.environment is not None for one in completions)
+        return [Reward(float(one.token_ids[0])) for one in completions]
+
+
+def test_the_first_process_grades_the_environments_that_it_holds() -> None:
+    threads = TwoThreads()
+
+    def work(rank: int) -> list[Reward]:
+        own = threads.of(rank)
+        sampler = MainRankSampler(WithEnvironments() if rank == 0 else None, own)  # type: ignore[arg-type]
+        groups = sampler.sample(PROMPTS, 3)
+        grader = ShardedRewards(NeedsEnvironments(), own, main_grades_all=True)  # type: ignore[arg-type]
+        prompts = [group.prompt for group in groups for _ in group.completions]
+        return grader(prompts, [one for group in groups for one in group.completions])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(work, range(2))
+    assert first == second == [Reward(value) for value in (0.0, 1.0, 2.0)] * 2

@@ -12,6 +12,7 @@ from oncurve.records import Completion, EpisodeEnd, FinishReason, Prompt, Reward
 from oncurve.rollouts.episodes.environments import Environment, Kind
 from oncurve.rollouts.episodes.tools import CallRequest, Tool
 from oncurve.rollouts.episodes.turns import Sampled
+from oncurve.rollouts.serving.row_memory import KeptRow
 
 
 @dataclass(eq=False)
@@ -31,6 +32,8 @@ class Episode:
     prompt_ids: tuple[int, ...]
     own_prompt: str | None = None
     environment: Environment | None = None
+    kept: KeptRow = field(default_factory=KeptRow)
+    """Its keys and values while it waits."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
@@ -77,7 +80,7 @@ class Episode:
         """Everything that the next turn goes on from."""
         return (*self.prompt_ids, *self.token_ids)
 
-    def completion(self, text: str, version: int, *, keeps_environment: bool) -> Completion:
+    def completion(self, text: str, version: int) -> Completion:
         """The record of it."""
         return Completion(
             self.prompt_ids,
@@ -94,7 +97,7 @@ class Episode:
             failure_detail=self.failure.detail if self.failure is not None else "",
             environment_reward=self.reward,
             waiting_seconds=self.waiting_seconds,
-            environment=self.environment.inner if keeps_environment and self.environment is not None else None,
+            environment=self.environment.inner if self.environment is not None else None,
         )
 
 

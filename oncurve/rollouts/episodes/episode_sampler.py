@@ -37,12 +37,14 @@ class EpisodeSampler:
     def __init__(self, sampler: TurnSampler, params: SamplingParams, setup: EpisodeSetup) -> None:
         self.sampler, self.params, self.setup = sampler, params, setup
         self.on_group: Callable[[Group], None] | None = None
-        self.keeps_environments = True
-        """Completions carry their environments until the next call, for reward functions that ask for them."""
+        self.staleness = 0
+        """Completions carry their environments until so many steps more and one are sampled, for reward functions that
+        ask for them."""
         self._policy: PolicyView | None = None
         self._version = 0
         self._dialect: Dialect | None = None
-        self._kept: list[Any] = []
+        self._kept: list[tuple[int | None, list[Any]]] = []
+        """Environments that are open, with their step; None where something is measured."""
         self._workers = Workers(setup.limits.threads)
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
@@ -63,32 +65,43 @@ class EpisodeSampler:
         """
         if self._policy is None or self._dialect is None:
             raise SamplerError("the sampler has no weights yet; call load_weights before sample")
-        self._close_kept()
+        self._close_kept(None if params is not None else step)
         if not prompts:
             return []
+        kept: tuple[int | None, list[Any]] = (None if params is not None else step, [])
+        self._kept.append(kept)
         params = params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._dialect.stop))))
         turns = self.sampler.turns(params, step=step, post=self._workers.post)
-        run = _Run(self, self._policy, self._dialect, params, turns, self._version)
+        run = _Run(self, self._policy, self._dialect, params, turns, self._version, environments=kept[1])
         try:
             return run.all_groups(prompts, group_size, step)
         finally:
             turns.close()
             run.close()
-            self._kept = run.environments if self.keeps_environments else []
 
     def close(self) -> None:
         """Close environments, end threads, give back what the sampler took."""
-        self._close_kept()
+        self._close(self._kept)
         self._workers.close()
         for tool in self.setup.tools.values():
             if tool.close is not None:
                 tool.close()
         self.sampler.close()
 
-    def _close_kept(self) -> None:
-        kept, self._kept = self._kept, []
-        close_all(kept, self._workers, self.setup.limits.environment_seconds)
+    def _close_kept(self, step: int | None) -> None:
+        """Close environments of measurements, and those of steps whose grading is over when ``step`` is sampled."""
+        self._close(
+            [one for one in self._kept if one[0] is None or (step is not None and self._is_graded(one[0], step))]
+        )
+
+    def _is_graded(self, earlier: int, step: int) -> bool:
+        return abs(earlier - step) > self.staleness
+
+    def _close(self, closing: list[tuple[int | None, list[Any]]]) -> None:
+        self._kept = [one for one in self._kept if all(one is not other for other in closing)]
+        environments = [made for _, kept in closing for made in kept]
+        close_all(environments, self._workers, self.setup.limits.environment_seconds)
 
 
 class _Run:
@@ -102,14 +115,15 @@ class _Run:
         params: SamplingParams,
         turns: Turns,
         version: int,
+        *,
+        environments: list[Any],
     ) -> None:
+        """``environments`` takes those that are to be closed."""
         self.setup, self.limits, self.workers = owner.setup, owner.setup.limits, owner._workers
-        self.keeps, self.on_group = owner.keeps_environments, owner.on_group
+        self.on_group, self.environments = owner.on_group, environments
         self.dialect, self.params, self.turns, self.version = dialect, params, turns, version
         self.tokenizer = policy.tokenizer
         self.end_ids = end_token_ids(policy.model, policy.tokenizer)
-        self.environments: list[Any] = []
-        """Those that are to be closed."""
         self._groups: dict[int, Group] = {}
         self._episodes: dict[int, list[Episode]] = {}
         self._left: dict[int, int] = {}
@@ -144,11 +158,8 @@ class _Run:
         return [self._groups[place] for place in range(len(prompts))]
 
     def close(self) -> None:
-        """Nothing that comes later is listened to; environments that are not handed on are closed."""
+        """Nothing that comes later is listened to."""
         self._is_over = True
-        if not self.keeps:
-            close_all(self.environments, self.workers, self.limits.environment_seconds)
-            self.environments = []
 
     def _begin(self, episode: Episode, kind: Kind, seed: int) -> None:
         """Reset the episode's environment, and ask for the first turn behind its words."""
@@ -208,7 +219,8 @@ class _Run:
         for episode in episodes:
             episode.started = first.started
         keys = tuple(turn_key(episode.key, episode.num_turns) for episode in episodes)
-        asked = Ask(first.read_ids, keys, room, lambda place, got: self._took(episodes[place], got, room))
+        rows = tuple(episode.kept for episode in episodes)
+        asked = Ask(first.read_ids, keys, room, lambda place, got: self._took(episodes[place], got, room), rows)
         if self.setup.is_deterministic:
             self._held.append((first.place, first.index, asked))
         else:
@@ -219,6 +231,8 @@ class _Run:
 
         Who is in the batch decides how sums are rounded, so that the same run twice must have the same batches.
         """
+        for episode in (one for group in self._episodes.values() for one in group if one.ended):
+            episode.kept.forget()
         held, self._held = sorted(self._held, key=lambda one: one[:2]), []
         for _, _, asked in held:
             self.turns.ask(asked)
@@ -350,7 +364,7 @@ class _Run:
                 self._whole(episode)
 
         def messages() -> list[dict[str, Any]]:
-            return messages_of(episode.completion(self._text(episode.token_ids), self.version, keeps_environment=False))
+            return messages_of(episode.completion(self._text(episode.token_ids), self.version))
 
         self._call(episode, partial(environment.reward, messages), rewarded, is_environment=True)
 
@@ -366,15 +380,14 @@ class _Run:
 
     def _whole(self, episode: Episode) -> None:
         """The episode is over; its group may be whole."""
+        if not self.setup.is_deterministic:  # else when a round begins: which rows make room must not depend on time
+            episode.kept.forget()
         place = episode.place
         self._left[place] -= 1
         if self._left[place]:
             return
         del self._left[place]
-        completions = tuple(
-            one.completion(self._text(one.token_ids), self.version, keeps_environment=self.keeps)
-            for one in self._episodes[place]
-        )
+        completions = tuple(one.completion(self._text(one.token_ids), self.version) for one in self._episodes[place])
         self._groups[place] = Group(episode.prompt, completions)
         if self.on_group is not None:
             self.on_group(self._groups[place])

@@ -14,6 +14,7 @@ from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.servers.protocol import GeneratedCompletion, GenerateRequest
 from oncurve.rollouts.serving.open_batch import Request
+from oncurve.rollouts.serving.row_memory import KeptRow
 from oncurve.rollouts.serving.scheduler import RowScheduler
 
 
@@ -27,6 +28,8 @@ class Ask:
     max_tokens: int
     deliver: Callable[[int, Sampled], None]
     """Takes the place of a turn among ``keys`` and what was sampled."""
+    rows: tuple[KeptRow, ...] = ()
+    """What each turn goes on from where the sampler keeps keys and values, and where it leaves its own."""
 
 
 class Turns(Protocol):
@@ -62,7 +65,10 @@ class TurnSampler(Protocol):
 
 
 class EngineTurns:
-    """Turns in this process: rows enter and leave the batch at every token, and are read again when they come back."""
+    """Turns in this process: rows enter and leave the batch at every token.
+
+    On a CPU a row that comes back goes on from the keys and values that it left with; a GPU reads it again.
+    """
 
     def __init__(self, policy: PolicyView, params: SamplingParams, budget: RowBudget, proof: Proof) -> None:
         self.policy, self.params = policy, params
@@ -81,7 +87,8 @@ class EngineTurns:
         def give(place: int, sampled: GeneratedCompletion) -> None:
             self._given.append((asked, place, (sampled.token_ids, sampled.logprobs, sampled.finish_reason)))
 
-        request = Request(wanted, np.array(asked.keys, dtype=np.uint64), on_row=give)
+        rows = asked.rows if self.policy.model.device.type == "cpu" else ()
+        request = Request(wanted, np.array(asked.keys, dtype=np.uint64), on_row=give, rows=rows)
         self._open.append(request)
         self._scheduler.add(request)
 

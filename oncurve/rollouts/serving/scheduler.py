@@ -20,6 +20,7 @@ from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.servers.protocol import GeneratedCompletion, GenerateRequest
 from oncurve.rollouts.serving.open_batch import BufferSizes, OpenBatch, Request, sample_through_module
+from oncurve.rollouts.serving.row_memory import RowMemory
 
 SMALLEST = 64
 """Tokens of prompts and completions for which buffers are made at least; they double as requests need it."""
@@ -35,6 +36,7 @@ class RowScheduler:
         """``key`` is what a user sets to begin with fewer rows."""
         self.policy, self.budget, self.label, self.key = policy, budget, "default", key
         self._proof = proof
+        self.memory = RowMemory()
         self._arrived: deque[Request] = deque()
         self._batch: OpenBatch | None = None
         self._sizes = NO_BATCH
@@ -111,25 +113,25 @@ class RowScheduler:
         """Let requests join the batch, in their order, up to the first that does not fit."""
         while self._arrived:
             request = self._arrived[0]
-            if not self._fits(request.asked):
+            if not self._fits(request):
                 if self._batch is not None and not self._batch.is_idle:
                     return
-                if not self._make_batch(request.asked):
+                if not self._make_batch(request):
                     self._sample_whole()
                     continue
             assert self._batch is not None
             self._batch.add(self._arrived.popleft())
 
-    def _fits(self, asked: GenerateRequest) -> bool:
+    def _fits(self, request: Request) -> bool:
         batch = self._batch
         return (
             batch is not None
-            and _settings(asked) == (batch.params, batch.end_ids)
-            and len(asked.token_ids) <= batch.sizes.prompt_tokens
-            and asked.params.max_completion_tokens <= batch.sizes.completion_tokens
+            and _settings(request.asked) == (batch.params, batch.end_ids)
+            and len(request.prompt.token_ids) <= batch.sizes.prompt_tokens
+            and _positions(request) <= batch.sizes.completion_tokens
         )
 
-    def _make_batch(self, asked: GenerateRequest) -> bool:
+    def _make_batch(self, request: Request) -> bool:
         """Buffers that hold the request and all before it; False for a model whose layers we do not compute."""
         with torch.inference_mode(), self.policy.compute():
             backbone = self._proof.backbone(self.policy)
@@ -140,14 +142,14 @@ class RowScheduler:
         sizes = BufferSizes(
             1,
             1,
-            _double_until(old.prompt_tokens, len(asked.token_ids)),
-            _double_until(old.completion_tokens, asked.params.max_completion_tokens),
+            _double_until(old.prompt_tokens, len(request.prompt.token_ids)),
+            _double_until(old.completion_tokens, _positions(request)),
         )
         with self.policy.compute():
             rows = self.budget.rows(self.policy.model, backbone, self._call(sizes))
         self._sizes = replace(sizes, rows=rows, prompts=rows)
-        params, end_ids = _settings(asked)
-        self._batch = OpenBatch(self.policy, backbone, params, end_ids, self._sizes, self.label)
+        params, end_ids = _settings(request.asked)
+        self._batch = OpenBatch(self.policy, backbone, params, end_ids, self._sizes, self.label, self.memory)
         return True
 
     def _sample_whole(self) -> None:
@@ -199,6 +201,11 @@ def _refuse(requests: list[Request], error: Exception) -> None:
 def _settings(asked: GenerateRequest) -> tuple[SamplingParams, tuple[int, ...]]:
     """What rows must have in common to run together; how long they may become is each row's own."""
     return replace(asked.params, max_completion_tokens=1), asked.end_ids
+
+
+def _positions(request: Request) -> int:
+    """Behind its prompt, those that a completion may fill."""
+    return len(request.own) + request.asked.params.max_completion_tokens
 
 
 def _double_until(size: int, needed: int) -> int:

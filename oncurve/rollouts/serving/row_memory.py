@@ -1,0 +1,61 @@
+"""Keys and values of rows that wait for an answer, outside the batch.
+
+A row that returns goes on from its own. Where they had to make room, its tokens are decoded again one by one, by the
+same sums: with compiled kernels what a row gives does not depend on the rows beside it, so both ways give equal bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+KEPT_BYTES = 2**30
+"""Of all rows that wait, at most."""
+
+
+@dataclass(eq=False)
+class KeptPrompt:
+    """A prompt, shared by the rows of its group."""
+
+    token_ids: tuple[int, ...]
+    held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Its keys and values layer by layer, as the batch that read it had them; none before a row has left."""
+
+
+@dataclass(eq=False)
+class KeptRow:
+    """A row from turn to turn."""
+
+    prompt: KeptPrompt | None = None
+    """What it read before its first turn."""
+    num_tokens: int = 0
+    """Tokens behind the prompt that were decoded when it left."""
+    held: list[Tensor] = field(default_factory=list)
+    """Their keys and values layer by layer; none where they had to make room."""
+    num_bytes: int = 0
+
+    def forget(self) -> None:
+        """Give the keys and values up."""
+        self.held, self.num_bytes = [], 0
+
+
+class RowMemory:
+    """Rows that are kept; those that left first make room."""
+
+    def __init__(self, limit_bytes: int = KEPT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._rows: WeakKeyDictionary[KeptRow, None] = WeakKeyDictionary()
+        """In the order in which they left."""
+
+    def keep(self, row: KeptRow, held: list[Tensor], num_tokens: int) -> None:
+        """Remember what a row has computed."""
+        row.held, row.num_tokens = held, num_tokens
+        row.num_bytes = sum(part.nbytes for part in held)
+        self._rows.pop(row, None)
+        self._rows[row] = None
+        while sum(one.num_bytes for one in self._rows) > self.limit_bytes:
+            oldest = next(iter(self._rows))
+            oldest.forget()
+            del self._rows[oldest]

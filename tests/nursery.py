@@ -1,0 +1,137 @@
+"""How does a test get many real processes of the command line without paying for the imports each time?
+
+One process imports everything and then forks a child for every command. A child is a process of its own: it can be
+killed, signalled and waited for like any other, and it runs the command as a user types it. Where a child starts
+Python itself, as the launcher of several processes does, that is a fork too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROCESS = Path(__file__).with_name("nursery_process.py")
+ROOT = Path(__file__).resolve().parents[1]
+ROOM = "-" * 8000
+"""A word that makes room for the command lines of children, which are written over it."""
+STARTED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "agg"}
+"""What the process that forks has read from its environment when it imported, and its children have."""
+
+
+@dataclass
+class Child:
+    """One command in one process."""
+
+    pid: int
+    log: Path
+    errors: Path
+    """The log as well, unless they were asked for apart."""
+    nursery: Nursery
+    status: int | None = None
+
+    def kill(self, number: int = 9) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """The exit status; minus the number of the signal that ended it."""
+        if self.status is None:
+            self.status = self.nursery.ask({"wait": self.pid})
+        assert self.status is not None
+        return self.status
+
+    def is_running(self) -> bool:
+        if self.status is None:
+            self.status = self.nursery.ask({"poll": self.pid})
+        return self.status is None
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+class Nursery:
+    """The process that forks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+        self.place = tempfile.mkdtemp(prefix="nursery")  # the name of a socket must be short
+        self.address = f"{self.place}/at"
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROCESS), self.address, ROOM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=os.environ | STARTED | {"PYTHONPATH": str(ROOT)}, cwd=folder,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def start(self, *words: object, **limits: Any) -> Child:
+        """``oncurve`` with these words; the limits are those of ``python``."""
+        return self.python("-m", "oncurve", *words, **limits)
+
+    def python(
+        self,
+        *words: object,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        apart: bool = False,
+        file_limit: int | None = None,
+        user: int | None = None,
+        die_in: tuple[str, str, int] | None = None,
+    ) -> Child:
+        """Python with these words: a module, code or a program, in a folder and with more variables.
+
+        ``apart`` keeps what it says as an error from the rest. ``file_limit`` is the largest file in bytes that it may
+        write; ``die_in`` names a module, a function in it and the number of the call at which it is killed before the
+        function does anything.
+        """
+        self.count += 1
+        log = self.folder / f"output_{self.count}.txt"
+        errors = self.folder / f"errors_{self.count}.txt" if apart else log
+        message = {
+            "start": [str(word) for word in words],
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ) | STARTED | dict(env or {}),
+            "file_limit": file_limit,
+            "user": user,
+            "die_in": die_in,
+        }
+        with open(os.devnull, "rb") as nothing, log.open("ab") as said, errors.open("ab") as wrong:
+            pid = self.ask(message, [nothing.fileno(), said.fileno(), wrong.fileno()])
+        assert pid is not None
+        return Child(pid, log, errors, self)
+
+    def run(self, *words: object, **limits: Any) -> tuple[int, str]:
+        """Exit status of ``oncurve`` and everything that was said."""
+        child = self.start(*words, **limits)
+        return child.wait(), child.output
+
+    def run_python(self, *words: object, **limits: Any) -> subprocess.CompletedProcess[str]:
+        """What ``subprocess.run`` gives of a Python with these words."""
+        child = self.python(*words, **limits, apart=True)
+        status = child.wait()
+        errors = child.errors.read_text(encoding="utf-8", errors="replace")
+        return subprocess.CompletedProcess([sys.executable, *map(str, words)], status, child.output, errors)
+
+    def ask(self, message: Mapping[str, Any], streams: Sequence[int] = ()) -> int | None:
+        """Each question has a connection of its own, so that one that is given up leaves nothing for the next."""
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(self.address)
+            text = json.dumps(message).encode()
+            socket.send_fds(asking, [len(text).to_bytes(8, "big")], list(streams))
+            asking.sendall(text)
+            with asking.makefile("rb") as answer:
+                return json.loads(answer.read())
+
+    def close(self) -> None:
+        """End it and whoever it forked."""
+        self.process.communicate()
+        Path(self.address).unlink()
+        Path(self.place).rmdir()

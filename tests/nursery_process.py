@@ -1,0 +1,312 @@
+"""The process that a nursery forks from: it answers questions, and its children become what they are asked to be."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = (
+    "oncurve.commands.examine",
+    "oncurve.commands.runs",
+    "oncurve.session.resume",
+    "oncurve.rewards.custom",
+    "oncurve.rollouts.engine.engine",
+    "oncurve.session.session",
+    "oncurve.session.training",
+    "torch.distributed.fsdp",
+    "transformers.generation.utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2.tokenization_qwen2",
+)
+"""What most commands import. None of it may start a thread, which a fork would lose."""
+
+
+class Server:
+    """Answers questions until nobody is left who could ask."""
+
+    def __init__(self, address: str) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(address)
+        self.listening.listen(64)
+        self.woken, waking = socket.socketpair()
+        self.woken.setblocking(False)
+        waking.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(waking.fileno())
+        self.waking = waking
+        self.ended: dict[int, int | None] = {}
+        self.waiting: dict[int, list[socket.socket]] = {}
+        self.answers: dict[int, Callable[[], bool]] = {
+            self.listening.fileno(): self.answer,
+            self.woken.fileno(): self.reap,
+            0: lambda: bool(os.read(0, 1)),
+        }
+        for number in self.answers:
+            self.selector.register(number, selectors.EVENT_READ)
+
+    def serve(self) -> tuple[dict[str, Any], list[int]] | None:
+        """In a child what it is to do and its streams; None at the end."""
+        self.asked: tuple[dict[str, Any], list[int]] | None = None
+        while all(self.answers[key.fd]() for key, _ in self.selector.select()):
+            pass
+        if self.asked is None:
+            for pid in [pid for pid, status in self.ended.items() if status is None]:
+                os.kill(pid, signal.SIGKILL)
+        return self.asked
+
+    def answer(self) -> bool:
+        connection, _ = self.listening.accept()
+        with connection.makefile("rb") as file:
+            length, streams, _, _ = socket.recv_fds(connection, 8, 3)
+            message = json.loads(file.read(int.from_bytes(length, "big")))
+        if "start" not in message:
+            pid = message.get("wait") or message["poll"]
+            if self.ended[pid] is None and "wait" in message:
+                self.waiting.setdefault(pid, []).append(connection)
+            else:
+                self.say(connection, self.ended[pid])
+            return True
+        pid = os.fork()
+        if pid == 0:
+            self.asked = message, streams
+            return False
+        self.ended[pid] = None
+        for stream in streams:
+            os.close(stream)
+        self.say(connection, pid)
+        return True
+
+    def say(self, connection: socket.socket, answer: int | None) -> None:
+        with connection, suppress(BrokenPipeError):  # who asked may have given up
+            connection.sendall(json.dumps(answer).encode())
+
+    def reap(self) -> bool:
+        with suppress(BlockingIOError):
+            self.woken.recv(4096)
+        for pid in [pid for pid, status in self.ended.items() if status is None]:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self.ended[pid] = os.waitstatus_to_exitcode(status)
+                for connection in self.waiting.pop(pid, ()):
+                    self.say(connection, self.ended[pid])
+        return True
+
+
+class SinceTheFork:
+    """What a child has set up for its own end, which no child of it may do: temporary folders would be removed."""
+
+    def begin(self) -> None:
+        self.functions: list[Any] = []
+        self.finalizers = set(weakref.finalize._registry)  # type: ignore[attr-defined]
+        register = atexit.register
+
+        def remembered(function: Any, *arguments: Any, **options: Any) -> Any:
+            self.functions.append(function)
+            return register(function, *arguments, **options)
+
+        atexit.register = remembered  # type: ignore[assignment]
+
+    def forget(self) -> None:
+        for function in self.functions:
+            atexit.unregister(function)
+        for finalizer in set(weakref.finalize._registry) - self.finalizers:  # type: ignore[attr-defined]
+            finalizer.detach()
+
+
+_since_the_fork = SinceTheFork()
+OF_POPEN = (
+    "executable", "preexec", "close", "keep", "cwd", "env", "info", "flags", "shell", "p2cread", "p2cwrite", "c2pread",
+    "c2pwrite", "errread", "errwrite", "restore", "gid", "gids", "uid", "umask", "session", "group",
+)  # fmt: skip
+PIPES = OF_POPEN[9:15]
+_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+def execute_or_fork(self: Any, args: Any, *rest: Any) -> None:
+    """A method of ``subprocess.Popen``: fork where a Python with a module, code or a program is to be started."""
+    given = dict(zip(OF_POPEN, rest, strict=True))
+    words = words_of(args)
+    unusual = [given[name] for name in ("executable", "keep", "shell", "gid", "gids", "uid") if given[name]]
+    if words is None or unusual or given["group"] != -1:
+        _execute_child(self, args, *rest)
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    self.pid = os.fork()
+    if self.pid == 0:
+        _become_popen(words, given)
+    self._child_created = True
+    self._close_pipe_fds(*(given[name] for name in PIPES))
+
+
+def words_of(args: Any) -> list[str] | None:
+    """What follows ``python`` in a command that can be a fork."""
+    if isinstance(args, (str, bytes, os.PathLike)):
+        return None
+    first, *words = map(os.fspath, args)
+    after = words[1:] if words[:1] == ["-u"] else words
+    is_plain = bool(after) and (after[0] in ("-m", "-c") or not after[0].startswith("-"))
+    return words if first == sys.executable and is_plain else None
+
+
+def _become_popen(words: list[str], given: dict[str, Any]) -> NoReturn:
+    """In a child of a child: what ``fork_exec`` does before it executes, and then the Python."""
+    code = 1
+    try:
+        streams = [given[name] if given[name] != -1 else place for place, name in
+                   enumerate(("p2cread", "c2pwrite", "errwrite"))]  # fmt: skip
+        copies = [os.dup(stream) for stream in streams]
+        for place, copy in enumerate(copies):
+            os.dup2(copy, place)
+        _let_go_of_files()
+        if given["cwd"] is not None:
+            os.chdir(given["cwd"])
+        if given["session"]:
+            os.setsid()
+        if given["preexec"] is not None:
+            given["preexec"]()
+        environment = dict(os.environ) if given["env"] is None else dict(given["env"])
+        _since_the_fork.forget()
+        code = _as_python(words, environment)
+    except BaseException:  # noqa: BLE001 - as Python does at its top
+        traceback.print_exc()
+    ctypes.pythonapi.Py_Exit(ctypes.c_int(code))  # no way up: there are the frames of its parent
+    raise AssertionError
+
+
+def _let_go_of_files() -> None:
+    """Close all but the streams for others: the numbers stay taken, since objects of the parent still close them."""
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
+            if int(name) > 2 and int(name) != nothing.fileno():
+                with suppress(OSError):  # that of the listing itself
+                    os.fstat(int(name))
+                    os.dup2(nothing.fileno(), int(name), inheritable=False)
+
+
+def _as_python(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Be a Python with these words that has just been started; its exit code."""
+    _name_process(words)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        _run_words(list(words), environment.get("PYTHONPATH", ""))
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            sys.stderr.write(ended.code + "\n")
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 - as Python does at its top
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+LIBRARIES = [path for path in sys.path[1:] if path not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+
+
+def _name_process(words: Sequence[str]) -> None:
+    """Have ``ps`` and /proc show this command line."""
+    if sys.platform == "linux":
+        numbers = Path("/proc/self/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+        start, end = int(numbers[45]), int(numbers[46])
+        text = "\0".join([sys.executable, *words]).encode()[: end - start - 1]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def _run_words(words: list[str], more: str) -> None:
+    """The module, the code or the program that a command line of Python names."""
+    if words[0] == "-u":
+        words = words[1:]
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    sys.path[:] = [os.getcwd(), *filter(None, more.split(os.pathsep)), str(ROOT), *LIBRARIES]
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv, sys.path[0] = words, str(Path(words[0]).resolve().parent)
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _arm(module: str, name: str, call: int) -> None:
+    """Have a function kill its process at one of its calls."""
+    owner = importlib.import_module(module)
+    original, numbers = getattr(owner, name), iter(range(1, 10**9))
+
+    def armed(*args: object, **options: object) -> object:
+        if next(numbers) == call:
+            os.kill(os.getpid(), 9)
+        return original(*args, **options)
+
+    setattr(owner, name, armed)
+
+
+def _become(message: Mapping[str, Any], streams: Sequence[int]) -> int:
+    """In the child: its streams and limits, and then the Python; the exit code."""
+    import resource
+
+    for place, stream in enumerate(streams):
+        os.dup2(stream, place)
+    _let_go_of_files()
+    os.chdir(message["cwd"])
+    if message["file_limit"] is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(message["file_limit"]),) * 2)
+    if message["user"] is not None:
+        os.setgid(int(message["user"]))
+        os.setuid(int(message["user"]))
+    if message["die_in"] is not None:
+        _arm(*message["die_in"])
+    _since_the_fork.begin()
+    subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
+    return _as_python(message["start"], message["env"])
+
+
+def _main(address: str) -> int:
+    for name in NEEDED:
+        importlib.import_module(name)
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()  # so that the collector of a child writes to no page of its parent, which would copy it
+    server = Server(address)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    asked = server.serve()
+    return 0 if asked is None else _become(*asked)
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))
