@@ -25,6 +25,8 @@ UNREADABLE = "error: ValueError: not an arithmetic expression"
 """What the calculator answers to the forum."""
 MOST_DIGITS = {1: 5, 2: 4}
 """Of the numbers in a story, by the number of its operations."""
+LESSONS_IN_CALLS = 0.7
+"""Of the lessons for two operations. Only there a result is copied into a call."""
 Operations = Literal[1, 2]
 Part = tuple[str, bool]
 """A text, and whether it is learned from: the calculator's own words are not."""
@@ -82,25 +84,43 @@ def calculator_problems(
 
 
 def calculator_lessons(count: int, *, seed: int = 0, operations: Operations = 1) -> list[Demonstration]:
-    """Numbers to copy: those of the story into expressions, and others from where results will stand.
+    """Numbers to copy, from the story and from where results will stand. No lesson teaches to call the calculator.
 
-    The others have nothing to do with the story. Half of them are made of few different digits, which are the hardest
-    to copy, and the last one is copied between the tags of a result and an answer. There are no calls.
+    The results have nothing to do with the story. Half of them are made of few different digits, which are the hardest
+    to copy. Most lessons for two operations copy numbers where calls and answers have them, but the tags that open
+    those are given, not learned.
     """
     rng = Random(f"calculator lessons {operations} {seed}")
     pairs: list[Demonstration] = []
     for drawn, question, _ in _drafts("train", rng, operations, few_digits=0.15):
-        said: list[Part] = []
-        told = drawn[0].left
-        for step in drawn:
-            call, told = f" {told}{step.sign}{step.right} gives", _elsewhere(rng)
-            said += [(call, True), (f" {told}", False), (f", {told}.", True)]
-        for number in (_elsewhere(rng), _elsewhere(rng)):
-            said += [(f"<result>{number}</result>", False), (f"<answer>{number}</answer>", True)]
-        pairs.append((PROMPT.format(question=question), tuple(said)))
+        in_calls = operations == 2 and rng.random() < LESSONS_IN_CALLS
+        said = _copied_in_calls(drawn, rng) if in_calls else _copied_in_text(drawn, rng)
+        pairs.append((PROMPT.format(question=question), said))
         if len(pairs) == count:
             break
     return pairs
+
+
+def _copied_in_text(drawn: tuple[_Sum, ...], rng: Random) -> tuple[Part, ...]:
+    """The story's expressions in running text, and two results between the tags of a result and an answer."""
+    said: list[Part] = []
+    told = drawn[0].left
+    for step in drawn:
+        call, told = f" {told}{step.sign}{step.right} gives", _elsewhere(rng)
+        said += [(call, True), (f" {told}", False), (f", {told}.", True)]
+    for number in (_elsewhere(rng), _elsewhere(rng)):
+        said += [(f"<result>{number}</result>", False), (f"<answer>{number}</answer>", True)]
+    return tuple(said)
+
+
+def _copied_in_calls(drawn: tuple[_Sum, ...], rng: Random) -> tuple[Part, ...]:
+    """The story's expressions in calls, and the last result in an answer."""
+    said: list[Part] = []
+    told = drawn[0].left
+    for step in drawn:
+        call, told = f"{told}{step.sign}{step.right}</tool>", _elsewhere(rng)
+        said += [("<tool>" if said else " <tool>", False), (call, True), (f"<result>{told}</result>", False)]
+    return (*said, ("<answer>", False), (f"{told}</answer>", True))
 
 
 def calculator_demonstrations(

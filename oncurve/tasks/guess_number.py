@@ -81,13 +81,13 @@ def number_games(split: str, count: int, *, seed: int = 0) -> list[NumberGame]:
 
 
 def game_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
-    """Games without tags, in which every guess is possible still: what "higher" and "lower" leave over."""
+    """Games without calls in which every guess is still possible: what "higher" and "lower" leave."""
     rng, games = Random(f"game lessons {seed}"), _games_of("train")
     pairs: list[Demonstration] = []
     for _ in range(count):
         parts: list[Part] = []
         for guess, told in _game(rng, inside=1.0, first_inside=1.0):
-            parts += [(f" {guess}", True), (f" {told},", False)]
+            parts += [(f" {guess}", True), (f"<result>{told}</result>", False)]
         pairs.append((_prompt(rng, games), tuple(parts)))
     return pairs
 

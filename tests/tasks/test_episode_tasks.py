@@ -65,27 +65,37 @@ def test_what_is_told_is_never_learned_from(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [calculator_lessons, chain_lessons, game_lessons, maze_lessons])
-def test_lessons_show_no_call(make: Callable[..., Any]) -> None:
+def test_lessons_teach_no_call(make: Callable[..., Any]) -> None:
     for prompt, parts in make(100):
-        assert "<tool>" not in prompt + "".join(text for text, _ in parts)
+        assert "<tool>" not in prompt + "".join(text for text, is_learned in parts if is_learned)
         assert any(is_learned for _, is_learned in parts)
 
 
 @pytest.mark.parametrize("make", [calculator_lessons, chain_lessons])
 def test_lessons_copy_numbers_of_every_length_and_none_is_the_answer_of_its_story(make: Callable[..., Any]) -> None:
     solved, lengths = 0, Counter[int]()
-    for prompt, parts in make(200):
+    for prompt, parts in make(400):
         text = "".join(text for text, _ in parts)
         copied = re.findall(r"<result>(\d+)</result><answer>(\d+)</answer>", text)
         assert copied
         assert all(told == answer for told, answer in copied)
         lengths.update(len(told) for told, _ in copied)
-        expression, given = re.findall(r"(\d+[+*-]\d+) gives (\d+), \2\.", text)[-1]
-        assert expression.split("*")[0].split("+")[0].split("-")[0] in prompt + text
-        solved += evaluate(expression) in (given, *(told for told, _ in copied))
+        written = re.findall(r"(\d+[+*-]\d+)(?: gives (\d+), \2\.|</tool><result>(\d+)</result>)", text)
+        for expression, *_ in written:
+            assert re.split("[+*-]", expression)[0] in prompt + text.replace(expression, "")
+        expression, *given = written[-1]
+        solved += evaluate(expression) in (*given, *(told for told, _ in copied))
     assert solved == 0
     assert sorted(lengths) == [2, 3, 4, 5, 6]
     assert min(lengths.values()) > 0.5 * max(lengths.values())
+
+
+def test_results_are_copied_into_calls_where_there_are_two() -> None:
+    texts = ["".join(text for text, _ in parts) for _, parts in chain_lessons(400)]
+    copied = [re.findall(r"<result>(\d+)</result><tool>(\d+)[+-]\d+</tool>", text) for text in texts]
+    assert 240 < sum(map(bool, copied)) < 320
+    assert all(told == left for found in copied for told, left in found)
+    assert not any("<tool>" in text for _, parts in calculator_lessons(100) for text, _ in parts)
 
 
 def test_every_secret_comes_as_often_as_any_other() -> None:
