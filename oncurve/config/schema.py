@@ -211,10 +211,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_transfer(self) -> Config:
-        if self.rollouts.transfer in ("nccl", "ipc") and self.policy.lora is not None:
+        if self.rollouts.transfer == "nccl" and self.policy.lora is not None:
             raise ValueError(
-                f"rollouts.transfer is {self.rollouts.transfer}, which sends whole weights, and policy.lora trains an "
-                f"adapter, a hundredth of them. Set `rollouts.transfer=fetch`"
+                "rollouts.transfer is nccl, which sends whole weights, and policy.lora trains an adapter, a hundredth "
+                "of them. Set `rollouts.transfer=fetch`"
             )
         return self
 
