@@ -121,7 +121,8 @@ class RolloutSection(Section):
     deadlines: Deadlines = Deadlines()
     """servers: timeouts."""
     tools: tuple[str, ...] = ()
-    """Tools of the policy: calculator, python, or functions as module:name or file.py:name."""
+    """Tools of the policy: calculator, python, or functions as module:name or file.py:name; with sandbox: before it, a
+    function runs in the sandbox."""
     environments: dict[str, str] = Field(default_factory=dict)
     """Environments by name, as module:name or file.py:name. With several, each row names one in the column
     environment."""
