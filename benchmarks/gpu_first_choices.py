@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from gpu_first_agreement import make_policy, sample
-from gpu_first_probe import HERE, Answer, Setting, judged
+from gpu_first_probe import Answer, Setting, judged
 from gpu_first_sizes import half, throughput
 from gpu_first_timing import checkpoint, is_gpu, seconds_each, seconds_of
 from models import make_prompts
@@ -148,22 +145,6 @@ def fusing(setting: Setting) -> Answer:
     import gpu_first_fused
 
     return gpu_first_fused.compare(setting)
-
-
-def handles(setting: Setting) -> Answer:
-    """A buffer of weights of this process, read by another through plain handles."""
-    if not is_gpu(setting.device) or torch.version.cuda is None:
-        return Answer("absent", "CUDA IPC needs a real device")
-    found = {}
-    for name, chosen in (("as it comes", ""), ("expandable segments", "expandable_segments:True")):
-        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": chosen} if chosen else dict(os.environ)
-        words = [sys.executable, str(HERE / "gpu_first_handles.py"), "send"]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=50, check=False)
-        lines = (done.stdout or done.stderr).strip().splitlines()
-        found[name] = {"exit_code": done.returncode, "said": lines[-1][:300] if lines else ""}
-        print(done.stdout, done.stderr)
-    holds = found["as it comes"]["exit_code"] == 0
-    return judged(holds, "; ".join(f"{name}: {row['said']}" for name, row in found.items()), ways=found)
 
 
 def parts(setting: Setting) -> Answer:

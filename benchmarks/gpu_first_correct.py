@@ -23,7 +23,7 @@ from gpu_first_probe import HERE, Answer, Setting, call, judged
 PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "peft", "accelerate", "numpy", "datasets", "pyarrow", "pydantic",
     "huggingface_hub", "math-verify", "jsonschema", "jaxtyping", "beartype", "typer", "rich", "matplotlib", "aiohttp",
-    "liger-kernel", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis",
+    "pytest", "pytest-timeout", "pytest-xdist", "hypothesis",
 )  # fmt: skip
 MODULES = (
     "oncurve.cli.app", "oncurve.session.session", "oncurve.wiring.policy", "oncurve.rollouts.engine.engine",
@@ -124,9 +124,6 @@ def train_words(setting: Setting, name: str, *overrides: str) -> list[str]:
 
 def trains(setting: Setting) -> Answer:
     """The recipe of word problems with overrides, through the command, and what its run left."""
-    needed = setting.options.get("needs")
-    if needed and importlib.util.find_spec(needed) is None:
-        return Answer("absent", f"{needed} is not installed")
     steps = 2 if setting.tiny else 3
     overrides = [f"run.steps={steps}", "evaluation.every_steps=0", *setting.options.get("overrides", [])]
     code, printed, seconds = call(train_words(setting, "run", *overrides), setting)

@@ -53,7 +53,7 @@ VARIANTS: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         "several updates per batch of rollouts, with log-probabilities from before them",
         (),
     ),
-    "profile": (("run.profile=true",), "times of phases, which wait for the device", ("`run.profile`",)),
+    "profile": (("run.profile_trace_step=2",), "a trace of a step", ("`run.profile_trace_step`",)),
 }
 """Overrides of the word problems, what they prove, and their rows of docs/status.md."""
 
@@ -69,9 +69,6 @@ CORRECTNESS = (
     *(Item(f"A4.{name}", "gpu_first_correct:trains", f"the same with {' '.join(overrides)}", proves, 120,
            {"overrides": list(overrides)}, rows)
       for name, (overrides, proves, rows) in VARIANTS.items()),
-    Item("A4.liger", "gpu_first_correct:trains", "the same with policy.liger=true",
-         "Liger's kernels in a run, after their proof", 150,
-         {"overrides": ["policy.liger=true"], "needs": "liger_kernel"}, ("Liger kernels for norms",)),
     Item("A5", "gpu_first_correct:resumes", "killed after step 2, then oncurve resume",
          "a killed run goes on and keeps the rows that it had; how near it comes to one that was not killed", 180,
          rows=("checkpoints, exact resume",)),
@@ -90,10 +87,10 @@ SIZES = (
         for size, limit in (("0.5B", 90), ("1.5B", 150))
         for item in (
             Item(f"B1.{size}", "gpu_first_sizes:proofs", f"{size}: numbers behind every proof at load",
-                 "how far packed, flash, Liger's and decoding's numbers are from float32, and what rounding is", limit,
+                 "how far packed, flash and decoding's numbers are from float32, and what rounding is", limit,
                  {"model": size}),
             *(Item(f"B2.{size}.{way}", "gpu_first_sizes:training", f"{size}: 8,192 tokens a microbatch, {way}",
-                   "tokens per second, share of the nominal rate, peak memory; with checkpointing and Liger", limit,
+                   "tokens per second, share of the nominal rate, peak memory; with checkpointing", limit,
                    {"model": size, "way": way}) for way in ("shared", "packed", "padded")),
             Item(f"B3.{size}", "gpu_first_sizes:decoding", f"{size}: decode steps by rows, context and way",
                  "the step recorded, without recording and by modules; recording, replay, draw", 2 * limit,
@@ -116,8 +113,6 @@ CHOICES = (
          "what fused kernels would save in a recorded step", 180),
     Item("C3", "gpu_first_choices:drawing", "ways to draw a token; rows at once", "the cheapest draw that is exact",
          150),
-    Item("C4", "gpu_first_choices:handles", "a buffer of this process in another",
-         "CUDA IPC through plain handles, with and without expandable segments", 120),
     Item("C5", "gpu_first_choices:parts", "FSDP2 of one process over NCCL; a checkpoint written by part",
          "the process groups and sharding start on this torch; seconds to copy, write, flush and hash weights", 150),
 )  # fmt: skip

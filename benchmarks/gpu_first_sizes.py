@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.model.decoding import Decoder
 from oncurve.model.weights import backbone_of, head_matrix
-from oncurve.policy.liger import use_liger
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt
@@ -90,11 +88,9 @@ def proofs(setting: Setting) -> Answer:
     exact = outcome(False, "float32")
     found = {"padded, half": outcome(False, "bfloat16"), "packed, float32": outcome(True, "float32")}
     found["packed, half"] = outcome(True, "bfloat16")
-    if is_gpu(setting.device) and use_liger(model, "auto", compute_type="bfloat16"):
-        found["packed, half, Liger"] = outcome(True, "bfloat16")
     far = {way: [float((one - ideal).norm() / ideal.norm()) for one, ideal in zip(values, exact, strict=True)]
            for way, values in found.items()}  # fmt: skip
-    policy = make_policy(setting.device, half(setting), str(folder), liger=False)
+    policy = make_policy(setting.device, half(setting), str(folder))
     prompts = make_prompts(tokenizer, count=4, num_tokens=48)
     params = SamplingParams(max_completion_tokens=8 if setting.tiny else 200)
     decoded = {way: vars(gaps(policy, sample(policy, prompts, 4, params, cuda_graphs=recorded)))
@@ -110,7 +106,7 @@ def proofs(setting: Setting) -> Answer:
 
 
 def training(setting: Setting) -> Answer:
-    """Updates at 8,192 tokens a microbatch: with and without checkpointing and Liger's kernels."""
+    """Updates at 8,192 tokens a microbatch: with and without checkpointing."""
     way, folder = setting.options["way"], checkpoint(setting.work, setting.options["model"])
     _, tokenizer = load_model(str(folder))
     most = (2, 2, 16, 24) if setting.tiny else (16, 8, 256, 512)
@@ -119,12 +115,11 @@ def training(setting: Setting) -> Answer:
     if way == "packed":  # to share nothing, every completion says that its prompt is its own
         batch = replace(batch, group_ids=torch.arange(len(batch))).measured()
     rate, table = nominal(setting.device), {}
-    has_liger = is_gpu(setting.device) and importlib.util.find_spec("liger_kernel") is not None
-    for checkpointing, liger in itertools.product((False, True), (False, True) if has_liger else (False,)):
-        name = " ".join(filter(None, ["checkpointing" * checkpointing, "liger" * liger])) or "plain"
+    for checkpointing in (False, True):
+        name = "checkpointing" if checkpointing else "plain"
         policy = make_policy(
             setting.device, half(setting), str(folder), packing=way != "padded", gradient_checkpointing=checkpointing,
-            liger=liger, tokens_per_microbatch=8192,
+            tokens_per_microbatch=8192,
         )  # fmt: skip
         step = update(policy, batch)
         memory(setting.device)

@@ -36,7 +36,6 @@ NEEDED = (
     "referencing",
     "rpds-py",
     "beartype",
-    "liger-kernel",
 )
 PINS = {"antlr4-python3-runtime": "4.13.2", "dill": "0.4.1", "multiprocess": "0.70.19"}
 """Beside those of constraints.txt; pydantic names the pydantic-core that it takes, to the last digit."""

@@ -10,6 +10,7 @@ machine. A case that is in the output already is not run again.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
 import statistics
@@ -31,6 +32,10 @@ from oncurve.rollouts.servers.delta_store import _assemble
 from oncurve.rollouts.servers.shards import cut_into_files
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, named_weights
 
+try:
+    import zstandard
+except ImportError:
+    zstandard = None
 BESIDE_EVERY = 25
 """Steps between those at which other encodings are tried."""
 
@@ -82,12 +87,8 @@ def others(base: np.ndarray, new: np.ndarray) -> dict[str, float]:
         "exclusive-or, zlib 6": len(zlib.compress(xor)),
         "new weights, zlib 6": len(zlib.compress(new)),
     }
-    try:
-        import zstandard
-    except ImportError:
-        pass
-    else:
-        for level in (3, 19) if new.size < 2**24 else (3, 9):
+    if zstandard is not None:
+        for level in (3, 19):
             found[f"exclusive-or, zstd {level}"] = len(zstandard.ZstdCompressor(level=level).compress(xor))
     return {name: size / new.size for name, size in found.items()}
 
@@ -95,18 +96,31 @@ def others(base: np.ndarray, new: np.ndarray) -> dict[str, float]:
 def measure(model: str, training: str, rate: float, steps: int) -> dict[str, Any]:
     """One run."""
     shares, changed, coding, patching, seconds, beside = [], [], [], [], [], []
+    used: dict[str, list[float]] = {"step": [], "copying": [], "summing": [], "coding": []}
     with tempfile.TemporaryDirectory() as place:
         trainer = trainer_of(model, training, rate, steps, Path(place))
         base: np.ndarray | None = None
         size = thin = 0
+        mark = time.process_time()
+
+        def lap(what: str) -> None:
+            nonlocal mark
+            used[what].append(time.process_time() - mark)
+            mark = time.process_time()
+
         for number, step in enumerate(trainer.steps()):
+            lap("step")
             new, regions = view(trainer.policy)
+            lap("copying")
+            hashlib.sha256(new.data).hexdigest()
+            lap("summing")
             weights = trainer.policy.thin_weights()
             size, thin = new.size, 0 if weights is None else weights.num_bytes
             if base is not None:
                 begin = time.perf_counter()
                 coded = delta.encode(base, new, regions)
                 coded_at = time.perf_counter()
+                lap("coding")
                 assert np.array_equal(delta.apply(coded.data, base), new)
                 patching.append(time.perf_counter() - coded_at)
                 coding.append(coded_at - begin)
@@ -116,6 +130,7 @@ def measure(model: str, training: str, rate: float, steps: int) -> dict[str, Any
                 if number % BESIDE_EVERY == 0 or number == 1:
                     beside.append({"step": number, "ours": shares[-1], **others(base, new)})
             base = new
+            mark = time.process_time()
     median: Callable[[list[float]], float] = statistics.median
     return {
         "model": model, "training": training, "learning_rate": rate, "steps": len(shares), "whole_bytes": size,
@@ -123,7 +138,7 @@ def measure(model: str, training: str, rate: float, steps: int) -> dict[str, Any
         "last_share": shares[-1], "mean_changed_fraction": statistics.fmean(changed),
         "changed_fraction": [round(value, 5) for value in changed], "share": [round(value, 5) for value in shares],
         "coding_seconds": median(coding), "patching_seconds": median(patching), "step_seconds": median(seconds),
-        "beside": beside,
+        "cpu_seconds": {name: median(values) for name, values in used.items()}, "beside": beside,
     }  # fmt: skip
 
 
@@ -136,6 +151,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--output", type=Path, default=RESULTS / "weight_deltas.json")
     asked = parser.parse_args()
+    if zstandard is None:
+        print("zstd is not compared: the package zstandard is not installed")
     logging.disable(logging.WARNING)
     found = json.loads(asked.output.read_text()) if asked.output.exists() else {"cases": []}
     for model in asked.models:

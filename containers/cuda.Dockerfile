@@ -26,10 +26,9 @@ RUN apt-get update \
 ENV PATH=/opt/oncurve/venv/bin:$PATH
 COPY constraints.txt /opt/oncurve/constraints.txt
 COPY --from=wheel /wheels /opt/oncurve/wheels
-# servers: aiohttp for rollout servers; quant: bitsandbytes for QLoRA and the 8-bit optimizer; liger: kernels for norms,
-# SwiGLU and rotary embeddings, which a run uses after it has compared them with the modules.
+# servers: aiohttp for rollout servers; quant: bitsandbytes for QLoRA and the 8-bit optimizer.
 RUN wheel="$(echo /opt/oncurve/wheels/oncurve-*.whl)" \
-    && pip install --no-cache-dir --constraint /opt/oncurve/constraints.txt "${wheel}[servers,quant,liger]"
+    && pip install --no-cache-dir --constraint /opt/oncurve/constraints.txt "${wheel}[servers,quant]"
 USER 1000
 WORKDIR /home/oncurve/project
 ENTRYPOINT ["oncurve"]

@@ -285,7 +285,27 @@ CALL_MARKS = ("<tool_call>", "<function=", "<tool>", "<|python_tag|>")
 def words_before_calls(text: str, *, num_calls: int) -> str:
     """What stands in a turn before its calls. A single call is the last one that is written: others were thoughts."""
     find = text.rfind if num_calls == 1 else text.find
-    return text[: min((start for mark in CALL_MARKS if (start := find(mark)) >= 0), default=0)].rstrip()
+    starts = [start for mark in CALL_MARKS if (start := find(mark)) >= 0]
+    return text[: min(starts, default=_bare_call(text) or 0)].rstrip()
+
+
+def words_before_any_call(text: str) -> str:
+    """What of the beginning of a turn is among its words, however it goes on.
+
+    >>> words_before_any_call("I add. <to"), words_before_any_call("1 < 2 and"), words_before_any_call(' {"name": ')
+    ('I add.', '1 < 2 and', '')
+    """
+    starts = [start for mark in CALL_MARKS if (start := text.find(mark)) >= 0]
+    starts += [len(text) - size for mark in CALL_MARKS for size in range(1, len(mark)) if text.endswith(mark[:size])]
+    starts += [start for start in (_bare_call(text), _bare_call(text.partition("</think>")[0])) if start is not None]
+    return text[: min(starts, default=len(text))].rstrip()
+
+
+def _bare_call(text: str) -> int | None:
+    """Where a turn, or what follows its thoughts, is an object: the form of a call without a mark."""
+    before = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
+    start = len(text) - len(text[before:].lstrip())
+    return start if text.startswith("{", start) else None
 
 
 def messages_of(completion: Completion) -> list[dict[str, Any]]:

@@ -25,8 +25,6 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = (
-    "matplotlib.backends.backend_agg",
-    "matplotlib.pyplot",
     "oncurve.commands.examine",
     "oncurve.commands.runs",
     "oncurve.session.resume",

@@ -50,7 +50,6 @@ def evaluate(
     sampler: Annotated[str, typer.Option(help="Sampler: engine or transformers.")] = "engine",
     trained_on: TrainedOn = None,
     ngram: Annotated[int, typer.Option(min=1, help="Consecutive words that count as seen in training.")] = NGRAM,
-    lm_eval: Annotated[bool, typer.Option("--lm-eval", help="Also write lm-evaluation-harness files.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Write the results into the model's README.md.")] = False,
     output: Annotated[Path | None, typer.Option(help="Output folder. An unfinished evaluation is resumed.")] = None,
 ) -> None:
@@ -62,7 +61,7 @@ def evaluate(
         refuse_given({
             "--also": also, "--data": data, "--limit": limit, "--samples": samples, "--temperature": temperature,
             "--top-p": top_p, "--max-tokens": max_tokens, "--seed": seed, "--template": template,
-            "--chat": chat is not None, "--trained-on": trained_on, "--lm-eval": lm_eval, "--card": card,
+            "--chat": chat is not None, "--trained-on": trained_on, "--card": card,
             "--split": split != "test", "--sampler": sampler != "engine", "--ngram": ngram != NGRAM,
         })  # fmt: skip
         return evaluate_recipe(target, overrides or [], model, against, output)
@@ -78,7 +77,7 @@ def evaluate(
         benchmarks=tuple(dict.fromkeys(name.strip() for name in benchmark.split(",") if name.strip())),
         data=data_by_benchmark(data or []), split=split, limit=limit, samples=samples, temperature=temperature,
         top_p=top_p, max_tokens=max_tokens, seed=seed, template=template, chat=chat, sampler=sampler,
-        overrides=tuple(overrides or ()), trained_on=trained_on, ngram_words=ngram, writes_harness=lm_eval,
+        overrides=tuple(overrides or ()), trained_on=trained_on, ngram_words=ngram,
     )  # fmt: skip
     models = [target, *([against] if against else also or ())]
     folder = output or Path("evaluations") / short_labels(models)[0]

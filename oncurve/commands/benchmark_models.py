@@ -49,8 +49,6 @@ class BenchmarkRequest:
     trained_on: str | None = None
     """Run, recipe or file with the training data, to look for the benchmark's problems in it."""
     ngram_words: int = NGRAM_WORDS
-    writes_harness: bool = False
-    """Also write the files of lm-evaluation-harness."""
 
 
 @dataclass(frozen=True, slots=True)

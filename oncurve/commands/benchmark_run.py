@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +31,6 @@ from oncurve.evaluate.benchmarks import (
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.estimators import runs_interval
 from oncurve.evaluate.evaluate import Evaluation
-from oncurve.evaluate.lm_eval_files import write_harness
 from oncurve.evaluate.numbers import mean_of_prompts, pooled_outcomes, report_numbers
 from oncurve.evaluate.result_tables import results_markdown, summary_line
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
@@ -123,15 +121,6 @@ def _examine(
     )
     write_json(folder / "results.json", result)
     write_text(folder / "results.md", results_markdown(result) + "\n")
-    if request.writes_harness:
-        place = write_harness(
-            folder / "lm_eval",
-            result,
-            {name: one.evaluation for name, one in found.items()},
-            {name: one.prompts for name, one in found.items()},
-            now=datetime.now(),
-        )
-        console.print(f"for lm-evaluation-harness: {place}", highlight=False)
     return found, result
 
 

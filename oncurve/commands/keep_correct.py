@@ -14,6 +14,7 @@ from rich.console import Console
 from oncurve import __version__, wiring
 from oncurve.commands.measuring import measure, recipe_settings
 from oncurve.config.schema import Config
+from oncurve.data.demonstrations import read_back
 from oncurve.data.prompts import encode
 from oncurve.errors import ConfigError, DataError, counted
 from oncurve.evaluate.evaluate import Example
@@ -26,6 +27,8 @@ from oncurve.session.parts import weights_checksum
 
 OWN_FORMS = ("prompt", "completion", "messages", "text", "solution", SOURCE_ROW)
 """Columns of a row that would say otherwise what is learned."""
+ENDED = ("stop", "done")
+"""The model said that it was done, or its environment did."""
 
 
 def keep_correct(
@@ -64,6 +67,7 @@ def keep_correct(
         examples = _sampled(config, policy, prompts, rewards, origin, unfinished, console)
     finally:
         rewards.close()
+    tokenizer = policy.tokenizer
     kept, counts = chosen(examples, per_prompt=per_prompt, min_reward=min_reward)
     found = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     console.print(f"{len(examples):,} completions of {len(prompts):,} prompts: {found}", highlight=False)
@@ -74,15 +78,18 @@ def keep_correct(
             f"prompt with algorithm.group_size, take easier prompts, or start from demonstrations: docs/sft.md"
         )
     by_index = {prompt.index: prompt for prompt in prompts}
-    write_lines(output, (_row(by_index[one.index], one, origin) for one in kept))
+    write_lines(output, (_row(by_index[one.index], one, origin, tokenizer) for one in kept))
     shutil.rmtree(unfinished)
-    for line in _said(config, recipe[0], output, examples, kept, policy.tokenizer):
+    for line in _said(config, recipe[0], output, examples, kept, tokenizer):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return len(kept)
 
 
 def chosen(
-    examples: Sequence[Example], *, per_prompt: int, min_reward: float | None = None
+    examples: Sequence[Example],
+    *,
+    per_prompt: int,
+    min_reward: float | None = None,
 ) -> tuple[list[Example], dict[str, int]]:
     """The completions to learn, in order, and how many of all there are of each kind.
 
@@ -100,7 +107,7 @@ def chosen(
             kind = "not graded"
         elif not right:
             kind = "wrong"
-        elif one.finish_reason != "stop":
+        elif one.finish_reason not in ENDED:
             kind = "cut off"
         elif same in seen:
             kind = "repeated"
@@ -121,10 +128,10 @@ def _check(config: Config, output: Path, min_reward: float | None) -> None:
         raise ConfigError(f"{output}: exists already. Name a new file, or remove this one")
     if config.sft is not None:
         raise ConfigError("--keep-correct: the recipe is a supervised stage (sft), which samples nothing")
-    if config.rollouts.has_episodes:
+    if config.rollouts.agent is not None:
         raise ConfigError(
-            "--keep-correct: in completions with rollouts.tools or rollouts.environments others write too, and a row "
-            "of text cannot say which part is the model's. Sample from a recipe without them"
+            "--keep-correct: what an agent asks may be several conversations, and a row is one. Sample from a recipe "
+            "without rollouts.agent"
         )
     if min_reward is None and not wiring.have_right_answer(config.rewards):
         raise ConfigError(
@@ -173,18 +180,34 @@ def _said(
 ) -> Iterator[str]:
     """What was kept, and the command that trains on it."""
     tokens, solved = sum(one.num_tokens for one in examples), len({one.index for one in kept})
-    others = sum(len(encode(tokenizer, one.completion)) + 1 != one.num_tokens for one in kept)
+    plain = [one for one in kept if one.episode is None]
+    others = sum(len(encode(tokenizer, one.completion)) + 1 != one.num_tokens for one in plain)
     again = f"; {others} of them are cut into other tokens when they are read" if others else ""
     yield f"kept {len(kept):,} of {counted(solved, 'prompt')} in {output}, from {tokens:,} sampled tokens{again}"
     form = f"data.template={config.data.template}" + (" data.chat=true" if config.data.chat else "")
+    if config.rollouts.has_episodes:  # whose rows have their whole prompt
+        form = "data.chat=false" if config.data.chat else ""
     yield (
-        f"train on them: oncurve sft {recipe} model={config.model} data.type=jsonl data.path={output} {form} "
-        f"sft.epochs=1"
+        f"train on them: oncurve sft {recipe} model={config.model} data.type=jsonl data.path={output} "
+        f"{form + ' ' if form else ''}sft.epochs=1"
     )
 
 
-def _row(prompt: Prompt, one: Example, origin: Mapping[str, Any]) -> dict[str, Any]:
+def parts_of(episode: Mapping[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """Who wrote which part of an episode, with its tokens as they were sampled."""
+    parts: list[dict[str, Any]] = []
+    left = list(episode["token_ids"])
+    for is_policy, _, count in episode["segments"]:
+        ids, left = left[:count], left[count:]
+        parts.append({"text": read_back(ids, tokenizer), "learned": is_policy, "tokens": ids})
+    return parts
+
+
+def _row(prompt: Prompt, one: Example, origin: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """A row for ``oncurve sft``: the columns of the prompt's own, the completion, and where it comes from."""
     own = {key: value for key, value in prompt.row.items() if key not in OWN_FORMS}
     source = {**origin, "row": one.index, "sample": one.sample, "reward": one.reward, "tokens": one.num_tokens}
-    return {**json.loads(json.dumps(own, default=str)), "completion": one.completion, "source": source}
+    said: dict[str, Any] = {"completion": one.completion}
+    if one.episode is not None:
+        said = {"prompt": one.episode.get("own_prompt", prompt.text), "parts": parts_of(one.episode, tokenizer)}
+    return {**json.loads(json.dumps(own, default=str)), **said, "source": source}

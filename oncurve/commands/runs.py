@@ -26,7 +26,6 @@ def report(
     output: Output = None,
     names: Annotated[str, typer.Option(help="Metric names shown at first: oncurve, trl or tutorials.")] = "oncurve",
     usd_per_hour: Price = None,
-    png: Annotated[bool, typer.Option("--png", help="Also draw the curves as curves.png.")] = False,
 ) -> None:
     """Write a run as one self-contained HTML page and print its summary. Works during the run, too.
 
@@ -58,10 +57,6 @@ def report(
         out.print(text, markup=False, highlight=False)
         if lines := stage_lines(stages(run, read_config(run))):
             out.print("\n".join([*lines, ""]), markup=False, highlight=False)
-    if png:
-        from oncurve.observe.plots import plot_run  # lazy
-
-        out.print(f"curves: {plot_run(metrics, run / 'curves.png', title=run.name)}", highlight=False)
     left = written.recorded_steps - written.shown_steps
     more = f"; completions of {left} of {written.recorded_steps} steps did not fit" if left else ""
     out.print(f"report: {written.path} ({written.num_bytes / 2**20:.1f} MiB{more})", markup=False, highlight=False)

@@ -16,6 +16,8 @@ INPUTS = (
     "policy.deepspeed",
 )
 """Keys whose value may be the path of something that is read. Rewards have one more, ``function``."""
+SANDBOX = "sandbox:"
+"""Stands before a tool that runs in the sandbox."""
 
 
 def find_beside(tree: dict[str, Any], folder: Path) -> None:
@@ -65,6 +67,8 @@ def _replace(section: Any, key: str | int, folder: Path) -> None:
     value = values.get(key)
     if not isinstance(value, str) or not value or value.startswith("~"):
         return
+    before = SANDBOX if value.startswith(SANDBOX) else ""
+    value = value.removeprefix(SANDBOX)
     place, colon, name = value.rpartition(":")
     if place.endswith(".py"):
         file, rest = place, colon + name
@@ -73,6 +77,6 @@ def _replace(section: Any, key: str | int, folder: Path) -> None:
     try:
         found = folder / file
         if not Path(file).is_absolute() and found.exists():
-            values[key] = f"{found.resolve()}{rest}"
+            values[key] = f"{before}{found.resolve()}{rest}"
     except (OSError, ValueError):  # too long or not a path at all, such as a whole prompt
         return

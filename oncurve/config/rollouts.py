@@ -102,10 +102,10 @@ class RolloutSection(Section):
     """servers: Python of the vLLM environment; None reads ONCURVE_VLLM_PYTHON."""
     vllm_options: tuple[str, ...] = ()
     """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
-    transfer: Harmless[Literal["auto", "fetch", "nccl", "ipc"]] = "auto"
+    transfer: Harmless[Literal["auto", "fetch", "nccl"]] = "auto"
     """servers: how new weights reach them. fetch: files with checksums. nccl: broadcast from the trainer's GPU to
-    vLLM servers. ipc: one vLLM server reads the trainer's GPU memory. auto: nccl for vLLM servers of this run on
-    other GPUs, if this process has the same vLLM; otherwise fetch."""
+    vLLM servers. auto: nccl for vLLM servers of this run on other GPUs, if this process has the same vLLM; otherwise
+    fetch."""
     sleep: bool = False
     """servers: the one vLLM server shares the trainer's GPU and frees its memory during training."""
     weights_folder: Harmless[str | None] = None
@@ -121,7 +121,8 @@ class RolloutSection(Section):
     deadlines: Deadlines = Deadlines()
     """servers: timeouts."""
     tools: tuple[str, ...] = ()
-    """Tools of the policy: calculator, python, or functions as module:name or file.py:name."""
+    """Tools of the policy: calculator, python, or functions as module:name or file.py:name; with sandbox: before it, a
+    function runs in the sandbox."""
     environments: dict[str, str] = Field(default_factory=dict)
     """Environments by name, as module:name or file.py:name. With several, each row names one in the column
     environment."""
@@ -179,7 +180,7 @@ class RolloutSection(Section):
     def without_servers(self) -> list[str]:
         """What to type so that nothing is left in this section that asks for servers."""
         keys = [*self.asked_of_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
-        keys += ["transfer"] if self.transfer in ("nccl", "ipc") else []
+        keys += ["transfer"] if self.transfer == "nccl" else []
         return [f"rollouts.{key}={_DEFAULTS[key]}" for key in keys]
 
     def _is_set(self, key: str) -> bool:
@@ -187,7 +188,7 @@ class RolloutSection(Section):
 
     @model_validator(mode="after")
     def _check_transfer(self) -> RolloutSection:
-        is_device = self.transfer in ("nccl", "ipc")
+        is_device = self.transfer == "nccl"
         wanted = f"rollouts.transfer is {self.transfer}" if is_device else "rollouts.sleep is true"
         if not is_device and not self.sleep:
             return self
@@ -199,14 +200,14 @@ class RolloutSection(Section):
         if self.sleep and self.transfer == "nccl":
             raise ValueError(
                 "rollouts.sleep is true and rollouts.transfer is nccl, which cannot connect two processes on one GPU. "
-                "Set `rollouts.transfer=ipc`"
+                "Set `rollouts.transfer=fetch`"
             )
         if self.sleep and self.staleness:
             raise ValueError(
                 "rollouts.sleep is true, so that sampling and training take turns, and rollouts.staleness is 1, for "
                 "which they overlap. Set `rollouts.sleep=false` or `rollouts.staleness=0`"
             )
-        if self.transfer != "nccl" and self.type == "servers" and not self._is_beside_the_trainer():
+        if self.sleep and self.type == "servers" and not self._is_beside_the_trainer():
             raise ValueError(
                 f"{wanted}, which takes one vLLM server on the trainer's own GPU. Set `rollouts.servers=[] "
                 f"rollouts.registry=null rollouts.vllm_servers=1 rollouts.tensor_parallel=1`, or name one address of "
@@ -234,7 +235,7 @@ class RolloutSection(Section):
                 f"rollouts.weights_address is the URL {self.weights_address}, and rollouts.weights_folder is not set. "
                 f"Name the folder whose files are found there, as in `rollouts.weights_folder=/mnt/bucket`"
             )
-        if self.deltas is not None and (self.transfer in ("nccl", "ipc") or self.sleep):
+        if self.deltas is not None and (self.transfer == "nccl" or self.sleep):
             raise ValueError(
                 "rollouts.deltas is set, which is for servers that fetch files, not for those on the trainer's GPUs. "
                 "Set `rollouts.transfer=fetch rollouts.sleep=false`, or `rollouts.deltas=null`"

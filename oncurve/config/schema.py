@@ -44,8 +44,6 @@ class PolicySection(Section):
     """{} trains an adapter with the defaults; None trains all weights."""
     quantization: Literal["nf4", "int8"] | None = None
     """Keep the frozen weights under an adapter in 4 or 8 bits (bitsandbytes)."""
-    train_only: tuple[str, ...] = ()
-    """Regular expressions: train only weights with a matching name."""
     parallel: Literal["auto", "none", "ddp", "data_parallel", "fsdp", "deepspeed"] = "auto"
     """How several processes share the model. ddp (older name data_parallel): each has all of it. fsdp: sharded, with
     a copy to sample from. deepspeed: as its file says. auto: ddp for several processes."""
@@ -73,9 +71,6 @@ class PolicySection(Section):
     """Tokens per forward and backward pass."""
     packing: bool = True
     """No padding, and each prompt once per group; false pads every row."""
-    liger: Literal["auto"] | bool = "auto"
-    """Liger's kernels for norms, SwiGLU and rotary embeddings on a GPU. auto: if installed and equal on a small
-    batch; true: that or an error."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model; only for authors you trust."""
     revision: str | None = None
@@ -117,10 +112,8 @@ class RunSection(Section):
     """Write the completions of every so many steps to the run folder."""
     logprobs_of_prompts: Harmless[NonNegative] = 8
     """Prompts of a written step whose token log-probabilities are written too."""
-    profile: bool = False
-    """Time every phase of each step."""
     profile_trace_step: PositiveInt | None = None
-    """Also write a torch profiler trace of this step (the first is 1)."""
+    """Trace this step (the first is 1) with torch's profiler, and sum up where its time goes."""
     max_error_fraction: Harmless[Fraction] = 0.2
     """Stop if grading fails for more than this fraction of a step's completions."""
     track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None
@@ -218,10 +211,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_transfer(self) -> Config:
-        if self.rollouts.transfer in ("nccl", "ipc") and self.policy.lora is not None:
+        if self.rollouts.transfer == "nccl" and self.policy.lora is not None:
             raise ValueError(
-                f"rollouts.transfer is {self.rollouts.transfer}, which sends whole weights, and policy.lora trains an "
-                f"adapter, a hundredth of them. Set `rollouts.transfer=fetch`"
+                "rollouts.transfer is nccl, which sends whole weights, and policy.lora trains an adapter, a hundredth "
+                "of them. Set `rollouts.transfer=fetch`"
             )
         return self
 

@@ -103,11 +103,13 @@ def _parts(place: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     parts: Any = row["parts"]
     for part in parts if isinstance(parts, list) and parts else [parts]:
         text, is_learned = (part.get("text"), part.get("learned", True)) if isinstance(part, Mapping) else (None, None)
-        if not isinstance(text, str) or not isinstance(is_learned, bool):
+        tokens = part.get("tokens", []) if isinstance(part, Mapping) else []
+        are_ids = isinstance(tokens, list) and all(isinstance(one, int) and one >= 0 for one in tokens)
+        if not isinstance(text, str) or not isinstance(is_learned, bool) or not are_ids:
             raise DataError(f"{place}: a part is {part!r:.60}. Write a list of {{text}} and {{text, learned: false}}")
     if not any(part.get("learned", True) and part["text"].strip() for part in parts):
         raise DataError(f"{place}: none of the parts is learned. Drop the row")
-    return [{"text": part["text"], "learned": part.get("learned", True)} for part in parts]
+    return [{**part, "learned": part.get("learned", True)} for part in parts]
 
 
 def _num_given(row: Mapping[str, Any]) -> int:
@@ -232,19 +234,34 @@ def _completed(
 
 
 def _in_parts(prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer) -> Demonstration:
-    """A prompt and a completion of which others wrote some parts. The end token belongs to the last part."""
+    """A prompt and a completion of which others wrote some parts.
+
+    A part keeps its tokens where this tokenizer reads them as its text. The end token belongs to the last part.
+    """
     text = shown_text(row)
-    _refuse_early_end(prompt.index, text, tokenizer)
-    said = [(part["text"], part["learned"]) for part in row["parts"] if part["text"]]
+    said = [part for part in row["parts"] if part["text"]]
+    are_tokens = [_reads(part, tokenizer) for part in said]
+    if not all(are_tokens):
+        _refuse_early_end(prompt.index, text, tokenizer)
     ids: list[int] = []
     segments: list[Segment] = []
-    for number, (part, is_learned) in enumerate(said, start=1):
-        more = tuple(encode(tokenizer, part))
+    for number, (part, is_tokens) in enumerate(zip(said, are_tokens, strict=True), start=1):
+        more = tuple(part["tokens"]) if is_tokens else tuple(encode(tokenizer, part["text"]))
         more = _ended(more, tokenizer) if number == len(said) else more
-        segments.append(Segment(is_learned, len(ids), len(ids) + len(more), part))
+        segments.append(Segment(part["learned"], len(ids), len(ids) + len(more), part["text"]))
         ids += more
     is_plain = all(segment.is_policy for segment in segments)
     return Demonstration(prompt, tuple(ids), text, () if is_plain else tuple(segments))
+
+
+def _reads(part: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
+    """The part has tokens, and they are this tokenizer's."""
+    return "tokens" in part and read_back(part["tokens"], tokenizer) == part["text"]
+
+
+def read_back(ids: Sequence[int], tokenizer: Any) -> str:
+    """The text of tokens, marks included."""
+    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _refuse_early_end(place: int, text: str, tokenizer: Tokenizer) -> None:

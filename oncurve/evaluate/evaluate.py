@@ -56,7 +56,8 @@ class Example:
     error: str | None = None
     """Why there is no reward: "timeout", "crashed", "unparsable_reference", "not_applicable", ...; None if there is."""
     episode: Mapping[str, Any] | None = None
-    """Who wrote what, calls and waiting, as rollouts record them; None for a completion without tools."""
+    """Who wrote what, calls and waiting, as rollouts record them, and all tokens; None for a completion without
+    tools."""
 
     @property
     def is_correct(self) -> bool:
@@ -338,7 +339,7 @@ def _example(
     *,
     extract: Callable[[str], str | None] | None,
 ) -> Example:
-    category = categorize(reward)
+    category, shown = categorize(reward), episode_row(completion)
     any_format = None
     if loose is not None and (category == "correct" or loose.error is None):
         any_format = category == "correct" or loose.parts.get("correct", 0.0) >= 1.0
@@ -356,7 +357,7 @@ def _example(
         sample=completion.index,
         extracted=None if extract is None else extract(completion.text),
         error=reward.error,
-        episode=episode_row(completion) or None,
+        episode={**shown, "token_ids": list(completion.token_ids)} if shown else None,
     )
 
 

@@ -1,15 +1,13 @@
 """Key-value caches of the rows that are being sampled.
 
 Those of prompts and of completions lie in separate buffers. A prompt is computed once and read by its group; a
-completion has a slot of its own, whose buffer grows with the longest running row. Few rows behind short prompts may be
-joined with a copy of theirs: then each row lies in one piece.
+completion has a slot of its own, whose buffer grows with the longest running row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -21,8 +19,6 @@ class LayerCache:
     """Keys and values of completions [2, slots, kv_heads, positions, D]."""
     prompt_keys: Tensor
     prompt_values: Tensor
-    front: int = field(default=0, init=False)
-    """Positions before the own tokens: room for a copy of the prompt, once rows are joined with theirs."""
 
     def __post_init__(self) -> None:
         self.own_keys, self.own_values = self.own.unbind()
@@ -63,23 +59,3 @@ class LayerCache:
     def put_prompt(self, slot: int, held: tuple[Tensor, Tensor]) -> None:
         """Put a copy into a prompt's slot, of a cache with as many positions."""
         self.prompt_keys[slot], self.prompt_values[slot] = held
-
-    def holds(self, rows: int, positions: int) -> bool:
-        """Whether the buffer of completions has the numbers of so many rows of so many positions."""
-        return rows * positions <= self.own.shape[1] * self.positions
-
-    def join(self, slots: Tensor, prompts: Tensor, *, room: int, front: int, tokens: int, positions: int) -> None:
-        """Arrange the buffer of completions anew, for the rows in these slots alone, each behind a copy of its prompt.
-
-        They lie in slots 0, 1, ... of ``room``, each of ``front`` positions of its prompt's slot and ``positions`` of
-        its own, of which ``tokens`` are kept. Prompts' buffers are given back.
-        """
-        (_, _, kv_heads, _, d), count = self.own.shape, len(slots)
-        kept, shape = self.own[:, slots, :, :tokens], torch.Size((2, room, kv_heads, front + positions, d))
-        self.own = self.own.view(-1)[: shape.numel()].view(shape)
-        self.own_keys, self.own_values = self.own.unbind()
-        for to, prompt in zip((self.own_keys, self.own_values), (self.prompt_keys, self.prompt_values), strict=True):
-            to[:count, :, :front] = prompt[prompts, :, :front]
-        self.own[:, :count, :, front : front + tokens] = kept
-        self.prompt_keys = self.prompt_values = self.prompt_keys.new_empty(0, *self.prompt_keys.shape[1:])
-        self.front = front

@@ -83,7 +83,6 @@ class RecordedLayers(TorchLayers):
     On a CPU, or with ``records`` off, the same step runs operation by operation.
     """
 
-    reads_copies: ClassVar[bool] = False
     reads_anywhere: ClassVar[bool] = False
     """A row costs the same in every slot."""
 

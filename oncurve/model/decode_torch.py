@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -91,9 +90,8 @@ class StepInputs:
     past: int | tuple[Tensor, Tensor]
     """Where the new token goes: one position of all slots, or slots and their positions."""
     seen: int
-    """Own positions up to the newest token of any row, copies of prompts among them."""
-    groups: PrefixGroups | None
-    """None where each row has a copy of its prompt."""
+    """Own positions up to the newest token of any row."""
+    groups: PrefixGroups
     hidden: Tensor | None
     """What is added to the scores of own positions, -inf where a slot has none [span, 1, 1, T]; None: all have T."""
     angles: Tensor
@@ -158,9 +156,6 @@ Mixed = Callable[[Tensor, Layer, LayerCache], Tensor]
 class TorchLayers:
     """All layers for one token per row, in torch alone: the definition that the kernels must meet."""
 
-    reads_copies: ClassVar[bool] = True
-    """Rows may lie behind copies of their prompts."""
-
     def __init__(
         self, backbone: Backbone, weights: Sequence[LayerWeights], ops: Ops, compute_type: torch.dtype, *, slots: int
     ) -> None:
@@ -182,7 +177,7 @@ class TorchLayers:
 
         ``angles`` are those of all positions, ``positions`` that of each row [R].
         """
-        turn = self._turn(angles.turn().index_select(0, positions), places.numpy(), caches[0].front)
+        turn = self._turn(angles.turn().index_select(0, positions), places.numpy())
         residual = self.backbone.embed(tokens)
         if turn.slots is not None:
             residual = _spread(residual, turn.slots, turn.span)
@@ -222,22 +217,16 @@ class TorchLayers:
         norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True).hypot_(self._least_norm)
         return total, torch.mul(total, weight).div_(norm)
 
-    def _turn(self, angles: Tensor, places: np.ndarray, front: int) -> StepInputs:
-        """What this step reads and writes, from exp(i angle) of the rows [R, 1, D / 2]; see ``Decoder.step``.
-
-        Each row lies behind ``front`` positions, the first of which are those of its prompt; 0 where it has no copy.
-        """
-        slots, past, lengths = places[:, 0], places[:, 1] + front, places[:, 3]
+    def _turn(self, angles: Tensor, places: np.ndarray) -> StepInputs:
+        """What this step reads and writes, from exp(i angle) of the rows [R, 1, D / 2]; see ``Decoder.step``."""
+        slots, past = places[:, 0], places[:, 1]
         span = self.span(int(slots.max()) + 1)
         is_plain = span == len(slots) and np.array_equal(slots, np.arange(span))
-        groups = None if front else self._read(places, span)
         seen = int(past.max()) + 1
         is_even, hidden = bool((past == seen - 1).all()), None
-        if not is_even or (front and bool((lengths < front).any())):
-            positions, shut = np.arange(seen), np.zeros((span, seen), dtype=np.bool_)
-            shut[slots] = positions > past[:, None]
-            if front:
-                shut[slots] |= (positions >= lengths[:, None]) & (positions < front)
+        if not is_even:
+            shut = np.zeros((span, seen), dtype=np.bool_)
+            shut[slots] = np.arange(seen) > past[:, None]
             hidden = _hidden(shut, self.wide)
         kv_heads, queries = self.sizes.kv_heads, self.sizes.heads // self.sizes.kv_heads
         angles = angles[:, None].expand(-1, kv_heads, queries + 1, -1)
@@ -247,7 +236,7 @@ class TorchLayers:
             rows,
             seen - 1 if is_even else (torch.from_numpy(slots), torch.from_numpy(past)),
             seen,
-            groups,
+            self._read(places, span),
             hidden,
             angles.contiguous() if rows is None else _spread(angles, rows, span),
         )
@@ -332,8 +321,6 @@ def attend(heads: Tensor, turn: StepInputs, cache: LayerCache) -> Tensor:
         new = new.transpose(1, 2)
         cache.own[:, slots, :, past] = (new if turn.slots is None else new[slots]).to(cache.own.dtype)
     own = cache.own[:, :span, :, : turn.seen]
-    if groups is None:
-        return _join(q, own, turn.hidden, compute_type).view(span, -1)
     shared = [part[: groups.prompts, :, : groups.width] for part in (cache.prompt_keys, cache.prompt_values)]
     read = _attended(groups.together(q), shared, groups.hidden, compute_type)
     of_prompt = groups.apart(read[0], queries), groups.apart(read[1], queries)
@@ -349,13 +336,13 @@ def _join(
     own: Tensor,
     hidden: Tensor | None,
     compute_type: torch.dtype,
-    of_prompt: tuple[Tensor, Tensor] | None = None,
+    of_prompt: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """What queries [span, kv_heads, Q, D] gather from own positions, joined with what they gather from prompts
-    elsewhere, if there are: that and the logarithms of sums.
+    """What queries [span, kv_heads, Q, D] gather from own positions, joined with what they gather from prompts: that
+    and the logarithms of sums.
 
-    One query per row and head is too little for flash attention on a CPU: batched products take less. A prompt
-    elsewhere is one more column of the scores, with the logarithm of its sum.
+    One query per row and head is too little for flash attention on a CPU: batched products take less. A prompt is one
+    more column of the scores, with the logarithm of its sum.
     """
     keys, values = own.flatten(1, 2).unbind()
     scores = q.new_empty(len(keys), q.shape[2], keys.shape[1])
@@ -363,8 +350,6 @@ def _join(
     scores = scores.view(*q.shape[:3], -1)
     if hidden is not None:
         scores.add_(hidden)
-    if of_prompt is None:
-        return torch.bmm(scores.softmax(dim=-1).flatten(0, 1), values).to(compute_type)
     mixed, logs = of_prompt
     p = torch.cat([scores, logs.unsqueeze(-1)], dim=-1).softmax(dim=-1)
     of_own = torch.bmm(p[..., :-1].flatten(0, 1), values).view(q.shape)

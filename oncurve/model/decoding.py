@@ -25,11 +25,6 @@ from oncurve.model.weights import Backbone
 
 LONG = 128
 """Where torch decodes, prompts of so many tokens are read faster in the compute type, shorter ones in the wide type."""
-JOIN_BYTES = 5 << 19
-"""Where torch decodes on a CPU, one layer's copies of the prompts may be so large for rows to be joined with theirs:
-reading a prompt once for its group takes three calls more than reading it with each row."""
-
-
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From logits [N, V] and a uniform number each to tokens and their log-probabilities."""
 
@@ -49,13 +44,12 @@ class Decoder:
         completion_tokens: int,
         kv_type: torch.dtype | None = None,
         records: bool = True,
-        has_spare: bool = True,
     ) -> None:
         """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
 
         Keys and values are kept in ``kv_type``; None is the compute type on a GPU and where kernels decode, which know
         no other, and the wide type where torch does on a CPU, except for long prompts. With ``records`` a GPU repeats
-        steps as CUDA graphs. With ``has_spare`` there is room for copies of short prompts beside all rows.
+        steps as CUDA graphs.
         """
         self.backbone, self.compute_type, self.device = backbone, compute_type, backbone.device
         on_cpu = self.device.type == "cpu"
@@ -76,17 +70,10 @@ class Decoder:
             is_flash = own_type == compute_type and can_decode(backbone.sizes, compute_type, self.device)
             kind = FlashLayers if is_flash else RecordedLayers
             self.layers = kind(backbone, self.weights, self.ops, compute_type, slots=slots, records=records)
-        self._joining: TorchLayers | None = None
-        if isinstance(self.layers, TorchLayers) and self.layers.reads_copies and own_type == backbone.wide:
-            self._joining = self.layers
         self.completion_tokens = completion_tokens
         self.angles = Angles(*backbone.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
-        self.capacity = 0  # on a CPU until the first step, when prompts may have been read and need nothing any more
-        self._position_bytes = 2 * backbone.sizes.kv_width * own_type.itemsize
-        spare = whole_blocks(prompt_tokens) if has_spare and self._is_joining_worth(slots, prompt_tokens) else 0
-        if not on_cpu:
-            spare = self.capacity = whole_blocks(completion_tokens)
-        own = (slots, spare, backbone.sizes, own_type)
+        self.capacity = 0 if on_cpu else whole_blocks(completion_tokens)
+        own = (slots, self.capacity, backbone.sizes, own_type)
         prompts = (prompt_slots, whole_blocks(prompt_tokens), backbone.sizes, prompt_type)
         with self.device:
             self.caches = [LayerCache(ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in backbone.layers]
@@ -196,7 +183,7 @@ class Decoder:
         if self.device.type != "cuda":
             return
         torch.cuda.synchronize(self.device)
-        self.caches, self.weights, self._joining = [], [], None
+        self.caches, self.weights = [], []
         if isinstance(self.layers, RecordedLayers):
             self.layers.recordings.clear()
             self.layers.layers.clear()
@@ -219,30 +206,4 @@ class Decoder:
         """Let the rows in these slots, of up to so many tokens, lie in others, so that attention without a kernel reads
         few slots."""
         for cache in self.caches:
-            cache.move(slots.to(self.device), to.to(self.device), cache.front + tokens)
-
-    def should_join(self, rows: int, prompt_tokens: int) -> bool:
-        """Whether so many rows, the last ones, should lie behind a copy of their prompt each from now on."""
-        cache = self.caches[0]
-        if self._joining is None or not self.capacity or cache.front:
-            return False
-        if not self._is_joining_worth(rows, prompt_tokens):
-            return False
-        return cache.holds(self._joining.span(rows), prompt_tokens + self.capacity)
-
-    def _is_joining_worth(self, rows: int, prompt_tokens: int) -> bool:
-        """Whether attention reads copies of their prompts faster than it reads the prompts apart."""
-        if self._joining is None:
-            return False
-        return self._joining.span(rows) * prompt_tokens * self._position_bytes <= JOIN_BYTES
-
-    def join(self, places: Tensor, tokens: int) -> None:
-        """Let each of these rows, of up to so many tokens, lie behind a copy of its prompt, in slots 0, 1, ...
-
-        ``places`` is that of ``step``. No prompt is read and no row begins from now on.
-        """
-        assert self._joining is not None
-        slots, _, prompts, lengths = places.T
-        room, front = self._joining.span(len(places)), int(lengths.numpy().max())
-        for cache in self.caches:
-            cache.join(slots, prompts, room=room, front=front, tokens=tokens, positions=self.capacity)
+            cache.move(slots.to(self.device), to.to(self.device), tokens)

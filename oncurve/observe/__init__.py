@@ -1,1 +1,1 @@
-"""Metrics, the run folder, progress and plots."""
+"""Metrics, the run folder and progress."""

@@ -1,4 +1,4 @@
-"""Glossary of every number in metrics.jsonl, as data that plots, summaries and documents read."""
+"""Glossary of every number in metrics.jsonl, as data that pages, summaries and documents read."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:
 def _has_vllm(config: Config, wishes: PlanRequest) -> bool:
     """vLLM servers sample, which keep what they have read."""
     rollouts = config.rollouts
-    named = bool(rollouts.vllm_servers or rollouts.sleep or rollouts.transfer == "ipc")
+    named = bool(rollouts.vllm_servers or rollouts.sleep)
     return named or (rollouts.type == "auto" and wishes.placement != "colocated")
 
 
@@ -159,7 +159,7 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
         delta_rate=None
         if config.rollouts.deltas is None or lora is not None
         else config.optimizer.learning_rate * config.updates_per_step,
-        has_server_beside=not apart and (config.rollouts.sleep or config.rollouts.transfer == "ipc"),
+        has_server_beside=not apart and config.rollouts.sleep,
     )
 
 

@@ -10,7 +10,7 @@ from oncurve.plan.shape import ModelShape
 Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Placement = Literal["colocated", "split", "disaggregated"]
-Transfer = Literal["fetch", "nccl", "ipc"]
+Transfer = Literal["fetch", "nccl"]
 Quantization = Literal["nf4", "int8"]
 Compute = Literal["float32", "bfloat16", "float16"]
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from oncurve.plan import constants
-from oncurve.plan.memory import kv_bytes, training_parts, weight_parts
+from oncurve.plan.memory import kv_bytes, weight_parts
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 
@@ -47,19 +47,15 @@ class Beside:
         )
 
 
-def share_gpu(shape: ModelShape, work: Work, setup: Setup, *, total: float, sleeps: bool) -> Beside:
+def share_gpu(shape: ModelShape, work: Work, setup: Setup, *, total: float) -> Beside:
     """What is left beside the policy.
 
         policy = 12 B x trained weights (4 master, 8 moments) + frozen weights + reference + 4 GiB
-        + where the server does not sleep while the policy trains: gradients, activations and buffers of a microbatch
 
-    The 4 GiB are guessed: two contexts, and what torch has in use while it samples nothing.
+    The server sleeps while the policy trains. The 4 GiB are guessed: two contexts, and what torch has in use while it
+    samples nothing.
     """
     stays = sum(part.bytes for part in weight_parts(shape, setup) if not part.is_buffer)
-    if not sleeps:
-        buffers = sum(part.bytes for part in weight_parts(shape, setup) if part.is_buffer)
-        trains = buffers + sum(part.bytes for part in training_parts(shape, work, setup))
-        stays += trains * (1 + constants.GPU_FRAGMENTATION)
     cache = kv_bytes(shape, work.group_size * (work.prompt_tokens + work.longest_tokens), setup)
     weights = float(setup.width * shape.num_parameters)
     return Beside(

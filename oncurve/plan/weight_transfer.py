@@ -81,11 +81,6 @@ def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_g
             Part("broadcast", size, size / rate, True),
             Part("load", size, size / constants.DEVICE_LOAD_RATE, False),
         )
-    if setup.transfer == "ipc":
-        return (
-            Part("fill the buffer", size, 2 * size / (device.bandwidth * GB), True),
-            Part("load", size, size / constants.DEVICE_LOAD_RATE, False),
-        )
     if setup.delta_rate is not None and setup.method == "full":
         return _differences(size, whole_bytes(shape, setup), setup, network_gbit=network_gbit)
     return _files(size, whole, setup, network_gbit=network_gbit)

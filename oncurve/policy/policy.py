@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Literal
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.algorithm.reference import move_reference
 from oncurve.batch import Batch
-from oncurve.errors import ConfigError, TrainingError
+from oncurve.errors import TrainingError
 from oncurve.model.allocator import give_back
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
 from oncurve.policy.backend import Backend, OneDevice
@@ -281,27 +280,6 @@ class TrainedPolicy:
             "policy/nonfinite_updates": Mean(0, 1),
             "policy/loss": count,
         }
-
-
-def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze every weight whose name matches none of some regular expressions; what is frozen already stays so.
-
-    Raises ConfigError for an expression that is none, or that matches no weight that could be trained.
-    """
-    matched: set[str] = set()
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for pattern in patterns:
-        try:
-            found = {name for name in names if re.search(pattern, name)}
-        except re.error as error:
-            raise ConfigError(f"policy.train_only: {pattern!r} is no regular expression: {error}") from None
-        if not found:
-            some = ", ".join(names[:3])
-            raise ConfigError(f"policy.train_only: {pattern!r} matches no trainable weight. They are named {some}, ...")
-        matched |= found
-    for name, parameter in model.named_parameters():
-        if name not in matched:
-            parameter.requires_grad_(False)
 
 
 def torch_type(compute_type: ComputeType) -> torch.dtype:

@@ -47,13 +47,9 @@ class Unread:
     device: torch.device
     """Where the parts will be."""
 
-    def stand_in(self, model: PreTrainedModel) -> PreTrainedModel:
-        """A model with the configuration of this one, on which kernels are proven: few layers, random weights."""
-        return _stand_in(model, self.device)
-
     def enable_packing(self, model: PreTrainedModel, compute_type: torch.dtype) -> bool:
         """As that of ``forward``, proven on a stand-in."""
-        other = self.stand_in(model)
+        other = _stand_in(model, self.device)
         if not enable_packing(other, compute_type):
             return False
         use_packed_attention(model, in_blocks=other.config.get_text_config()._attn_implementation == IN_BLOCKS)

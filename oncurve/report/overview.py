@@ -13,7 +13,6 @@ from oncurve.doctor.diagnose import CHECKS, diagnose
 from oncurve.doctor.read import read_case
 from oncurve.errors import DataError
 from oncurve.observe.lock import writer_lives
-from oncurve.observe.profile import read_profile
 from oncurve.observe.record import METRICS, read_json
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.report.blocks import finite
@@ -41,7 +40,6 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
         "facts": [*_facts(manifest, case.config), *_weights(case.metrics)],
         "arithmetic": _arithmetic(case.config, manifest),
         "spent": _spent(case.metrics, manifest, usd_per_hour),
-        "profile": _profile(run),
         "stages": stages(run, case.config),
         "evaluation": evaluation(run),
         "num_checks": len(CHECKS),
@@ -176,13 +174,6 @@ def _spent(
         "usd_per_point": _usd_per_point(rows, money.usd),
         "basis": money.basis,
     }
-
-
-def _profile(run: Path) -> list[list[Any]] | None:
-    """Where a step's time went; None for a run without ``run.profile``."""
-    return [
-        [r.name, r.is_part, r.spent.seconds, r.share, r.spent.calls, r.spent.tokens] for r in read_profile(run)
-    ] or None
 
 
 def _usd_per_point(rows: Sequence[Mapping[str, Any]], usd: float | None) -> float | None:

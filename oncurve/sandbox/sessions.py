@@ -1,11 +1,14 @@
-"""Python in the sandbox, call after call, with the names that earlier calls defined."""
+"""Python in the sandbox: a session of calls, each with the names that earlier ones defined, or one function."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent
 from oncurve.sandbox.limits import Limits
@@ -25,6 +28,19 @@ def _oncurve_run(code):
             print(repr(value))
 """
 """Runs in the sandbox: prints the value of the last expression, as an interactive interpreter does."""
+
+
+_CALL = """
+def _oncurve_call(name, arguments, mark):
+    import asyncio, inspect, json
+    value = globals()[name](**json.loads(arguments))
+    if inspect.isawaitable(value):
+        async def awaited():
+            return await value
+        value = asyncio.run(awaited())
+    print(mark + json.dumps(value, default=str))
+"""
+"""Runs in the sandbox: prints what a function gives, as JSON behind a mark."""
 
 
 class CodeFailed(Exception):
@@ -50,6 +66,23 @@ class PythonSessions:
                 self._pool = SandboxPool(limits=self.limits)
             return self._pool
 
+    def call(self, source: str, function: str, arguments: Mapping[str, Any]) -> Any:
+        """What a function of some source code gives, in a fresh process; both ways as JSON.
+
+        Raises CodeFailed for what the code does wrong, SandboxDied.
+        """
+        mark = secrets.token_hex(16)
+        call = f"_oncurve_call({function!r}, {json.dumps(dict(arguments))!r}, {mark!r})"
+        output = self.output(['__name__ = "tool"', source, _CALL, call])
+        return json.loads(output.rpartition(mark)[2])
+
+    def output(self, sources: list[str]) -> str:
+        """What source codes print that run one after the other in a fresh process.
+
+        Raises CodeFailed for what they do wrong, SandboxDied.
+        """
+        return self.pool().submit(lambda place: self._output(place, sources)).result()
+
     def close(self) -> None:
         """End the sandboxes."""
         with self._lock:
@@ -57,30 +90,8 @@ class PythonSessions:
                 self._pool.close()
                 self._pool = None
 
-
-@dataclass(eq=False)
-class PythonSession:
-    """Every call runs in a fresh process, behind what earlier calls ran; one that fails leaves nothing behind."""
-
-    sessions: PythonSessions
-    earlier: list[str] = field(default_factory=list)
-
-    def run(self, code: str) -> str:
-        """What the code prints, and the value of its last expression.
-
-        Raises CodeFailed for what the code does wrong, SandboxDied.
-        """
-        if len(code) > MAX_CODE_CHARACTERS:
-            raise CodeFailed(f"the code is longer than {MAX_CODE_CHARACTERS} characters")
-        mark = secrets.token_hex(16)
-        call = f"_oncurve_run({code!r})"
-        sources = [_RUN, *self.earlier, f"print({mark!r}, flush=True)", call]
-        output = self.sessions.pool().submit(lambda place: self._output(place, sources)).result()
-        self.earlier.append(call)
-        return output.rpartition(f"{mark}\n")[2].rstrip("\n")
-
     def _output(self, place: Workplace, sources: list[str]) -> str:
-        limits = self.sessions.limits
+        limits = self.limits
         deadline = time.monotonic() + limits.wall_seconds
         child = place.program.child(limits=limits, stdin=b"", wants_output=True)
         try:
@@ -103,3 +114,25 @@ class PythonSession:
         if ended.status < 0:
             raise CodeFailed("it used more time or memory than it may")
         return output.decode("utf-8", "replace")
+
+
+@dataclass(eq=False)
+class PythonSession:
+    """Every call runs in a fresh process, behind what earlier calls ran; one that fails leaves nothing behind."""
+
+    sessions: PythonSessions
+    earlier: list[str] = field(default_factory=list)
+
+    def run(self, code: str) -> str:
+        """What the code prints, and the value of its last expression.
+
+        Raises CodeFailed for what the code does wrong, SandboxDied.
+        """
+        if len(code) > MAX_CODE_CHARACTERS:
+            raise CodeFailed(f"the code is longer than {MAX_CODE_CHARACTERS} characters")
+        mark = secrets.token_hex(16)
+        call = f"_oncurve_run({code!r})"
+        sources = [_RUN, *self.earlier, f"print({mark!r}, flush=True)", call]
+        output = self.sessions.output(sources)
+        self.earlier.append(call)
+        return output.rpartition(f"{mark}\n")[2].rstrip("\n")

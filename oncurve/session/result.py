@@ -1,8 +1,7 @@
-"""Where a run ended: its measurements, its pictures, and how it is shown in a terminal and in a notebook."""
+"""Where a run ended: its measurements, and how it is shown in a terminal and in a notebook."""
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 from collections.abc import Generator
@@ -16,8 +15,6 @@ from oncurve.errors import OncurveError
 from oncurve.evaluate.card import run_card
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation
-from oncurve.observe.plots import plot_run
-from oncurve.observe.profile import profile_text
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.summary import summarize
 from oncurve.report.write import write_report
@@ -50,14 +47,11 @@ class Result:
         return " -> ".join(f"{100 * share:.1f} % correct" for share in shares)
 
     def _repr_html_(self) -> str:
-        """Before and after as a table, and the curves, for a notebook."""
+        """Before and after as a table, and where the curves are, for a notebook."""
         parts = [f"<p><b>{html.escape(str(self.folder))}</b>: {html.escape(self._before_and_after())}</p>"]
         if self.trained is not None:
             parts.append(f"<pre>{html.escape(plain_text(compare(self.base, self.trained).table()))}</pre>")
-        if len(self.metrics) > 1:
-            picture = plot_run(self.metrics, self.folder / "curves.png", title=self.folder.name)
-            data = base64.b64encode(picture.read_bytes()).decode()
-            parts.append(f'<img alt="curves of the run" style="max-width: 100%" src="data:image/png;base64,{data}">')
+        parts.append(f"<p>curves and completions: {html.escape(str(self.folder / 'report.html'))}</p>")
         return "".join(parts)
 
 
@@ -83,18 +77,13 @@ def plain_text(renderable: Any, *, width: int = 100) -> str:
 
 
 def report(result: Result, *, console: Console) -> None:
-    """The table of before and after, examples, pictures, summary and report of a run that is finished."""
+    """The table of before and after, examples, summary and report of a run that is finished."""
     metrics = read_metrics(result.folder)
     comparison = compare(result.base, result.trained) if result.trained is not None else None
     if len(metrics) > 1:
-        picture = plot_run(metrics, result.folder / "curves.png", title=result.folder.name)
         compared = comparison.summary() if comparison is not None else None
         text = summarize(metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder))
-        profile = profile_text(result.folder)
-        (result.folder / "summary.txt").write_text(f"{text}\n{profile}\n" if profile else f"{text}\n", encoding="utf-8")
-        if profile and not console.is_jupyter:
-            console.print(profile, highlight=False)
-        console.print(f"curves: {picture}", highlight=False)
+        (result.folder / "summary.txt").write_text(f"{text}\n", encoding="utf-8")
     if comparison is not None:
         comparison.write(result.folder)
         if not console.is_jupyter:  # where the result shows itself

@@ -267,10 +267,8 @@ def make_run(session: Session, facts: Mapping[str, Any], first_step: int) -> Run
             notify=session.note,
         ),
         watcher=Watch(resolved, read_metrics(folder.path) if first_step and is_main else ()),
-        profiler=Profiler(
-            policy, parts.sampler, folder.path, is_timed=config.run.profile, trace_step=config.run.profile_trace_step
-        )
-        if config.run.profile or config.run.profile_trace_step is not None
+        profiler=Profiler(folder.path, trace_step=traced, is_main=is_main)
+        if (traced := config.run.profile_trace_step) is not None
         else None,
         sampler_metrics=parts.servers.weight_metrics if parts.servers is not None else dict,
         is_supervised=config.sft is not None,

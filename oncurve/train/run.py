@@ -266,7 +266,7 @@ class Run:
         metrics |= self._speeds(metrics)
         metrics |= self.sampler_metrics()
         if self.profiler is not None:
-            self.profiler.end(step + 1, metrics)
+            self.profiler.end()
         self._finish_step(step + 1, metrics)
 
     def _finish_step(self, done: int, metrics: dict[str, float]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from oncurve.config.files import SANDBOX
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, did_you_mean
@@ -79,7 +80,7 @@ def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
 
 def make_tools(config: Config, given: Given) -> dict[str, Tool]:
     """The tools of all episodes."""
-    from oncurve.rollouts.episodes.tools import Tool, calculator, python_tool, tools_of  # lazy
+    from oncurve.rollouts.episodes.tools import Tool, calculator, python_tool, sandboxed_tool, tools_of  # lazy
 
     found: list[Tool] = []
     for place in config.rollouts.tools:
@@ -90,12 +91,15 @@ def make_tools(config: Config, given: Given) -> dict[str, Tool]:
         elif place.startswith(GIVEN):
             name = place.removeprefix(GIVEN)
             found.append(Tool.of(_given(given.tools, name, "tools"), name))
-        elif ":" in place:
+        elif place.startswith(SANDBOX) and ":" in (inside := place.removeprefix(SANDBOX)):
+            function = _load(inside, "rollouts.tools: one")
+            found.append(sandboxed_tool(function, config.rollouts.episodes.tool_seconds))
+        elif ":" in place and not place.startswith(SANDBOX):
             found.append(Tool.of(_load(place, "rollouts.tools: one")))
         else:
             raise ConfigError(
                 f"rollouts.tools: there is no {place!r}. {did_you_mean(place, OWN_TOOLS)}Use {', '.join(OWN_TOOLS)}, "
-                f"or a function as module:name or file.py:name"
+                f"or a function as module:name, file.py:name or sandbox:file.py:name"
             )
     return tools_of(found)
 

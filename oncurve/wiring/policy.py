@@ -64,8 +64,7 @@ def make_policy(
     from oncurve.model.allocator import keep_freed_memory  # lazy
     from oncurve.policy.distributed import ALONE  # lazy
     from oncurve.policy.half_precision import halve_frozen_matrices  # lazy
-    from oncurve.policy.liger import use_liger  # lazy
-    from oncurve.policy.policy import TrainedPolicy, train_only  # lazy
+    from oncurve.policy.policy import TrainedPolicy  # lazy
     from oncurve.policy.sharding import Sharding  # lazy
 
     device = own_device(config)
@@ -78,16 +77,10 @@ def make_policy(
     loaded = _load_unread(config, device) if by_parts else None
     unread, loaded = loaded or (None, _load(config, device if few_bits else torch.device("cpu"), given))
     model, tokenizer, adapter = loaded
-    if config.policy.train_only:
-        train_only(model, config.policy.train_only)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
     if not few_bits and unread is None:
         nn.Module.to(model, device)
-    if processes is not None:
-        stand_in = None if unread is None else unread.stand_in(model)
-        use_liger(model, config.policy.liger, compute_type=compute, stand_in=stand_in)
-        del stand_in  # before the weights are read
     teacher = _connect_teacher(config, tokenizer) if with_reference else None
     reference = _make_reference(config, model, tokenizer, device, given) if with_reference and not teacher else None
     return TrainedPolicy(

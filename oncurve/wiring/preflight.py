@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oncurve.config.data import CsvData, DataSection, JsonlData
+from oncurve.config.files import SANDBOX
 from oncurve.config.rewards import CustomReward
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, DataError
@@ -44,7 +45,7 @@ def _functions(config: Config) -> Iterator[tuple[str, str]]:
         if isinstance(reward, CustomReward):
             yield "rewards", reward.function
     for tool in config.rollouts.tools:
-        yield "rollouts.tools", tool
+        yield "rollouts.tools", tool.removeprefix(SANDBOX)
     for environment in config.rollouts.environments.values():
         yield "rollouts.environments", environment
     for key in ("function", "advantage_function"):

@@ -99,10 +99,10 @@ def place(config: Config, machine: Machine) -> Placement:
 
     gpus, resets = len(machine.memory_bytes), tuple(config.rollouts.without_servers())
     if not gpus or (gpus == 1 and not machine.has_vllm):
-        return choose_placement(machine, Wants(shares_gpu=shares_gpu(config), resets=resets))
+        return choose_placement(machine, Wants(shares_gpu=config.rollouts.sleep, resets=resets))
     from oncurve.plan.find_shape import find_shape  # lazy
 
-    is_asked = gpus > 1 or shares_gpu(config)
+    is_asked = gpus > 1 or config.rollouts.sleep
     try:
         shape = find_shape(config.model, revision=config.policy.revision)
     except (ConfigError, CheckpointError):
@@ -116,26 +116,19 @@ def place(config: Config, machine: Machine) -> Placement:
             weights=float(shape.num_parameters),
             heads=shape.heads,
             is_quantized=config.policy.quantization is not None,
-            shares_gpu=shares_gpu(config),
-            beside=reckon_beside(config, shape, total=min(machine.memory_bytes), sleeps=_would_sleep(config)),
+            shares_gpu=config.rollouts.sleep,
+            beside=reckon_beside(config, shape, total=min(machine.memory_bytes)),
             resets=resets,
         ),
     )
 
 
-def reckon_beside(config: Config, shape: ModelShape, *, total: float, sleeps: bool) -> Beside:
+def reckon_beside(config: Config, shape: ModelShape, *, total: float) -> Beside:
     """What is left for a server on the one GPU that trains."""
     from oncurve.plan.from_recipe import PlanRequest, make_setup, make_work  # lazy
     from oncurve.plan.shared_gpu import share_gpu  # lazy
 
-    return share_gpu(
-        shape, make_work(config, PlanRequest()), make_setup(config, PlanRequest()), total=total, sleeps=sleeps
-    )
-
-
-def _would_sleep(config: Config) -> bool:
-    """A server that nobody asked for sleeps; one beside which ipc was asked for does as the recipe says."""
-    return config.rollouts.sleep or config.rollouts.transfer != "ipc"
+    return share_gpu(shape, make_work(config, PlanRequest()), make_setup(config, PlanRequest()), total=total)
 
 
 def trainers_here(gpus: int) -> int:
@@ -194,21 +187,17 @@ def make_transfer(config: Config) -> Transfer | None:
     import torch
 
     from oncurve.rollouts.servers.children import free_ports  # lazy
-    from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush  # lazy
-    from oncurve.rollouts.servers.transfer.endpoints import IpcEnd, NcclEnd, check_device  # lazy
+    from oncurve.rollouts.servers.transfer.endpoints import NcclEnd, check_device  # lazy
     from oncurve.rollouts.servers.transfer.nccl_group import GroupPush  # lazy
     from oncurve.rollouts.servers.transfer.transfer import Transfer  # lazy
 
     chosen = config.rollouts
-    if chosen.transfer not in ("nccl", "ipc"):
+    if chosen.transfer != "nccl":
         return None
-    check_device(chosen.transfer, has_gpu=torch.cuda.is_available() and config.policy.device != "cpu")
+    check_device(has_gpu=torch.cuda.is_available() and config.policy.device != "cpu")
     seconds = chosen.deadlines.push_seconds
-    if chosen.transfer == "nccl":
-        address = chosen.weights_address.rpartition(":")[0] if chosen.weights_address else None
-        push = GroupPush(NcclEnd, free_port=lambda: free_ports(1)[0], address=address, push_seconds=seconds)
-    else:
-        push = DirectPush(IpcEnd(), push_seconds=seconds)
+    address = chosen.weights_address.rpartition(":")[0] if chosen.weights_address else None
+    push = GroupPush(NcclEnd, free_port=lambda: free_ports(1)[0], address=address, push_seconds=seconds)
     matrix_type = vllm_matrix_type(config, on_cpu=False)
     return Transfer(push, matrix_type, trains_meanwhile=chosen.staleness > 0)
 
@@ -230,11 +219,6 @@ def is_float32(config: Config, *, on_cpu: bool) -> bool:
     """Servers compute in float32, as the policy does."""
     chosen = config.policy.compute_type
     return chosen == "float32" or (chosen == "auto" and on_cpu)
-
-
-def shares_gpu(config: Config) -> bool:
-    """The one server is on the trainer's own GPU."""
-    return config.rollouts.sleep or config.rollouts.transfer == "ipc"
 
 
 def base_model(config: Config) -> str:
@@ -259,7 +243,7 @@ def start_vllm(config: Config) -> VllmServers:
     trainers = 0 if config.policy.device == "cpu" else trainers_here(len(visible))
     devices: list[str] = []
     share: float | None = None
-    if visible and shares_gpu(config):
+    if visible and config.rollouts.sleep:
         devices = own_gpu(visible, trainers=trainers)
         share = None if says_share(chosen.vllm_options) else share_beside(config)
         give_back_cache()
@@ -297,7 +281,7 @@ def share_beside(config: Config) -> float:
 
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     shape = find_shape(config.model, revision=config.policy.revision)
-    found = reckon_beside(config, shape, total=float(total), sleeps=config.rollouts.sleep)
+    found = reckon_beside(config, shape, total=float(total))
     if found.fits:
         return found.share
     instead = " ".join(["rollouts.type=engine", *config.rollouts.without_servers()])

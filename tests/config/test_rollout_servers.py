@@ -35,12 +35,12 @@ def recipe(*overrides: str) -> Config:
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.deadlines.gone_seconds=0"], "gone_seconds"),
         (["rollouts.transfer=nccl", "rollouts.type=engine"], "for vLLM servers"),
         ([*OWN, "rollouts.transfer=nccl"], "for vLLM servers"),
-        ([*VLLM, "rollouts.transfer=nccl", "rollouts.sleep=true"], "rollouts.transfer=ipc"),
+        ([*VLLM, "rollouts.transfer=nccl", "rollouts.sleep=true"], "rollouts.transfer=fetch"),
         ([*VLLM, "rollouts.staleness=1", "rollouts.sleep=true"], "take turns"),
-        ([*VLLM, "rollouts.vllm_servers=2", "rollouts.transfer=ipc"], "rollouts.vllm_servers=1"),
+        ([*VLLM, "rollouts.vllm_servers=2", "rollouts.sleep=true"], "rollouts.vllm_servers=1"),
         ([*VLLM, "rollouts.tensor_parallel=2", "rollouts.sleep=true"], "rollouts.tensor_parallel=1"),
         (["rollouts.type=servers", "rollouts.servers=[http://a:1]", "rollouts.sleep=true"], "of this machine"),
-        ([*VLLM, "rollouts.transfer=ipc", "policy.lora={}"], "rollouts.transfer=fetch"),
+        ([*VLLM, "rollouts.transfer=nccl", "policy.lora={}"], "rollouts.transfer=fetch"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: list[str], says: str) -> None:
@@ -70,18 +70,15 @@ def test_vllm_is_asked_for_by_the_path_of_its_python(monkeypatch: pytest.MonkeyP
         )
 
 
-@pytest.mark.parametrize("transfer", ["nccl", "ipc"])
-def test_weights_without_files_want_a_gpu_before_any_server_is_started(transfer: str) -> None:
-    config = recipe(*VLLM, f"rollouts.transfer={transfer}", "policy.device=cpu", "rollouts.vllm_python=no/such/python")
-    with pytest.raises(
-        ConfigError, match=f"rollouts.transfer is {transfer}, which needs a CUDA device.*transfer=fetch"
-    ):
+def test_weights_without_files_want_a_gpu_before_any_server_is_started() -> None:
+    config = recipe(*VLLM, "rollouts.transfer=nccl", "policy.device=cpu", "rollouts.vllm_python=no/such/python")
+    with pytest.raises(ConfigError, match=r"rollouts\.transfer is nccl, which needs a CUDA device.*transfer=fetch"):
         make_server_sampler(config)
 
 
 def test_one_server_of_this_machine_may_share_the_gpu() -> None:
     for servers in (VLLM, ["rollouts.type=servers", "rollouts.servers=[http://127.0.0.1:8100]"]):
-        config = recipe(*servers, "rollouts.sleep=true", "rollouts.transfer=ipc")
+        config = recipe(*servers, "rollouts.sleep=true")
         assert config.rollouts.sleep
 
 

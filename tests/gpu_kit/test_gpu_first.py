@@ -120,7 +120,7 @@ def test_items_are_chosen_by_name_or_by_its_beginning() -> None:
     assert {one.name for one in chosen("B", ["B2.1.5B"])} == {
         f"B2.1.5B.{way}" for way in ("shared", "packed", "padded")
     }
-    assert len(chosen("C", [])) == 5
+    assert len(chosen("C", [])) == 4
     with pytest.raises(SystemExit, match="stage A has no item A99"):
         chosen("A", ["A99"])
 
@@ -201,11 +201,7 @@ def test_the_changes_are_printed_as_a_patch(tmp_path: Path, capsys: pytest.Captu
 
 def test_wheels_and_the_image_together_have_all_that_the_project_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [
-        *project["dependencies"],
-        *project["optional-dependencies"]["test"],
-        *project["optional-dependencies"]["liger"],
-    ]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["test"]]
     names = {gpu_wheels.normal(re.split(r"[<>=!\[ ;]", one)[0]) for one in asked}
     there = set(gpu_wheels.THERE.split())
     assert names <= there | set(gpu_wheels.NEEDED)
@@ -214,7 +210,7 @@ def test_wheels_and_the_image_together_have_all_that_the_project_needs() -> None
 
 def test_wheels_have_the_versions_that_the_tests_were_made_with() -> None:
     listed = dict(one.split("==") for one in gpu_wheels.pinned() if "==" in one)
-    assert {"datasets", "pydantic", "math-verify", "beartype", "liger-kernel", "dill"} <= set(listed)
+    assert {"datasets", "pydantic", "math-verify", "beartype", "dill"} <= set(listed)
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert {f"{name}=={number}" for name, number in listed.items() if name not in gpu_wheels.PINS} <= set(lines)
 

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from oncurve.cli.app import app
 from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError, Stopped
 from oncurve.evaluate import resumable
-from oncurve.evaluate.lm_eval_files import safe_name
 from oncurve.rollouts.engine.engine import InProcessEngine
 
 WARM = ["--samples", "3", "--temperature", "0.8"]
@@ -37,7 +36,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model on its own problems, with everything that can be written."""
     folder = tmp_path_factory.mktemp("evaluation") / "out"
     evaluate(
-        "embedded", "--benchmark", "word_problems", "--limit", 40, *WARM, "--lm-eval", "--trained-on", "word_problems",
+        "embedded", "--benchmark", "word_problems", "--limit", 40, *WARM, "--trained-on", "word_problems",
         "--output", folder,
     )  # fmt: skip
     return folder
@@ -69,33 +68,6 @@ def test_the_embedded_model_gets_numbers_with_intervals(embedded: Path) -> None:
     text = (embedded / "results.md").read_text()
     assert "do not compare this with published numbers" in text
     assert f"3: {100 * numbers['avg']['value']:.1f} [" in text
-
-
-def test_files_for_the_harness_have_its_keys_and_our_numbers(embedded: Path) -> None:
-    [aggregated] = embedded.glob("lm_eval/embedded/results_*.json")
-    [samples] = embedded.glob("lm_eval/embedded/samples_word_problems_*.jsonl")
-    stamp = aggregated.stem.removeprefix("results_")
-    assert samples.stem.endswith(stamp)
-    found, numbers = json.loads(aggregated.read_text()), read(embedded)["benchmarks"]["word_problems"]["numbers"]
-    assert set(found) >= {
-        "results", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples", "config",
-        "git_hash", "date", "transformers_version", "lm_eval_version", "task_hashes", "model_source", "model_name",
-        "model_name_sanitized", "system_instruction", "chat_template", "total_evaluation_time_seconds",
-    }  # fmt: skip
-    task = found["results"]["word_problems"]
-    assert task["exact_match,none"] == numbers["avg"]["value"]
-    assert task["exact_match_stderr,none"] == numbers["avg"]["standard_error"]
-    assert task["pass@3,none"] == numbers["pass"]["3"]["value"]
-    assert found["n-samples"]["word_problems"] == {"original": 500, "effective": 40}
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
-    assert [row["doc_id"] for row in rows] == list(range(40))
-    assert set(rows[0]) == {
-        "doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash",
-        "prompt_hash", "target_hash", "exact_match",
-    }  # fmt: skip
-    assert all(len(row["resps"][0]) == len(row["filtered_resps"]) == 3 for row in rows)
-    assert sum(row["exact_match"] for row in rows) / 40 == pytest.approx(numbers["avg"]["value"])
-    assert safe_name("owner/a:b") == "owner__a__b"
 
 
 @pytest.mark.parametrize("sampler", ["engine", "transformers"])
@@ -237,8 +209,8 @@ def test_a_users_mistake_is_a_message(
 
 
 def test_options_of_benchmarks_are_refused_for_a_recipe_rather_than_ignored() -> None:
-    with pytest.raises(ConfigError, match="--samples, --lm-eval: only with --benchmark"):
-        evaluate("word_problems", "--samples", 8, "--lm-eval")
+    with pytest.raises(ConfigError, match="--samples, --card: only with --benchmark"):
+        evaluate("word_problems", "--samples", 8, "--card")
 
 
 def test_a_run_without_a_final_model_is_a_message(tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from oncurve.cli.app import app
-from oncurve.commands.keep_correct import chosen
-from oncurve.errors import OncurveError
+from oncurve.commands.keep_correct import chosen, parts_of
+from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
+from oncurve.errors import DataError, OncurveError
 from oncurve.evaluate import resumable
 from oncurve.evaluate.evaluate import Example
 from oncurve.evaluate.resumable import PartialResults
 from oncurve.observe.record import read_metrics
+from oncurve.policy.model_folder import load_tokenizer
+from oncurve.rollouts.episodes.dialects import ForeignText
 
 SAMPLE = ["sample", "word_problems", "--keep-correct", "rows.jsonl", "data.limit=40"]
 
@@ -114,7 +117,7 @@ def test_every_completion_is_counted_once() -> None:
         ([*SAMPLE, "--count", "3"], "--count: not with --keep-correct"),
         ([*SAMPLE, "rollouts.max_completion_tokens=1"], "none of 256 completions is correct"),
         ([*SAMPLE, "rewards=[{type: length_limit}]"], "rewards"),
-        ([*SAMPLE, "rollouts.tools=[calculator]"], "others write too"),
+        ([*SAMPLE, "rollouts.agent='own.py:agent'", "rewards=[{type: environment}]"], "several conversations"),
         ([*SAMPLE, "sft={}"], "samples nothing"),
         (["sample", "word_problems", "--keep-correct", "."], "exists already"),
     ],
@@ -123,3 +126,67 @@ def test_what_cannot_be_kept_is_one_message(words: list[str], expected: str) -> 
     done = run(*words)
     assert isinstance(done.exception, OncurveError)
     assert expected in str(done.exception)
+
+
+OWN = '''
+class Twice:
+    """Asks twice, and is content with any answers."""
+
+    def reset(self, seed=None, **row):
+        self.turns = 0
+        return " Say something.", {}
+
+    def step(self, action):
+        self.turns += 1
+        return "And more?", 0.5, self.turns == 2, False, {}
+'''
+
+
+def test_episodes_are_kept_with_who_wrote_what_and_trained_on_by_their_masks() -> None:
+    Path("own.py").write_text(OWN)
+    episodes = ["rollouts.environments={twice: own.py:Twice}", "rewards=[{type: environment}]"]
+    small = ["data.limit=40", "run.prompts_per_step=4", "algorithm.group_size=4", "rollouts.max_completion_tokens=120"]
+    done = run("sample", "word_problems", "--keep-correct", "rows.jsonl", *small, *episodes)
+    assert done.exit_code == 0, done.output
+    rows = read()
+    assert len(rows) > 8
+    for row in rows:
+        mine, told, last = row["parts"]
+        assert row["prompt"].endswith("Say something.\nAssistant: <think>")
+        assert told["learned"] is False
+        assert "And more?" in told["text"]
+        assert mine["learned"]
+        assert last["learned"]
+        assert mine["text"].endswith("<|endoftext|>"), "the model ended its turn itself"
+    [command] = [line for line in done.output.splitlines() if line.startswith("train on them: oncurve ")]
+    words = command.removeprefix("train on them: oncurve ").split()
+    more = ["run.name=taught", "run.steps=1", "sft.epochs=null", "evaluation.num_prompts=4", "evaluation.every_steps=0"]
+    done = run(*words, *more, f"run.prompts_per_step={len(rows) - 8}", *episodes)
+    assert done.exit_code == 0, done.output
+    [step] = [row for row in read_metrics(Path("runs/taught")) if row["step"]]
+    assert 0 < step["sft/loss"] < 0.5, "the model has sampled these rows itself"
+    shown = [json.loads(line) for line in Path("runs/taught/rollouts/step_000001.jsonl").read_text().splitlines()]
+    kinds = [[part[0] for part in one["completions"][0]["segments"]] for one in shown]
+    assert kinds == [[True, False, True]] * len(shown)
+    learned = sum(part[2] for one in shown for part in one["completions"][0]["segments"] if part[0])
+    assert step["tokens/trained"] == learned
+
+
+def test_an_answer_that_spells_a_mark_stays_words() -> None:
+    _, tokenizer = load_tokenizer("embedded")
+    mark = str(tokenizer.eos_token)
+    spelled = ForeignText(tokenizer).encode(f"so {mark} it")
+    turn = [*tokenizer.encode("a b", add_special_tokens=False), tokenizer.eos_token_id]
+    said = [[True, "a b", len(turn)], [False, f"so {mark} it", len(spelled)], [True, "a b", len(turn)]]
+    parts = parts_of({"segments": said, "token_ids": turn + spelled + turn}, tokenizer)
+    row = demonstrated_row("row 0", json.loads(json.dumps({"prompt": "Say:", "parts": parts})))
+    assert row is not None
+    [shown], _ = render_demonstrations([row], tokenizer)
+    assert shown.token_ids == tuple(turn + spelled + turn)
+    assert [(part.is_policy, part.end - part.start) for part in shown.segments] == [
+        (True, len(turn)), (False, len(spelled)), (True, len(turn)),
+    ]  # fmt: skip
+    for part in parts:
+        part["tokens"] = [1, 2]  # of another tokenizer
+    with pytest.raises(DataError, match="behind the end token"):
+        render_demonstrations([{**row, "parts": parts}], tokenizer)

@@ -58,7 +58,6 @@ def test_ten_steps_on_gsm8k_train_evaluate_save_and_load_again(tmp_path: Path, g
     assert unknown_keys(key for row in metrics for key in row if key != "step") == []
     assert {"evaluation/correct_fraction", "policy/entropy", "policy/gradient_norm"} <= metrics[5].keys()
     assert json.loads((run / "comparison.json").read_text())
-    assert (run / "curves.png").stat().st_size > 10_000
     assert (run / "report.html").stat().st_size > 50_000
     kept = [one for group in read_rollouts(run, 10) for one in group["completions"]]
     assert all(sum(one["token_lengths"]) == len(one["text"]) for one in kept if "token_lengths" in one)

@@ -48,11 +48,11 @@ def advice(message: str) -> list[list[str]]:
         [*SERVERS, "rollouts.own_servers=1", "rollouts.transfer=nccl"],
         [*VLLM, "rollouts.transfer=nccl", "rollouts.sleep=true"],
         [*VLLM, "rollouts.staleness=1", "rollouts.sleep=true"],
-        [*SERVERS, "rollouts.vllm_servers=2", "rollouts.transfer=ipc"],
+        [*SERVERS, "rollouts.vllm_servers=2", "rollouts.sleep=true"],
         [*VLLM, "rollouts.tensor_parallel=2", "rollouts.sleep=true"],
         [*SERVERS, "rollouts.servers=[http://a:1]", "rollouts.sleep=true"],
-        [*SERVERS, "rollouts.registry=r", "rollouts.transfer=ipc"],
-        [*VLLM, "rollouts.transfer=ipc", "policy.lora={}"],
+        [*SERVERS, "rollouts.registry=r", "rollouts.sleep=true"],
+        [*VLLM, "rollouts.transfer=nccl", "policy.lora={}"],
         [*VLLM, "rollouts.kv_dtype=bfloat16"],
         [*VLLM, "rollouts.staleness=1", "data.retire_above=0.9"],
         ["rollouts.min_completion_tokens=300"],
@@ -104,21 +104,14 @@ def test_a_server_without_room_beside_the_policy_is_refused_with_the_numbers() -
         assert config.rollouts.type == "engine" or "--gpu-memory-utilization" in config.rollouts.vllm_options
 
 
-def test_messages_before_a_transfer_say_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_before_a_transfer_say_what_to_set() -> None:
     said: list[tuple[list[str], str]] = []
-    for way in ("nccl", "ipc"):
-        with pytest.raises(ConfigError) as caught:
-            check_device(way, has_gpu=False)
-        said.append(([*VLLM, f"rollouts.transfer={way}"], str(caught.value)))
+    with pytest.raises(ConfigError) as caught:
+        check_device(has_gpu=False)
+    said.append(([*VLLM, "rollouts.transfer=nccl"], str(caught.value)))
     with pytest.raises(ConfigError) as caught:
         own_gpu(["0", "1"], trainers=2)
-    said.append(([*VLLM, "rollouts.transfer=ipc"], str(caught.value)))
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    with pytest.raises(ConfigError, match="Run `unset PYTORCH_CUDA_ALLOC_CONF`") as caught:
-        check_device("ipc", has_gpu=True)
-    said.append(([*VLLM, "rollouts.transfer=ipc"], str(caught.value)))
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128,expandable_segments:False")
-    check_device("ipc", has_gpu=True)
+    said.append(([*VLLM, "rollouts.sleep=true"], str(caught.value)))
     for overrides, message in said:
         for settings in advice(message):
             assert parse_config(RECIPE, [*overrides, *settings]).rollouts.transfer in ("auto", "fetch")

@@ -61,7 +61,7 @@ def test_the_manifest_names_code_versions_hardware_and_command() -> None:
 
 
 def test_observing_imports_neither_torch_nor_matplotlib() -> None:
-    modules = ("manifest", "measure", "metrics", "plots", "progress", "record", "summary")
+    modules = ("manifest", "measure", "metrics", "progress", "record", "summary")
     code = "".join(f"import oncurve.observe.{name}\n" for name in modules)
     code += "import sys\nprint([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

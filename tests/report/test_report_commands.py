@@ -32,7 +32,6 @@ def test_report_writes_the_page_and_prints_the_summary(made_run: MakeRun, tmp_pa
     page = (tmp_path / "page.html").read_text()
     assert '"usd":16.0' in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
-    assert not (run / "curves.png").exists()
 
 
 def test_report_needs_no_torch(made_run: MakeRun) -> None:

@@ -35,21 +35,19 @@ TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for numbe
 
 
 Ways = Callable[[str], None]
-ways = pytest.mark.parametrize("way", ["kernels", "torch", "joined", "recorded", "module"])
+ways = pytest.mark.parametrize("way", ["kernels", "torch", "recorded", "module"])
 
 
 @pytest.fixture
 def take_way(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    """Make the engine compute with the compiled kernels, with torch alone, there with a copy of its prompt before each
-    row, with torch in a GPU's few shapes, or through the model's own module."""
+    """Make the engine compute with the compiled kernels, with torch alone, there in a
+    GPU's few shapes, or through the model's own module."""
 
     def take(way: str) -> None:
         if way == "kernels" and library() is None:
             pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
-        if way in ("torch", "joined", "recorded"):
+        if way in ("torch", "recorded"):
             monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-        if way == "torch":
-            monkeypatch.setattr(decoding, "JOIN_BYTES", 0)
         if way == "recorded":
             monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
         if way == "module":
@@ -134,7 +132,7 @@ def test_neither_order_nor_the_size_of_the_batch_matters(
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-@pytest.mark.parametrize("way", ["torch", "joined", "module"])
+@pytest.mark.parametrize("way", ["torch", "module"])
 def test_when_finished_rows_leave_the_batch_does_not_matter(
     share: float,
     way: str,

@@ -101,7 +101,6 @@ def test_torch_alone_keeps_long_prompts_in_the_type_of_the_products(
 
     monkeypatch.setattr(fused_module, "Decoder", Watched)
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-    monkeypatch.setattr(decoding, "JOIN_BYTES", 0)
     policy, prompts = make_policy("llama", compute_type="bfloat16"), make_prompts("word " * 40, "word " * 30, "1 + 1 =")
     assert max(len(prompt.prompt_ids) for prompt in prompts) >= decoding.LONG
     chosen = rounding(policy, sampled(policy, prompts, None))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from served import Listener
@@ -20,6 +21,7 @@ from served import Listener
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.agents.conversation_frames import TagFrames
 from oncurve.rollouts.serving.http_app import SamplingServer
+from oncurve.rollouts.serving.open_batch import OpenBatch
 
 if TYPE_CHECKING:
     from nursery import Nursery
@@ -107,8 +109,8 @@ def own_server(policy: TrainedPolicy) -> Iterator[tuple[SamplingServer, httpx.Cl
 LONG = {"messages": say("hello"), "max_tokens": 40, "seed": 5, "temperature": 2.0}
 
 
-def events_of(client: httpx.Client) -> Iterator[dict[str, Any]]:
-    with client.stream("POST", "/session/s/v1/chat/completions", json={**LONG, "stream": True}) as answer:
+def events_of(client: httpx.Client, body: dict[str, Any] = LONG) -> Iterator[dict[str, Any]]:
+    with client.stream("POST", "/session/s/v1/chat/completions", json={**body, "stream": True}) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 yield json.loads(line.removeprefix("data: "))
@@ -139,6 +141,56 @@ def test_words_of_a_stream_come_while_the_turn_is_sampled(
     assert (words, reason) == (whole["message"]["content"], whole["finish_reason"])
     [row] = client.get("/session/s").json()["conversations"]
     assert row["segments"][0]["text"] == words
+
+
+@pytest.mark.parametrize(
+    ("said", "streamed", "called"),
+    [
+        ("First 1 < 2, so I add. <tool>2+3</tool>", "First 1 < 2, so I add.", '{"expression": "2+3"}'),
+        ("First 1 < 2, then a <tool", "First 1 < 2, then a <tool", None),
+    ],
+)
+def test_words_of_a_turn_with_tools_come_while_it_is_sampled(
+    said: str,
+    streamed: str,
+    called: str | None,
+    own_server: tuple[SamplingServer, httpx.Client],
+    policy: TrainedPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model's tokens are given; sampler and reader wait for each other as above."""
+    server, client = own_server
+    ids = np.array([*policy.tokenizer.encode(said, add_special_tokens=False), policy.tokenizer.eos_token_id])
+
+    def given(self: Any, decoder: Any, logits: Any, keys: Any, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return ids[positions], np.full(len(positions), -0.5, dtype=np.float32)
+
+    monkeypatch.setattr(OpenBatch, "_draw", given)
+    parameters = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+    tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": parameters}}
+    body = {"messages": say("2+3?"), "tools": [tool], "max_tokens": 60}
+    whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    has_read, in_time, turn = threading.Event(), [], server.sampling.scheduler.turn
+    turns = iter(range(1000))
+
+    def waiting_turn() -> None:
+        turn()
+        if next(turns) == 9:
+            in_time.append(has_read.wait(60))
+
+    monkeypatch.setattr(server.sampling.scheduler, "turn", waiting_turn)
+    words, calls, reason = "", [], None
+    for event in events_of(client, body):
+        [choice] = event["choices"]
+        words += choice["delta"].get("content", "")
+        calls += choice["delta"].get("tool_calls", [])
+        reason = choice["finish_reason"]
+        if "First" in words:
+            has_read.set()
+    assert in_time == [True]
+    assert words == streamed == whole["message"]["content"]
+    assert [call["function"]["arguments"] for call in calls] == ([] if called is None else [called])
+    assert reason == whole["finish_reason"] == ("stop" if called is None else "tool_calls")
 
 
 def test_a_stream_that_cannot_go_on_ends_with_an_error(

@@ -1,7 +1,6 @@
 """Which calls does vLLM get, in which order, when weights go from GPU to GPU, and what happens to who is lost in it?
 
-The servers are processes that write down what they are asked. Where NCCL would send, gloo does; where a GPU's memory
-would be shared, a buffer of this process is.
+The servers are processes that write down what they are asked. Where NCCL would send, gloo does.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.children import ChildServers, free_ports, own_environment
 from oncurve.rollouts.servers.server_sampler import ServerSampler
-from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush
-from oncurve.rollouts.servers.transfer.endpoints import fill
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
@@ -34,7 +31,6 @@ from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipm
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
 LIMITS = FAST.model_copy(update={"push_seconds": 3.0, "gone_seconds": 30.0})
 PAUSE = f"{protocol.PAUSE}?mode=abort&clear_cache=true"
-BUFFER_BYTES = 2**15
 MakeSampler = Callable[..., ServerSampler]
 
 
@@ -56,22 +52,6 @@ class GlooEnd:
 
     def leave(self) -> None:
         """Nothing has to be done."""
-
-
-class BufferEnd:
-    """Memory of this process in the place of a GPU's: what was in it is put together again."""
-
-    def __init__(self) -> None:
-        self.received: dict[str, torch.Tensor] = {}
-
-    def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
-        self.received = {}
-        buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8)
-        for header in fill(buffer, shipment):
-            parts = buffer[: sum(header["tensor_sizes"])].clone().split(header["tensor_sizes"])
-            facts = zip(header["names"], header["dtype_names"], header["shapes"], parts, strict=True)
-            self.received |= {name: part.view(getattr(torch, dtype)).view(shape) for name, dtype, shape, part in facts}
-            yield header | {"handles": {"GPU-0": []}}
 
 
 @pytest.fixture
@@ -119,10 +99,6 @@ def sampler_of(tmp_path: Path) -> Iterator[MakeSampler]:
 def over_nccl(nccl: list[int] | None = None) -> Transfer:
     push = GroupPush(lambda: GlooEnd(nccl), free_port=lambda: free_ports(1)[0], push_seconds=LIMITS.push_seconds)
     return Transfer(push, torch.bfloat16)
-
-
-def over_ipc(end: BufferEnd) -> Transfer:
-    return Transfer(DirectPush(end, push_seconds=LIMITS.push_seconds), torch.bfloat16)
 
 
 def wait_for(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -300,37 +276,6 @@ def test_a_member_that_is_lost_in_the_middle_costs_the_others_a_restart_and_no_h
     assert versions(sampler.sample(prompts, 4)) == {3}
 
 
-def test_one_server_on_the_same_gpu_reads_weights_where_they_are_and_sleeps_while_they_train(
-    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
-) -> None:
-    servers, end = servers_of(1), BufferEnd()
-    [url] = servers.urls
-    sampler = sampler_of(servers, transfer=over_ipc(end), sleep=True)
-    sampler.load_weights(policy, version=0)
-    assert protocol.SLEEP not in str(recorded(url)["calls"])
-    asleep = [[PAUSE, None], [f"{protocol.SLEEP}?level=2", None]]
-    for version in (1, 2):
-        assert versions(sampler.sample(prompts, 4)) == {version - 1}
-        assert recorded(url)["calls"] == asleep
-        move(policy)
-        sampler.load_weights(policy, version=version)
-        shipment = make_shipment(policy, "", version, matrix_type=torch.bfloat16)
-        found = recorded(url)
-        updates = [body["update_info"] for route, body in found["calls"] if route == protocol.UPDATE]
-        assert len(updates) > 1
-        assert [name for update in updates for name in update["names"]] == list(shipment.weights)
-        assert all(update["handles"] == {"GPU-0": []} for update in updates)
-        assert [call for call in found["calls"] if call[0] != protocol.UPDATE] == [
-            [f"{protocol.WAKE}?tags=weights", None],
-            [protocol.INIT, {"init_info": {"way": "ipc", "settings": {"packed": True}}}],
-            [protocol.START, None],
-            [protocol.FINISH, {"weight_version": found["label"]}],
-            [f"{protocol.WAKE}?tags=kv_cache", None],
-            [protocol.RESUME, None],
-        ]
-        assert all(torch.equal(end.received[name], weight) for name, weight in shipment)
-
-
 def test_weights_as_files_wake_a_server_in_the_same_order_and_again_for_more_of_a_step(
     servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
@@ -348,29 +293,3 @@ def test_weights_as_files_wake_a_server_in_the_same_order_and_again_for_more_of_
     for _ in range(2):  # measurements have settings of their own
         sampler.sample(prompts, 4, params=PARAMS)
     assert routes(recorded(url)["calls"]) == woken
-
-
-def test_a_server_that_cannot_read_the_gpu_gets_files(
-    servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
-) -> None:
-    servers = servers_of(1)
-    [url] = servers.urls
-    sampler = sampler_of(servers, transfer=over_ipc(BufferEnd()))
-    said: list[str] = []
-    sampler.notify = said.append
-    sampler.load_weights(policy, version=0)
-    tell(url, {protocol.START: "fail"})
-
-    def is_told(text: str) -> None:
-        said.append(text)
-        tell(url, {})
-
-    sampler.notify = is_told
-    move(policy)
-    sampler.load_weights(policy, version=1)
-    assert versions(sampler.sample(prompts, 4)) == {1}
-    assert any("gets weights as files" in text for text in said)
-    recorded(url)
-    move(policy)
-    sampler.load_weights(policy, version=2)
-    assert recorded(url)["calls"][1] == [protocol.INIT, {"init_info": {}}]

@@ -1,4 +1,4 @@
-"""Does a profile see every phase of a step, change nothing, and cost nothing when nobody asks for it?"""
+"""Does a trace see every part of a step, change nothing, and leave nothing behind?"""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from oncurve.algorithm.presets import build
-from oncurve.observe.profile import PARTS, Spent, read_profile
-from oncurve.observe.record import read_metrics, read_rollouts, read_rows
+from oncurve.model.decoding import Decoder
+from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
@@ -28,17 +27,15 @@ TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))
 @pytest.fixture
 def run_of(
     make_policy: Callable[..., TrainedPolicy], make_prompts: Callable[..., list[Prompt]], train_in: Callable[..., Run]
-) -> Callable[..., tuple[Run, TrainedPolicy]]:
-    """Three steps with two updates each; with a profiler if its settings are given."""
+) -> Callable[..., Run]:
+    """Three steps with two updates each; one of them traced, if it is named."""
 
-    def train(folder: str, **settings: Any) -> tuple[Run, TrainedPolicy]:
-        policy = make_policy(tokens_per_microbatch=60)
-
+    def train(folder: str, *, trace_step: int | None = None) -> Run:
         def watched(engine: InProcessEngine, place: Path) -> Profiler | None:
-            return Profiler(policy, engine, place, **settings) if settings else None
+            return None if trace_step is None else Profiler(place, trace_step=trace_step, is_main=True)
 
-        run = train_in(
-            policy,
+        return train_in(
+            make_policy(tokens_per_microbatch=60),
             make_prompts(*TEXTS),
             lambda prompt, completion: completion.token_ids[0] % 2 == 0,
             build("grpo", group_size=4, max_completion_tokens=8),
@@ -50,7 +47,6 @@ def run_of(
             rollouts_every_steps=1,
             watched=watched,
         )
-        return run, policy
 
     return train
 
@@ -61,42 +57,22 @@ def comparable(run: Run) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("way", ["own layers", "modules"])
-def test_every_phase_is_timed_and_nothing_changes(
-    way: str, run_of: Callable[..., tuple[Run, TrainedPolicy]], monkeypatch: pytest.MonkeyPatch
+def test_a_trace_of_one_step_names_its_parts_and_changes_nothing(
+    way: str, run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "modules":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)
-    plain, untouched = run_of("plain")
-    assert not {"logprobs", "backward", "annotate", "update"} & set(vars(untouched)), "nothing is wrapped"
-    profiled, _ = run_of("profiled", is_timed=True)
+    methods = [dict(vars(kind)) for kind in (Decoder, TrainedPolicy)]
+    plain, traced = run_of("plain"), run_of("traced", trace_step=2)
     for step in (1, 2, 3):
-        assert read_rollouts(plain.folder.path, step) == read_rollouts(profiled.folder.path, step)
-    assert comparable(plain) == comparable(profiled)
-
-    found = {row.name: row.spent for row in read_profile(profiled.folder.path)}
-    assert {"sample", "load", "prefill", "decode", "grade", "train"} <= found.keys()
-    assert {"old_reference", "forward", "backward", "optimizer"} <= found.keys()
-    for phase in ("sample", "train"):
-        inside = sum(found[part].seconds for part in PARTS[phase] if part in found)
-        assert inside > 0
-
-
-def test_calls_and_tokens_are_those_of_the_step(run_of: Callable[..., tuple[Run, TrainedPolicy]]) -> None:
-    run, _ = run_of("run", is_timed=True)
-    for row in read_rows(run.folder.path / "profile.jsonl"):
-        phases = {name: Spent(**values) for name, values in row["phases"].items()}
-        groups = read_rollouts(run.folder.path, row["step"])
-        sampled = [c["num_tokens"] for group in groups for c in group["completions"]]
-        assert phases["sample"].tokens == sum(sampled)
-        assert phases["decode"].calls == max(sampled) - 1
-        assert phases["optimizer"].calls == 2
-        assert phases["backward"].calls == phases["forward"].calls
-
-
-def test_a_trace_of_one_step_names_the_phases(run_of: Callable[..., tuple[Run, TrainedPolicy]]) -> None:
-    run, _ = run_of("traced", is_timed=False, trace_step=2)
-    [trace] = run.folder.path.glob("trace_step_*")
+        assert read_rollouts(plain.folder.path, step) == read_rollouts(traced.folder.path, step)
+    assert comparable(plain) == comparable(traced)
+    assert [dict(vars(kind)) for kind in (Decoder, TrainedPolicy)] == methods, "nothing stays wrapped"
+    [table, trace] = sorted(traced.folder.path.glob("trace_step_*"), reverse=True)
     assert trace.name == "trace_step_000002.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    assert {"prefill", "decode", "forward", "backward", "optimizer"} <= {event.get("name") for event in events}
-    assert not (run.folder.path / "profile.jsonl").exists()
+    names = {event.get("name") for event in events}
+    assert {"decode", "forward", "backward", "optimizer"} <= names
+    assert ("prefill" in names) == (way == "own layers")
+    assert "optimizer" in table.read_text()
+    assert not list(plain.folder.path.glob("trace*"))

@@ -135,20 +135,7 @@ function arithmeticSection(told) {
         ...(isNumber(spent.usd) ? [["cost", money(spent.usd)]] : []),
         ...(isNumber(spent.usd) && told.steps_done ? [["per step", money(spent.usd / told.steps_done)]] : []),
         ...(isNumber(spent.usd_per_point) ? [["per point of held-out accuracy", money(spent.usd_per_point)]] : []),
-      ], "pairs"), el("p", { class: "soft small" }, `${spent.basis[0].toUpperCase()}${spent.basis.slice(1)}. Steps that a crash lost and the measurement after training are not in it.`)),
-      profileCard(told.profile)));
-}
-
-/** Where a step's time went: seconds, share, calls and tokens of each phase and its parts. */
-function profileCard(profile) {
-  if (!profile) return null;
-  const cell = (text) => el("td", { class: "num" }, text);
-  return el("div", { class: "card whole", id: "profile" }, el("h3", {}, "Profile of a step"), el("div", { class: "wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, ["phase", "seconds", "share", "calls", "tokens"].map((name, at) => el("th", { class: at ? "num" : "" }, name)))),
-    el("tbody", {}, profile.map(([name, part, seconds, share, calls, tokens]) => el("tr", {},
-      el("td", {}, part ? `\u2003${name}` : el("strong", {}, name)), cell(seconds.toFixed(4)), cell(percent(share)), cell(String(calls)),
-      cell(tokens ? compact(tokens) : "")))))),
-    el("p", { class: "soft small" }, "Medians over the steps."));
+      ], "pairs"), el("p", { class: "soft small" }, `${spent.basis[0].toUpperCase()}${spent.basis.slice(1)}. Steps that a crash lost and the measurement after training are not in it.`))));
 }
 
 const pairsTable = (rows, kind) => el("table", { class: kind }, el("tbody", {}, rows.map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, value)))));

@@ -21,7 +21,7 @@ from oncurve.model.weights import Backbone
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, Sampled, SamplingParams, end_token_ids, make_group
 from oncurve.rollouts.engine.budget import RowBudget, call_of
-from oncurve.rollouts.engine.fused import Around, FusedSampling
+from oncurve.rollouts.engine.fused import FusedSampling
 from oncurve.rollouts.engine.generic import ModuleSampling
 from oncurve.rollouts.engine.proof import Proof
 from oncurve.rollouts.engine.streams import stream_keys
@@ -71,8 +71,6 @@ class InProcessEngine:
         self.params = params
         self.budget = RowBudget(max_rows, kv_tokens, kv_type)
         self.on_group: Callable[[Group], None] | None = None
-        self.around: Around | None = None
-        """What is put around the parts of sampling, to time them."""
         self._policy: PolicyView | None = None
         self._proof = Proof(on_gpu=cuda_graphs)
         self._version = 0
@@ -169,7 +167,6 @@ class InProcessEngine:
             kv_tokens=self.budget.kv_tokens,
             kv_type=self.budget.kv_type,
         )
-        fused.around = self.around
         fused.run(asked.prompts, asked.group_size, asked.keys, finish)
 
     def _by_module(self, asked: Asked, finish: Finish, rows: int) -> None:
@@ -184,9 +181,7 @@ class InProcessEngine:
                 chosen = [
                     (first + place) * group_size + start + index for place in range(len(part)) for index in range(count)
                 ]
-                module = ModuleSampling(
-                    self._policy, asked.params, asked.keys[chosen], asked.end_ids, around=self.around
-                )
+                module = ModuleSampling(self._policy, asked.params, asked.keys[chosen], asked.end_ids)
                 for number, row in enumerate(module.run(part, count)):
                     sampled[number // count].append((row.token_ids, row.logprobs, row.finish_reason or "abort"))
             for place, completions in enumerate(sampled):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from oncurve.rollouts.engine.rows import Capacity, Rows, ends
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
 
-Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Takes the name of a part of sampling ("load", "prefill", "decode") and its function; gives what is called instead."""
 MOVE_BELOW = 0.75
 """Without kernels the running rows are moved together when they fill no more than this share of the slots they span."""
 
@@ -54,7 +51,6 @@ class FusedSampling:
         self.policy, self.backbone, self.params = policy, backbone, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
-        self.around: Around | None = None
         self._first_logits: dict[int, Tensor] = {}
         """Of prompts that were read and some of whose rows still wait."""
         self._flight: Flight | None = None
@@ -84,8 +80,7 @@ class FusedSampling:
         rows = Rows(len(prompts), group_size, room, params)
         lengths = np.array([len(prompt) for prompt in prompts])
         with torch.autocast(self.backbone.device.type, enabled=False):
-            make = Decoder if self.around is None else self.around("load", Decoder)
-            decoder: Decoder = make(
+            decoder = Decoder(
                 self.backbone,
                 head_matrix(self.policy.model),
                 compute_type,
@@ -94,12 +89,7 @@ class FusedSampling:
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
                 kv_type=self.kv_type,
-                has_spare=self.kv_tokens is None,
             )
-            if self.around is not None:
-                decoder.prefill = self.around("prefill", decoder.prefill)  # type: ignore[method-assign]
-                decoder.step = self.around("decode", decoder.step)  # type: ignore[method-assign]
-                decoder.draw = self.around("decode", decoder.draw)  # type: ignore[method-assign]
             try:
                 while not rows.is_done:
                     self._admit(decoder, rows, prompts, keys)
@@ -109,8 +99,6 @@ class FusedSampling:
                     for prompt in rows.take_whole():
                         finish(prompt, rows.group(prompt))
             finally:
-                for name in ("prefill", "step", "draw"):  # which hold the decoder, and so its memory for a while
-                    vars(decoder).pop(name, None)
                 self._first_logits.clear()
                 self._flight = None
                 decoder.close()
@@ -139,7 +127,7 @@ class FusedSampling:
         self._land(rows)
         if not len(rows.running):
             return
-        self._arrange(decoder, rows, prompt_lengths)
+        self._arrange(decoder, rows)
         running, places = rows.running, _places(rows, prompt_lengths)
         past, lengths = places[:, 1], places[:, 3]
         last = torch.from_numpy(rows.tokens[running, past])
@@ -160,7 +148,7 @@ class FusedSampling:
         """
         if not decoder.reads_anywhere and _are_sparse(rows):
             self._land(rows)
-            self._arrange(decoder, rows, prompt_lengths)
+            self._arrange(decoder, rows)
         before = self._flight
         flying = np.zeros(0, dtype=np.int64) if before is None else before.rows
         lengths = rows.lengths[rows.running] + np.isin(rows.running, flying)
@@ -192,21 +180,11 @@ class FusedSampling:
         goes_on = rows.finish(running, self._stopped(rows, running, tokens))
         rows.keep(~np.isin(rows.running, running[~goes_on]))
 
-    def _arrange(self, decoder: Decoder, rows: Rows, prompt_lengths: np.ndarray) -> None:
-        """Without kernels, let rows lie as attention reads them best: next to each other, and few of them with a copy
-        of their prompt each."""
-        if decoder.reads_anywhere or not len(rows.running):
-            return
-        running = rows.running
-        if rows.none_waits:
-            places = _places(rows, prompt_lengths)
-            if decoder.should_join(len(running), int(places[:, 3].max())):
-                decoder.join(torch.from_numpy(places), int(rows.lengths[running].max()))
-                rows.line_up()
-                return
-        if _are_sparse(rows):
+    def _arrange(self, decoder: Decoder, rows: Rows) -> None:
+        """Without kernels, let rows lie next to each other."""
+        if not decoder.reads_anywhere and len(rows.running) and _are_sparse(rows):
             moved, to = rows.fill()
-            decoder.move(torch.from_numpy(moved), torch.from_numpy(to), int(rows.lengths[running].max()))
+            decoder.move(torch.from_numpy(moved), torch.from_numpy(to), int(rows.lengths[rows.running].max()))
 
     def _draw(
         self, decoder: Decoder, logits: Tensor, keys: np.ndarray, positions: np.ndarray

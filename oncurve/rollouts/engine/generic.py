@@ -23,7 +23,6 @@ from oncurve.records import FinishReason
 from oncurve.rollouts.base import PolicyView, SamplingParams, padding_id
 from oncurve.rollouts.engine.cache import RowCache, left_pad
 from oncurve.rollouts.engine.draw import draw
-from oncurve.rollouts.engine.fused import Around
 from oncurve.rollouts.engine.stops import StopStrings
 from oncurve.rollouts.engine.streams import uniforms
 
@@ -67,7 +66,6 @@ class ModuleSampling:
         keys: np.ndarray,
         end_ids: tuple[int, ...],
         *,
-        around: Around | None = None,
         rounds: bool = True,
     ) -> None:
         """With ``rounds``, matrices are rounded once, which whoever reads the weights meanwhile would see."""
@@ -80,8 +78,6 @@ class ModuleSampling:
         self._is_padded = True
         """Some row of the batch is; known without asking the device."""
         self._head_matrix: Tensor | None = None
-        self._read = self._forward if around is None else around("prefill", self._forward)
-        self._next = self._forward if around is None else around("decode", self._forward)
 
     def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[SampledRow]:
         """Prefill each prompt once, expand it to its group, decode."""
@@ -95,7 +91,7 @@ class ModuleSampling:
         self._is_padded = bool(is_short.any())
         config = self.model.config.get_text_config()
         cache = RowCache(config.num_hidden_layers, ids.shape[1] + self.params.max_completion_tokens)
-        logits = self._read(ids, mask, cache)
+        logits = self._forward(ids, mask, cache)
         expand = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)
         cache.take(expand)
         mask = mask[expand]
@@ -111,7 +107,7 @@ class ModuleSampling:
                 mask, tokens = mask[keep], tokens[keep]
                 self._is_padded = bool(is_short[self.running].any())
             width += 1
-            logits = self._next(tokens[:, None], mask[:, :width], cache)
+            logits = self._forward(tokens[:, None], mask[:, :width], cache)
         return self.rows
 
     def _forward(self, ids: Tensor, mask: Tensor, cache: RowCache) -> Tensor:

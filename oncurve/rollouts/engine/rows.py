@@ -160,10 +160,6 @@ class Rows:
         self._free = list(range(self.room.slots - 1, count - 1, -1))
         return moved, to
 
-    def line_up(self) -> None:
-        """Note that the running rows lie in slots 0, 1, ... now, in their order."""
-        self.slots = np.arange(len(self.slots))
-
     def take_whole(self) -> list[int]:
         """Prompts whose last row has ended since this was asked before."""
         whole, self._whole = self._whole, []

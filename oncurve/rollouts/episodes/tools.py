@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncurve.errors import ConfigError, Failure, attempt
 
 if TYPE_CHECKING:
-    from oncurve.sandbox.sessions import PythonSession
+    from oncurve.sandbox.sessions import PythonSession, PythonSessions
 
 MAX_ANSWER_CHARACTERS = 100_000
 """Of an answer's text that is looked at; what is shown is limited in tokens."""
@@ -130,13 +132,44 @@ def python_tool(wall_seconds: float) -> Tool:
 
     Raises SandboxUnavailable on a machine where nothing isolates code.
     """
+    sessions = _sessions(wall_seconds)
+    made = Tool.of(python)
+    return replace(
+        made,
+        open=lambda: partial(_in_session, sessions.open()),
+        close=sessions.close,
+        limit_seconds=_SANDBOX_SECONDS,
+    )
+
+
+def sandboxed_tool(function: Callable[..., Any], wall_seconds: float) -> Tool:
+    """A function of somebody's whose calls run its source file in the sandbox, each within so many seconds.
+
+    Raises ConfigError for a function without a source file; SandboxUnavailable where nothing isolates code.
+    """
+    name = function.__name__ if inspect.isfunction(function) else type(function).__name__
+    source = attempt(lambda: Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8"))
+    if isinstance(source, Failure) or vars(sys.modules[function.__module__]).get(name) is not function:
+        raise ConfigError(f"tool {name}: only a function at the top of a file can run in the sandbox. Put it there")
+    sessions = _sessions(wall_seconds)
+    call = partial(_in_sandbox, sessions, source, name)
+    return replace(Tool.of(function), call=call, close=sessions.close, limit_seconds=_SANDBOX_SECONDS)
+
+
+_SANDBOX_SECONDS = 300.0
+"""Of a call with its wait for a sandbox; the code in it has a limit of its own."""
+
+
+def _sessions(wall_seconds: float) -> PythonSessions:
     from oncurve.sandbox import choose_isolation  # lazy
     from oncurve.sandbox.sessions import PythonSessions  # lazy
 
     choose_isolation("bubblewrap")
-    sessions = PythonSessions(wall_seconds=wall_seconds)
-    made = Tool.of(python)
-    return replace(made, open=lambda: partial(_in_session, sessions.open()), close=sessions.close, limit_seconds=300.0)
+    return PythonSessions(wall_seconds=wall_seconds)
+
+
+def _in_sandbox(sessions: PythonSessions, source: str, name: str, /, **arguments: Any) -> Any:
+    return sessions.call(source, name, arguments)
 
 
 def _in_session(session: PythonSession, code: str) -> str:

@@ -160,8 +160,8 @@ def own_gpu(visible: Sequence[str], *, trainers: int) -> list[str]:
     """
     if trainers > 1:
         raise ConfigError(
-            f"rollouts.sleep and rollouts.transfer ipc put a server on the GPU of the one process that trains, and "
-            f"{trainers} train. Set `rollouts.sleep=false rollouts.transfer=auto`, or start one process"
+            f"rollouts.sleep puts a server on the GPU of the one process that trains, and "
+            f"{trainers} train. Set `rollouts.sleep=false`, or start one process"
         )
     return [visible[0]]
 

@@ -183,14 +183,10 @@ class ServerSampler:
 
     def _wake(self) -> None:
         """Servers that gave their memory back get the weights once more."""
-        assert self._policy is not None
         assert self._manifest is not None
         assert self._loop is not None
         give_back_cache()
-        if self._transfer is not None:
-            self._hand_over(self._policy, self._manifest.version)
-        else:
-            self._loop.call(self.pool.publish(self._manifest))
+        self._loop.call(self.pool.publish(self._manifest))
 
     def _write(self, policy: PolicyView, version: int) -> Manifest:
         """An adapter alone where one is trained, whole weights otherwise."""

@@ -15,6 +15,7 @@ import numpy as np
 from aiohttp import web
 
 from oncurve.errors import ConfigError, SamplerError, one_line
+from oncurve.records import words_before_any_call
 from oncurve.rollouts.agents.agent_endpoint import PATHS, chat_error, send, stream_headers
 from oncurve.rollouts.agents.agent_session import AgentSession, Conversation, PendingTurn, SessionLimits
 from oncurve.rollouts.agents.chat_answers import failed_event, first_event, last_events, models, words_event
@@ -66,7 +67,7 @@ class ChatRoutes:
         params = _params(asked)
         session = self._session(request.match_info.get("key"))
         pending = session.ask(asked)
-        if asked.is_stream and not asked.may_call and pending.room:
+        if asked.is_stream and pending.room:
             return await self._stream(request, session, pending, params)
         try:
             sampled = await self._sample(pending, params) if pending.room else ([], [], "length")
@@ -90,7 +91,7 @@ class ChatRoutes:
     async def _stream(
         self, request: web.Request, session: AgentSession, pending: PendingTurn, params: SamplingParams
     ) -> web.StreamResponse:
-        """One turn, word by word while it is sampled. Turns with tools are not: their calls are no words."""
+        """One turn, word by word while it is sampled; what may be a call is held back until the turn is whole."""
         asked, news, loop = pending.request, asyncio.Queue[list[int] | None](), asyncio.get_running_loop()
         work, stream, num_sent = None, web.StreamResponse(headers=stream_headers(asked)), 0
         try:
@@ -101,6 +102,7 @@ class ChatRoutes:
             await stream.write(first_event(asked, pending.answer_id))
             while (ids := await news.get()) is not None:
                 text = self._decode([token for token in ids if token not in self.end_ids]).rstrip(HALF)
+                text = words_before_any_call(text) if asked.may_call else text
                 if len(text) > num_sent:
                     await stream.write(words_event(asked, pending.answer_id, text[num_sent:]))
                     num_sent = len(text)

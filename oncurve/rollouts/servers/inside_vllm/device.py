@@ -1,4 +1,4 @@
-"""Weights from a GPU, taken by vLLM's own engines, which are told when to touch the model."""
+"""Weights from a GPU, taken by vLLM's own engine, which is told when to touch the model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[report
     WeightTransferEngineFactory,
 )
 
-from oncurve.rollouts.servers.transfer.handles import from_plain
-
-WAYS = ("nccl", "ipc")
+WAY = "nccl"
 SAME_NCCL = "same_nccl"
 """No way: the trainer asks whether both sides have the same NCCL."""
 
@@ -30,13 +28,13 @@ def check_nccl(theirs: list[int | str]) -> None:
 
 
 class DeviceWay:
-    """One of vLLM's engines. The model is as it was until the first weights come, so that an update which is given up
-    before costs nothing."""
+    """vLLM's own engine for NCCL. The model is as it was until the first weights come, so that an update which is given
+    up before costs nothing."""
 
     def __init__(self, way: str, settings: dict[str, Any], owner: WeightTransferEngine) -> None:
         """Waits for the others of a group. Raises ValueError for a way that cannot be here."""
-        if way not in WAYS:
-            raise ValueError(f"there is no way {way!r} for weights; there are {', '.join(WAYS)} and file")
+        if way != WAY:
+            raise ValueError(f"there is no way {way!r} for weights; there are {WAY} and file")
         if not torch.cuda.is_available():
             raise ValueError(f"weights cannot come over {way}: this server has no CUDA device")
         self._engine = WeightTransferEngineFactory.create_engine(
@@ -52,11 +50,8 @@ class DeviceWay:
             self._seen.clear()
             self._has_begun = True
             self._engine.start_weight_update()
-        told = dict(update)
-        if "handles" in told:
-            told["ipc_handles"] = {gpu: from_plain(values) for gpu, values in told.pop("handles").items()}
-        self._engine.update_weights(told)
-        self._seen.update(told["names"])
+        self._engine.update_weights(update)
+        self._seen.update(update["names"])
 
     def finish(self, expected: frozenset[str] | None) -> None:
         """Let them take the place of the old ones. Raises ValueError unless they are all there."""

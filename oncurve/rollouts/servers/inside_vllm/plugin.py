@@ -54,7 +54,7 @@ class FileInit(WeightTransferInitInfo):
     """How weights come from now on. Nothing has to be set up to read files."""
 
     way: str = "file"
-    """``nccl`` and ``ipc`` are vLLM's own engines, which get ``settings``; ``same_nccl`` only asks."""
+    """``nccl`` is vLLM's own engine, which gets ``settings``; ``same_nccl`` only asks."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 

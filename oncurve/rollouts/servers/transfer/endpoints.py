@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -12,8 +10,7 @@ from torch import Tensor
 from torch.cuda import nccl
 
 from oncurve.errors import ConfigError
-from oncurve.rollouts.servers.transfer.handles import to_plain
-from oncurve.rollouts.servers.transfer.weight_stream import Shipment, type_name
+from oncurve.rollouts.servers.transfer.weight_stream import Shipment
 
 BUFFER_BYTES = 2**28
 """Of one packed buffer. vLLM's own default, four times as much, is twice on each side."""
@@ -38,14 +35,6 @@ class GroupEnd(Protocol):
 
     def leave(self) -> None:
         """Let go of the group, also in the middle of something."""
-        ...
-
-
-class SharedEnd(Protocol):
-    """Memory of the trainer's GPU that another process reads."""
-
-    def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
-        """What to send for each part of the weights. A part is gone when the next is asked for."""
         ...
 
 
@@ -98,59 +87,6 @@ class NcclEnd:
             communicator.destroy()
 
 
-class IpcEnd:
-    """One buffer of the trainer's GPU, filled again and again. Has not yet run: it needs a GPU."""
-
-    def __init__(self) -> None:
-        self._device = torch.cuda.current_device()
-
-    def chunks(self, shipment: Shipment) -> Iterator[dict[str, Any]]:
-        """Fill the buffer with as many weights as go into it, and say where it is. Each part may be asked for in
-        another thread."""
-        from torch.multiprocessing.reductions import reduce_tensor
-
-        torch.cuda.synchronize(self._device)
-        largest = max((_num_bytes(shipment, weight) for weight in shipment.weights.values()), default=0)
-        buffer = torch.empty(max(BUFFER_BYTES, largest), dtype=torch.uint8, device=f"cuda:{self._device}")
-        handle = to_plain(reduce_tensor(buffer)[1])
-        gpu = str(torch.cuda.get_device_properties(self._device).uuid)
-        for header in fill(buffer, shipment):
-            torch.cuda.synchronize(self._device)
-            yield header | {"handles": {gpu: handle}}
-        del buffer
-        torch.cuda.ipc_collect()
-
-
-def fill(buffer: Tensor, shipment: Shipment) -> Iterator[dict[str, list[Any]]]:
-    """Put weights behind one another into a buffer of bytes until the next has no room; what is in it now.
-
-    Raises ValueError for a weight that is larger than the buffer.
-    """
-    header, used = _empty(), 0
-    for name, weight in shipment:
-        flat = weight.view(-1).view(torch.uint8)
-        if flat.numel() > buffer.numel():
-            raise ValueError(f"{name} has {flat.numel()} bytes, and the buffer {buffer.numel()}")
-        if used + flat.numel() > buffer.numel():
-            yield header
-            header, used = _empty(), 0
-        buffer[used : used + flat.numel()].copy_(flat)
-        used += flat.numel()
-        facts = (name, type_name(weight.dtype), list(weight.shape), flat.numel())
-        for values, fact in zip(header.values(), facts, strict=True):
-            values.append(fact)
-    if used:
-        yield header
-
-
-def _empty() -> dict[str, list[Any]]:
-    return {"names": [], "dtype_names": [], "shapes": [], "tensor_sizes": []}
-
-
-def _num_bytes(shipment: Shipment, weight: Tensor) -> int:
-    return weight.numel() * shipment.type_of(weight).itemsize
-
-
 def _weight(pair: tuple[str, Tensor]) -> Tensor:
     return pair[1]
 
@@ -161,16 +97,13 @@ def give_back_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def check_device(transfer: str, *, has_gpu: bool) -> None:
-    """Raises ConfigError if this process cannot send weights that way."""
+def check_device(*, has_gpu: bool) -> None:
+    """Raises ConfigError if this process cannot send weights over NCCL."""
     if not has_gpu:
         raise ConfigError(
-            f"rollouts.transfer is {transfer}, which needs a CUDA device, and there is none here. Set "
-            f"`rollouts.transfer=fetch`"
+            "rollouts.transfer is nccl, which needs a CUDA device, and there is none here. Set "
+            "`rollouts.transfer=fetch`"
         )
-    if transfer != "nccl":
-        _check_allocator()
-        return
     try:
         importlib.import_module("vllm.distributed.weight_transfer.nccl_common")
     except (ImportError, OSError) as error:
@@ -178,13 +111,3 @@ def check_device(transfer: str, *, has_gpu: bool) -> None:
             f"rollouts.transfer is nccl, for which this process needs vLLM as well, and it has none that can be loaded "
             f"({error}). Run `pip install 'oncurve[vllm]'` here, or set `rollouts.transfer=fetch`"
         ) from None
-
-
-def _check_allocator() -> None:
-    """Raises ConfigError if torch's memory cannot be opened by another process."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        if "expandable_segments:true" in os.environ.get(name, "").replace(" ", "").lower():
-            raise ConfigError(
-                f"rollouts.transfer is ipc, and {name} is {os.environ[name]!r}: a server cannot open memory in "
-                f"segments that grow. Run `unset {name}`, or set `rollouts.transfer=fetch`"
-            )

@@ -1,4 +1,4 @@
-"""The ways of weights without files, and what must be known for each."""
+"""The way of weights without files, and what must be known for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from oncurve.rollouts.servers.transfer.cuda_ipc import DirectPush
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 
 
@@ -14,7 +13,7 @@ from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 class Transfer:
     """How weights leave the trainer's GPU."""
 
-    push: GroupPush | DirectPush
+    push: GroupPush
     matrix_type: torch.dtype | None = None
     """The type of the servers' matrices; None sends those of the policy as they are."""
     trains_meanwhile: bool = False
