@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 from collections import Counter
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 SLOW = (
     "algorithm/test_learning.py",
+    "coldstart/test_coldstart.py",
     "distributed/",
     "documents/test_blocks.py",
     "documents/test_evaluation_page.py",
@@ -38,6 +40,7 @@ SLOW = (
     "episodes/test_exact_tokens.py",
     "episodes/test_soak.py",
     "episodes/test_agent_runs.py",
+    "gpu/test_commands_on_a_gpu.py",
     "integration/",
     "invariance/",
     "launch/test_launched.py",
@@ -97,6 +100,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     last = {True: len(ranks), False: len(ranks) + 1}
     items.sort(key=lambda item: ranks.get(names.get(item.path, ""), last["slow" in item.keywords]))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
