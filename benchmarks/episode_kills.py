@@ -39,9 +39,9 @@ class Marked(Echoing):
 STOPS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ,;:?-<>/=()"]
 
 
-def module(name: str) -> Any:
+def module(name: str, folder: Path = RESILIENCE) -> Any:
     """A module of the tests."""
-    spec = importlib.util.spec_from_file_location(name, RESILIENCE / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
@@ -103,7 +103,7 @@ def main() -> None:
 
     from oncurve.session.run_status import progress_of
 
-    nursery_module = module("nursery")
+    nursery_module = module("nursery", RESILIENCE.parent)
     shared = module("conftest")
     draw = random.Random(arguments.seed)
     found: dict[str, Any] = {"kills": 0, "inside_a_call": 0, "runs": 0, "equal": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 from collections import Counter
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 SLOW = (
     "algorithm/test_learning.py",
+    "coldstart/test_coldstart.py",
     "distributed/",
     "documents/test_blocks.py",
     "documents/test_evaluation_page.py",
@@ -38,7 +40,11 @@ SLOW = (
     "episodes/test_exact_tokens.py",
     "episodes/test_soak.py",
     "episodes/test_agent_runs.py",
+    "gpu/test_commands_on_a_gpu.py",
     "integration/",
+    "interface/test_in_a_notebook.py",
+    "interface/test_kinds_of_rewards.py",
+    "interface/test_where_objects_go.py",
     "invariance/",
     "launch/test_launched.py",
     "learning/",
@@ -50,6 +56,7 @@ SLOW = (
     "resilience/test_fuzzed_inputs.py",
     "resilience/test_killed_processes.py",
     "resilience/test_killed_runs.py",
+    "resilience/test_killed_stages.py",
     "resilience/test_lost_servers.py",
     "resilience/test_own_servers.py",
     "resilience/test_signals.py",
@@ -57,7 +64,6 @@ SLOW = (
     "sandbox/test_redteam.py",
     "rollouts/test_transfer.py",
     "rollouts/test_weight_histories.py",
-    "test_heap.py",
     "trl/test_episodes_beside_trl.py",
     "policy/test_lora_runs.py",
 )
@@ -72,10 +78,13 @@ LONGEST = (
     "documents/test_blocks.py",
     "documents/test_notebook.py",
     "recipes/test_recipe_runs.py",
+    "sandbox/test_redteam.py",
     "rollouts/test_vllm_sleep.py",
     "gpu_kit/test_gpu_first.py",
     "distributed/test_scripts_for_trl.py",
     "resilience/test_killed_runs.py",
+    "resilience/test_killed_processes.py",
+    "resilience/test_killed_stages.py",
     "learning/test_every_preset.py",
     "launch/test_launched.py",
 )
@@ -97,6 +106,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     last = {True: len(ranks), False: len(ranks) + 1}
     items.sort(key=lambda item: ranks.get(names.get(item.path, ""), last["slow" in item.keywords]))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

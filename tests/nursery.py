@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -34,7 +36,8 @@ class Child:
     log: Path
     errors: Path
     """The log as well, unless they were asked for apart."""
-    nursery: Nursery
+    address: str
+    """Of who forked it."""
     status: int | None = None
 
     def kill(self, number: int = 9) -> None:
@@ -43,13 +46,13 @@ class Child:
     def wait(self) -> int:
         """The exit status; minus the number of the signal that ended it."""
         if self.status is None:
-            self.status = self.nursery.ask({"wait": self.pid})
+            self.status = ask(self.address, {"wait": self.pid})
         assert self.status is not None
         return self.status
 
     def is_running(self) -> bool:
         if self.status is None:
-            self.status = self.nursery.ask({"poll": self.pid})
+            self.status = ask(self.address, {"poll": self.pid})
         return self.status is None
 
     @property
@@ -95,18 +98,12 @@ class Nursery:
         self.count += 1
         log = self.folder / f"output_{self.count}.txt"
         errors = self.folder / f"errors_{self.count}.txt" if apart else log
-        message = {
-            "start": [str(word) for word in words],
-            "cwd": str(cwd or Path.cwd()),
-            "env": dict(os.environ) | STARTED | dict(env or {}),
-            "file_limit": file_limit,
-            "user": user,
-            "die_in": die_in,
-        }
+        limits = {"file_limit": file_limit, "user": user, "die_in": die_in}
+        message = {"start": [*map(str, words)], "cwd": str(cwd or Path.cwd()), "env": environment(env), **limits}
         with open(os.devnull, "rb") as nothing, log.open("ab") as said, errors.open("ab") as wrong:
-            pid = self.ask(message, [nothing.fileno(), said.fileno(), wrong.fileno()])
+            pid = ask(self.address, message, [nothing.fileno(), said.fileno(), wrong.fileno()])
         assert pid is not None
-        return Child(pid, log, errors, self)
+        return Child(pid, log, errors, self.address)
 
     def run(self, *words: object, **limits: Any) -> tuple[int, str]:
         """Exit status of ``oncurve`` and everything that was said."""
@@ -120,18 +117,50 @@ class Nursery:
         errors = child.errors.read_text(encoding="utf-8", errors="replace")
         return subprocess.CompletedProcess([sys.executable, *map(str, words)], status, child.output, errors)
 
-    def ask(self, message: Mapping[str, Any], streams: Sequence[int] = ()) -> int | None:
-        """Each question has a connection of its own, so that one that is given up leaves nothing for the next."""
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.connect(self.address)
-            text = json.dumps(message).encode()
-            socket.send_fds(asking, [len(text).to_bytes(8, "big")], list(streams))
-            asking.sendall(text)
-            with asking.makefile("rb") as answer:
-                return json.loads(answer.read())
+    def stand_in(self, path: Path, *words: str) -> Path:
+        """A program for scripts that call one: it begins with these words of Python, and its work is done by a fork."""
+        command = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), self.address, *words]
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+        path.chmod(0o755)
+        return path
 
     def close(self) -> None:
         """End it and whoever it forked."""
         self.process.communicate()
         Path(self.address).unlink()
         Path(self.place).rmdir()
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """That of this process, with what the forking one has read already."""
+    return dict(os.environ) | STARTED | dict(more or {})
+
+
+def ask(address: str, message: Mapping[str, Any], streams: Sequence[int] = ()) -> int | None:
+    """Each question has a connection of its own, so that one that is given up leaves nothing for the next."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(address)
+        text = json.dumps(message).encode()
+        socket.send_fds(asking, [len(text).to_bytes(8, "big")], list(streams))
+        asking.sendall(text)
+        with asking.makefile("rb") as answer:
+            return json.loads(answer.read())
+
+
+def be_done_by_a_fork(address: str, words: Sequence[str]) -> int:
+    """Have a fork do the work of this process with its streams, pass signals on, and end as it ends."""
+    limits = dict.fromkeys(("file_limit", "user", "die_in"))
+    pid = ask(address, {"start": list(words), "cwd": os.getcwd(), "env": environment(), **limits}, [0, 1, 2])
+    assert pid is not None
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: os.kill(pid, number))
+    status = ask(address, {"wait": pid})
+    assert status is not None
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(be_done_by_a_fork(sys.argv[1], sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""Memory allocator settings for a step's tensors on a CPU."""
+"""Memory allocator settings for a step's tensors on a CPU, and for many threads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import os
 
 log = logging.getLogger(__name__)
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""The names of two options in malloc.h."""
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
+"""The names of options in malloc.h."""
+ARENAS = 2
+"""Of memory for threads to share: each arena keeps what was freed in it, and glibc has up to eight for each core."""
 NEVER = 2**31 - 1
 LARGEST = 32 * 2**20
 """Larger blocks than this always come from the system and go back to it; glibc accepts no more."""
@@ -35,6 +37,12 @@ def give_back() -> None:
     """Hand what is free back to the system, also between tensors that live on; nothing where it is kept always."""
     if _trims:
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def share_arenas() -> None:
+    """Let the threads that start from now on share few arenas."""
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        _set(ARENA_MAX, ARENAS)
 
 
 def _set(option: int, value: int) -> bool:

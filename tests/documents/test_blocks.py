@@ -7,15 +7,18 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from nursery import Nursery
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WARM = ROOT / "docs" / "warm.py"
 Run = Callable[[Path, Path], "subprocess.CompletedProcess[str]"]
 
 
@@ -32,28 +35,21 @@ blocks = load("blocks")
 
 
 @pytest.fixture(scope="module")
-def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a page in a folder, with `oncurve` and `python` answered by forks of one warm process."""
-    place = tmp_path_factory.mktemp("warm")
-    for name, words in (("oncurve", "-m oncurve"), ("python", "")):
-        (place / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{WARM}" "{place}/at" {words} "$@"\n')
-        (place / name).chmod(0o755)
+def run_page(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a page in a folder, with `oncurve` and `python` answered by forks."""
+    place = tmp_path_factory.mktemp("forked")
+    nursery.stand_in(place / "oncurve", "-m", "oncurve")
+    nursery.stand_in(place / "python")
     environment = os.environ | {
         "PATH": f"{place}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "COLUMNS": "120",
     }  # fmt: skip
-    server = subprocess.Popen([sys.executable, str(WARM), f"{place}/at"], stdout=subprocess.PIPE, env=environment)
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
 
     def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
         command = [str(place / "python"), str(ROOT / "docs" / "blocks.py"), str(page), str(folder)]
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
-    yield run
-    server.terminate()
-    server.wait()
-    server.stdout.close()
+    return run
 
 
 @pytest.mark.timeout(500)

@@ -229,6 +229,7 @@ def test_a_way_to_draw_by_two_levels_draws_the_same_tokens() -> None:
     assert two_levels(logits, uniform).equal(draw(logits, uniform, SamplingParams(), forbidden=[])[0])
 
 
+@pytest.mark.slow
 def test_a_stage_of_the_script_writes_its_record_and_its_table(tmp_path: Path) -> None:
     words = ["A", "--items", "A7", "--tiny", "--device", "cpu"]
     places = ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "out")]

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,9 @@ from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 from oncurve.launch.slurm import Allocation, render_slurm, submit
 from oncurve.recipes.find import find_recipe
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 RECIPE = find_recipe("word_problems")
 SHORT = (
@@ -36,9 +40,9 @@ SHORT = (
 )
 
 
-def render(words: tuple[str, ...], allocation: Allocation) -> tuple[str, Config]:
+def render(words: tuple[str, ...], allocation: Allocation, python: str = sys.executable) -> tuple[str, Config]:
     config = load_config(RECIPE, words)
-    return render_slurm(RECIPE, words, config=config, allocation=allocation, python=sys.executable), config
+    return render_slurm(RECIPE, words, config=config, allocation=allocation, python=python), config
 
 
 @pytest.mark.parametrize(
@@ -120,10 +124,11 @@ def test_a_script_is_written_and_submitted(cluster: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_job_that_is_told_to_go_saves_and_goes_on_when_it_comes_again(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Path, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (*SHORT, "run.name=run", f"run.folder={tmp_path}")
-    script, _ = render(words, Allocation(nodes=2, gpus_per_node=0))
+    python = nursery.stand_in(cluster / "python")
+    script, _ = render(words, Allocation(nodes=2, gpus_per_node=0), str(python))
     (tmp_path / "job.sh").write_text(script)
     rows = tmp_path / "run" / "metrics.jsonl"
 
@@ -149,12 +154,12 @@ def test_a_job_that_is_told_to_go_saves_and_goes_on_when_it_comes_again(
 
 @pytest.mark.slow
 def test_a_job_with_machines_that_sample_trains_through_them(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Path, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost,127.0.0.1,127.0.0.2")
     words = (*SHORT, "run.steps=3", "run.name=run", f"run.folder={tmp_path}", "run.rollouts_every_steps=1")
     allocation = Allocation(nodes=1, gpus_per_node=0, rollout_nodes=2)
-    script, _ = render(words, allocation)
+    script, _ = render(words, allocation, str(nursery.stand_in(cluster / "python")))
     (tmp_path / "job.sh").write_text(script)
     with (tmp_path / "log.txt").open("w") as file:
         job = subprocess.Popen(["bash", str(tmp_path / "job.sh")], stdout=file, stderr=subprocess.STDOUT)
@@ -170,10 +175,8 @@ def test_a_job_with_machines_that_sample_trains_through_them(
     assert said.count("serving on") == said.count("ending: nothing new is taken") == 2, "told to go at the end"
     assert list(registry.glob("*.json")) == []
     assert not list(tmp_path.glob("weights-*"))
-    alone = tmp_path / "alone.txt"
-    own = [sys.executable, "-m", "oncurve", "train", "word_problems", *words, "run.name=alone"]
-    with alone.open("w") as file:
-        assert subprocess.run(own, stdout=file, stderr=file, check=False).returncode == 0, alone.read_text()
+    status, said = nursery.run("train", "word_problems", *words, "run.name=alone")
+    assert status == 0, said
     texts = [
         [one["text"] for line in path.read_text().splitlines() for one in json.loads(line)["completions"]]
         for name in ("run", "alone")

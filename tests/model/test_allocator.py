@@ -122,3 +122,33 @@ def test_memory_goes_back_once_nothing_needs_it_any_more(
     policy.backward(policy.logprobs(batch)[0].sum())
     policy.update()
     assert told == ["prompts", "sampled", "moved"]
+
+
+ARENAS = """
+import ctypes, sys, threading
+from oncurve.model import allocator
+from oncurve.rollouts.episodes.workers import Workers
+libc = ctypes.CDLL(None)
+if getattr(libc, "malloc_info", None) is None:
+    print("absent"); sys.exit()
+def hold():
+    held = bytearray(100_000)
+    gate.wait()
+workers, gate = Workers(12), threading.Barrier(12, timeout=100)
+for _ in range(12):
+    workers.submit(hold, limit_seconds=200, deliver=lambda result, seconds: None)
+while not workers.is_idle:
+    workers.collect(wait=True)
+libc.open_memstream.restype = ctypes.c_void_p
+text, size = ctypes.c_char_p(), ctypes.c_size_t()
+stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+libc.malloc_info(0, stream)
+libc.fclose(stream)
+print(text.value.count(b"<heap nr="))
+"""
+
+
+def test_threads_of_tools_share_few_arenas_of_memory() -> None:
+    [shared] = printed(ARENAS, "always")
+    [own] = printed(ARENAS, "always", MALLOC_ARENA_MAX="16")
+    assert int(shared) <= 4 < 8 < int(own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,15 @@ def assert_each_step_is_of_its_own_weights(rows: list[dict[str, Any]]) -> None:
         assert row["mismatch/max_ratio"] == pytest.approx(1.0, abs=2e-3)
 
 
+def assert_no_server_is_left(folder: Path, *, servers: int) -> None:
+    logs = list((folder / "server_logs").glob("vLLM_*.txt"))
+    assert len(logs) == servers
+    for log in logs:
+        port = log.stem.removeprefix("vLLM_")
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+
+
 def test_r1_zero_with_a_vllm_server_is_stopped_and_resumed(
     nursery: Nursery,
     wait_for: Callable[..., None],
@@ -54,9 +64,11 @@ def test_r1_zero_with_a_vllm_server_is_stopped_and_resumed(
     wait_for(lambda: reaches(run, 3), trainer, 400.0)
     trainer.kill(signal.SIGTERM)
     assert trainer.wait() == 143, trainer.output
+    assert_no_server_is_left(tmp_path, servers=1)
     status, said = nursery.run("resume", run)
     assert status == 0, said
     assert_each_step_is_of_its_own_weights(rows_of(run))
+    assert_no_server_is_left(tmp_path, servers=2)
 
 
 def test_an_adapter_trains_on_while_one_of_two_vllm_servers_is_killed(
@@ -75,3 +87,4 @@ def test_an_adapter_trains_on_while_one_of_two_vllm_servers_is_killed(
     assert trainer.wait() == 0, trainer.output
     assert_each_step_is_of_its_own_weights(rows_of(run))
     assert (run / "model" / "adapter_config.json").is_file()
+    assert_no_server_is_left(tmp_path, servers=2)

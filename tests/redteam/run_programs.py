@@ -115,14 +115,16 @@ def _listener(family: int, kind: int, address: Any) -> socket.socket:
     return listener
 
 
-def cases_of(path: Path, world: World, only: list[str]) -> Iterator[tuple[dict[str, Any], str, Prompt, Completion]]:
-    """Every program with every style of tests that it is meant for."""
+def cases_of(
+    path: Path, world: World, only: list[str], once: bool
+) -> Iterator[tuple[dict[str, Any], str, Prompt, Completion]]:
+    """Every program with every style of tests that it is meant for, or ``once`` with the first of them."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for number, case in enumerate(lines):
         if only and case["id"] not in only:
             continue
         own = {"own": json.loads(world.fill_in(json.dumps(case["tests"])))} if "tests" in case else {}
-        rows = own or {style: STYLES[style] for style in case["styles"]}
+        rows = own or {style: STYLES[style] for style in case["styles"][: 1 if once else None]}
         text = f"```python\n{world.fill_in(case['program'])}\n```"
         for style, row in rows.items():
             prompt = Prompt(text="", prompt_ids=(), index=number, row=row)
@@ -181,14 +183,14 @@ def _sandbox_users() -> range | tuple[int]:
     return range(64900, 65000) if os.geteuid() == 0 else (os.geteuid(),)
 
 
-def run(*, tier: str | None, workers: int, only: list[str], file: Path) -> dict[str, Any]:
+def run(*, tier: str | None, workers: int, only: list[str], once: bool, file: Path) -> dict[str, Any]:
     """The report of one run."""
     world, problems, started = World(), [], time.monotonic()
     with no_strays(problems):
         pool = SandboxPool(limits=LIMITS, tier=tier, num_workers=workers)  # type: ignore[arg-type]
         programs = Programs(scale="pass_rate", pool=pool)
         programs._limits = LIMITS
-        cases = list(cases_of(file, world, only))
+        cases = list(cases_of(file, world, only, once))
         rewards = programs([case[2] for case in cases], [case[3] for case in cases])
         for (case, style, _, _), reward in zip(cases, rewards, strict=True):
             problem = problem_with(case, reward)
@@ -215,9 +217,10 @@ def main() -> None:
     parser.add_argument("--tier", choices=("bubblewrap", "landlock"), default=None)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--once", action="store_true", help="each program with one style of tests")
     parser.add_argument("--file", type=Path, default=Path(__file__).with_name("programs.jsonl"))
     options = parser.parse_args()
-    report = run(tier=options.tier, workers=options.workers, only=options.only, file=options.file)
+    report = run(tier=options.tier, workers=options.workers, only=options.only, once=options.once, file=options.file)
     print(json.dumps(report, indent=1))
     sys.exit(bool(report["problems"]))
 

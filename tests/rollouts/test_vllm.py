@@ -10,8 +10,6 @@ import copy
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -40,6 +38,7 @@ from oncurve.rollouts.servers.teacher_server import TeacherServer
 from oncurve.settings import Deadlines, DeltaSettings, LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
+    from nursery import Nursery
     from transformers import PreTrainedModel
 
 pytestmark = [
@@ -254,71 +253,6 @@ def test_an_agent_reaches_vllm_and_its_turns_have_the_trainers_logprobs(
     endpoint.close()  # the fixture closes the sampler inside
 
 
-def test_children_of_a_run_sample_for_it_and_end_with_it(tmp_path: Path) -> None:
-    words = ["train", "word_problems", "run.steps=2", f"run.folder={tmp_path}", "run.name=run"]
-    words += [
-        "run.prompts_per_step=4",
-        "evaluation.num_prompts=4",
-        "evaluation.every_steps=0",
-        "run.save_every_steps=0",
-    ]
-    words += ["rollouts.type=servers", "rollouts.vllm_servers=1", "policy.compute_type=float32", "policy.lora.rank=4"]
-    words += ["algorithm.correction=truncate"]
-    command = [sys.executable, "-c", "from oncurve.cli.app import main; main()", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [0, 1, 2]
-    assert all(row["mismatch/max_ratio"] == pytest.approx(1.0, abs=1e-3) for row in rows[1:])
-    [log] = (tmp_path / "server_logs").glob("vLLM_*.txt")
-    port = log.stem.removeprefix("vLLM_")
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-
-
-def test_a_run_goes_on_when_one_of_two_servers_is_killed(servers: VllmServers, tmp_path: Path) -> None:
-    for url in servers.urls:
-        wait_until_up(url)
-    words = [
-        "train",
-        "word_problems",
-        "run.steps=6",
-        f"run.folder={tmp_path}",
-        "run.name=run",
-        "run.prompts_per_step=8",
-    ]
-    words += ["evaluation.num_prompts=8", "evaluation.num_prompts_during=4", "rollouts.type=servers"]
-    words += [
-        f"rollouts.servers=[{','.join(servers.urls)}]",
-        "policy.compute_type=float32",
-        "run.rollouts_every_steps=1",
-    ]
-    log = tmp_path / "log.txt"
-    with log.open("wb") as file:
-        command = [sys.executable, "-c", "from oncurve.cli.app import main; main()", *words]
-        trainer = subprocess.Popen(command, stdout=file, stderr=file)
-    run = tmp_path / "run"
-    while trainer.poll() is None and not (run / "status.json").exists():
-        time.sleep(0.01)
-    while trainer.poll() is None and json.loads((run / "status.json").read_text())["step"] < 2:
-        time.sleep(0.01)
-    old = servers.process_of(servers.urls[0]).pid
-    os.killpg(old, signal.SIGKILL)
-    assert trainer.wait() == 0, log.read_text()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(7))
-    for row in rows[1:]:
-        assert row["completion/max_staleness_steps"] == 0
-        assert row["mismatch/max_ratio"] == pytest.approx(1.0, abs=1e-3)
-    for path in (run / "rollouts").glob("*.jsonl"):
-        groups = [json.loads(line) for line in path.read_text().splitlines()]
-        assert [len(group["completions"]) for group in groups] == [8] * 8
-    end = time.monotonic() + 30
-    while servers.process_of(servers.urls[0]).pid == old:
-        assert time.monotonic() < end, "the server is started again"
-        time.sleep(0.1)
-
-
 def test_a_teacher_behind_vllm_scores_each_token_as_the_model_does(servers: VllmServers, tmp_path: Path) -> None:
     model, tokenizer = load_model("embedded")
     policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
@@ -337,3 +271,46 @@ def test_a_teacher_behind_vllm_scores_each_token_as_the_model_does(servers: Vllm
             logprobs = model(torch.tensor([[*prompt, *completion]])).logits[0].log_softmax(-1)
         expected = [float(logprobs[len(prompt) - 1 + at, token]) for at, token in enumerate(completion)]
         assert scores == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_run_goes_on_when_one_of_two_servers_is_killed(
+    servers: VllmServers, nursery: Nursery, tmp_path: Path
+) -> None:
+    """The last of these tests: nobody waits for the server that is started again."""
+    for url in servers.urls:
+        wait_until_up(url)
+    words = [
+        "train",
+        "word_problems",
+        "run.steps=6",
+        f"run.folder={tmp_path}",
+        "run.name=run",
+        "run.prompts_per_step=8",
+    ]
+    words += ["evaluation.num_prompts=8", "evaluation.num_prompts_during=4", "rollouts.type=servers"]
+    words += [
+        f"rollouts.servers=[{','.join(servers.urls)}]",
+        "policy.compute_type=float32",
+        "run.rollouts_every_steps=1",
+    ]
+    trainer = nursery.start(*words)
+    run = tmp_path / "run"
+    while trainer.is_running() and not (run / "status.json").exists():
+        time.sleep(0.01)
+    while trainer.is_running() and json.loads((run / "status.json").read_text())["step"] < 2:
+        time.sleep(0.01)
+    old = servers.process_of(servers.urls[0]).pid
+    os.killpg(old, signal.SIGKILL)
+    assert trainer.wait() == 0, trainer.output
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(7))
+    for row in rows[1:]:
+        assert row["completion/max_staleness_steps"] == 0
+        assert row["mismatch/max_ratio"] == pytest.approx(1.0, abs=1e-3)
+    for path in (run / "rollouts").glob("*.jsonl"):
+        groups = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [len(group["completions"]) for group in groups] == [8] * 8
+    end = time.monotonic() + 30
+    while servers.process_of(servers.urls[0]).pid == old:
+        assert time.monotonic() < end, "the server is started again"
+        time.sleep(0.1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncurve.errors import Failure, SamplerError, attempt
+from oncurve.model.allocator import share_arenas
 from oncurve.rollouts.servers.event_loop import EventLoopThread
 
 MAX_HUNG = 512
@@ -52,6 +53,7 @@ class Workers:
         self._num_threads = 0
         self._loop: EventLoopThread | None = None
         self._lock = threading.Lock()
+        share_arenas()
 
     def submit(
         self,
