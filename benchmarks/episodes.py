@@ -46,7 +46,6 @@ BEST_MEAN_GUESSES = sum(2 ** (turn - 1) * turn for turn in range(1, 6)) / (HIGHE
 """Of a search by halves among 32 numbers: one at the first guess, two at the second, ..., the last at the sixth."""
 _GUESS = re.compile(r"<tool>(\d+)</tool>(?:<result>(\w+))?")
 """A guess that finds the number ends the game, and nothing is told."""
-_TOLD = re.compile(r"<result>([^<]*)</result>")
 
 
 def calculator(expression: str) -> str:
@@ -108,7 +107,7 @@ def game_figures(evaluation: Evaluation) -> dict[str, Any]:
 
 def maze_figures(evaluation: Evaluation) -> dict[str, Any]:
     """How mazes are left: in time, at all, in how many moves, and how often a move runs into a wall."""
-    told = [_TOLD.findall(example.completion) for example in evaluation.examples]
+    told = [[call["answer"] for call in (example.episode or {"calls": []})["calls"]] for example in evaluation.examples]
     out = [len(answers) for answers in told if "out" in answers]
     moves = sum(map(len, told))
     return {

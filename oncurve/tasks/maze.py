@@ -110,17 +110,23 @@ def maze_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
 
 
 def maze_demonstrations(count: int, *, seed: int = 0, sense: float = 0.35) -> list[Demonstration]:
-    """Walks of people who mostly go anywhere, and with probability ``sense`` a step that leads nearer to the exit."""
+    """Walks of people who mostly go anywhere, and with probability ``sense`` a step that leads nearer to the exit.
+
+    They do not run into the same wall twice in a row.
+    """
     rng = Random(f"maze demonstrations {seed}")
     pairs: list[Demonstration] = []
     for start, exit, walls in _of_training(rng, count):
         parts: list[Part] = []
-        place = start
+        place, blocked = start, set[str]()
         for _ in range(14):
-            way = rng.choice(_nearer(place, exit)) if rng.random() < sense else rng.choice(tuple(MOVES))
+            ways = _nearer(place, exit) if rng.random() < sense else list(MOVES)
+            way = rng.choice([one for one in ways if one not in blocked] or sorted(MOVES.keys() - blocked))
             reached = _step(place, way)
-            place = reached if _is_free(reached, walls) else place
-            told = "out" if place == exit else "wall" if reached != place else _name(place)
+            is_free = _is_free(reached, walls)
+            blocked = set() if is_free else {*blocked, way}
+            place = reached if is_free else place
+            told = "out" if place == exit else _name(place) if is_free else "wall"
             parts += [(f"<tool>{way}</tool>", True), (f"<result>{told}</result>", False)]
             if place == exit:
                 break
