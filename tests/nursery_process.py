@@ -252,10 +252,11 @@ def _run_words(words: list[str], more: str) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    elif words[0] == "-c":
-        sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+    elif words[0] in ("-c", "-"):
+        code, given = (words[1], words[2:]) if words[0] == "-c" else (sys.stdin.read(), words[1:])
+        sys.argv, sys.path[0] = [words[0], *given], ""
         main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+        exec(compile(code, "<string>", "exec"), main.__dict__)
     else:
         sys.argv, sys.path[0] = words, str(Path(words[0]).resolve().parent)
         runpy.run_path(words[0], run_name="__main__")

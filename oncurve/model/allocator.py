@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
 """The names of options in malloc.h."""
 ARENAS = 2
-"""Of memory for threads to share: each arena keeps what was freed in it, and glibc has up to eight for each core."""
+"""Arenas that threads share. Each keeps what was freed in it, and glibc makes up to eight per core."""
 NEVER = 2**31 - 1
 LARGEST = 32 * 2**20
 """Larger blocks than this always come from the system and go back to it; glibc accepts no more."""

@@ -143,9 +143,13 @@ class Decoder:
         """Copies of the keys and values of a prompt, layer by layer."""
         return [cache.prompt(slot) for cache in self.caches]
 
+    def takes_prompt(self, held: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Whether there are copies, and of buffers of this size."""
+        return bool(held) and held[0][0].shape == self.caches[0].prompt_keys.shape[1:]
+
     def put_prompt(self, slot: int, held: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """Put such copies into a slot; False if there are none, or they are of buffers of another size."""
-        if not held or held[0][0].shape != self.caches[0].prompt_keys.shape[1:]:
+        if not self.takes_prompt(held):
             return False
         for cache, part in zip(self.caches, held, strict=True):
             cache.put_prompt(slot, part)

@@ -38,9 +38,11 @@ def _oncurve_call(name, arguments, mark):
         async def awaited():
             return await value
         value = asyncio.run(awaited())
-    print(mark + json.dumps(value, default=str))
+    print(mark + json.dumps(value, default=str) + mark)
 """
-"""Runs in the sandbox: prints what a function gives, as JSON behind a mark."""
+"""Runs in the sandbox: prints what a function gives, as JSON between two marks."""
+_NAMED = 'import sys; sys.modules["tool"] = sys.modules[__name__]; __name__ = "tool"'
+"""A name that is not ``__main__``, under which the module is also found: dataclasses look it up."""
 
 
 class CodeFailed(Exception):
@@ -67,14 +69,17 @@ class PythonSessions:
             return self._pool
 
     def call(self, source: str, function: str, arguments: Mapping[str, Any]) -> Any:
-        """What a function of some source code gives, in a fresh process; both ways as JSON.
+        """The result of a function of this source code, called in a fresh process; arguments and result are JSON.
 
         Raises CodeFailed for what the code does wrong, SandboxDied.
         """
         mark = secrets.token_hex(16)
         call = f"_oncurve_call({function!r}, {json.dumps(dict(arguments))!r}, {mark!r})"
-        output = self.output(['__name__ = "tool"', source, _CALL, call])
-        return json.loads(output.rpartition(mark)[2])
+        output = self.output([_NAMED, source, _CALL, call])
+        parts = output.split(mark)
+        if len(parts) != 3:
+            raise CodeFailed("it ended before it returned anything")
+        return json.loads(parts[1])
 
     def output(self, sources: list[str]) -> str:
         """What source codes print that run one after the other in a fresh process.

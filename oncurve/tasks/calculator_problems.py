@@ -25,8 +25,8 @@ UNREADABLE = "error: ValueError: not an arithmetic expression"
 """What the calculator answers to the forum."""
 MOST_DIGITS = {1: 5, 2: 4}
 """Of the numbers in a story, by the number of its operations."""
-LESSONS_IN_CALLS = 0.7
-"""Of all lessons. With two operations, only there a result is copied into a call."""
+CALL_LESSON_FRACTION = 0.7
+"""Fraction of the lessons that copy numbers inside calls. With two operations, only these copy a result into a call."""
 Operations = Literal[1, 2]
 Part = tuple[str, bool]
 """A text, and whether it is learned from: the calculator's own words are not."""
@@ -93,7 +93,7 @@ def calculator_lessons(count: int, *, seed: int = 0, operations: Operations = 1)
     rng = Random(f"calculator lessons {operations} {seed}")
     pairs: list[Demonstration] = []
     for drawn, question, _ in _drafts("train", rng, operations, few_digits=0.15):
-        said = _copied_in_calls(drawn, rng) if rng.random() < LESSONS_IN_CALLS else _copied_in_text(drawn, rng)
+        said = _copied_in_calls(drawn, rng) if rng.random() < CALL_LESSON_FRACTION else _copied_in_text(drawn, rng)
         pairs.append((PROMPT.format(question=question), said))
         if len(pairs) == count:
             break

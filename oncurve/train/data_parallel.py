@@ -103,7 +103,7 @@ def _sendable(group: Group) -> tuple[Completion, ...]:
 class ShardedRewards:
     """Every process grades the completions of its share of the prompts; all of them get all rewards.
 
-    A share is what the process sampled, so that environments are graded where they live.
+    Completions of environments are graded by the process in which those live.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ShardedRewards:
         if self.main_grades_all:
             places = list(range(len(prompts))) if self.processes.is_main else []
         else:
-            places = own_places(prompts, self.processes)
+            places = self._places(prompts, completions)
         mine = [(prompts[place], completions[place]) for place in places]
 
         def grade_share() -> list[tuple[int, Reward]]:
@@ -133,6 +133,12 @@ class ShardedRewards:
 
         graded = dict(together(grade_share, self.processes, self.interruption))
         return [graded[place] for place in range(len(completions))]
+
+    def _places(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[int]:
+        """This process's share. Prompts that were sampled may be missing: their episodes failed."""
+        held = [place for place, one in enumerate(completions) if one.environment is not None]
+        everywhere = {place for places in self.processes.all_gather(held) for place in places}
+        return sorted([*held, *(place for place in own_places(prompts, self.processes) if place not in everywhere)])
 
     def close(self) -> None:
         """End the graders' processes."""

@@ -18,7 +18,7 @@ _RANGES: tuple[tuple[type, dict[str, str]], ...] = (
         TrainedPolicy,
         {"logprobs": "forward", "backward": "backward", "annotate": "old_reference", "update": "optimizer"},
     ),
-    (Decoder, {"__init__": "load", "prefill": "prefill", "step": "decode", "draw": "decode"}),
+    (Decoder, {"__init__": "load", "prefill": "prefill", "hidden": "decode", "draw": "decode"}),
     (ModuleSampling, {"_forward": "decode"}),
 )
 """Methods and the names of their ranges."""

@@ -34,8 +34,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 
 CALLS = []
+
+
+@dataclass
+class Seen:
+    text: str
 
 
 def look(what: str, times: int = 1) -> dict:
@@ -54,8 +60,12 @@ def look(what: str, times: int = 1) -> dict:
         while True:
             pass
     if what == "host":
-        return os.path.exists(os.environ.get("HOME", "/root")) and os.listdir("/work")
-    return {"seen": what * times, "calls": len(CALLS), "process": os.getpid()}
+        home = os.environ.get("HOME", "/root")
+        return os.path.exists(home) and os.listdir(home)
+    if what == "leave":
+        print(42)
+        exit()
+    return {"seen": Seen(what * times).text, "calls": len(CALLS), "process": os.getpid()}
 
 
 async def later(word: str) -> str:
@@ -98,6 +108,7 @@ def test_calls_run_in_fresh_processes_of_the_sandbox(
         {"name": "look", "arguments": {"what": "loop"}},
         {"name": "look", "arguments": {"what": "host"}},
         {"name": "later", "arguments": {"word": "hello"}},
+        {"name": "look", "arguments": {"what": "leave"}},
     ]
     turns = [*(f"<tool>{json.dumps(call)}</tool>" for call in said), "done<|end|>"]
     sampler = make_sampler(
@@ -114,8 +125,9 @@ def test_calls_run_in_fresh_processes_of_the_sandbox(
     assert os.getpid() not in (first["process"], second["process"])
     assert "ValueError: no such thing" in calls[2].answer
     assert "did not end" in calls[3].answer or "more time" in calls[3].answer
-    assert "Error" in calls[4].answer or calls[4].answer == "false"
+    assert "Error" in calls[4].answer or calls[4].answer in ("false", "[]")
     assert calls[5].answer == "hello"
+    assert "it ended before it returned anything" in calls[6].answer
 
 
 @needs_sandbox

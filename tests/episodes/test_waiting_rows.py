@@ -23,7 +23,7 @@ from oncurve.rollouts.episodes.episode import EpisodeLimits
 from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
 from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
 from oncurve.rollouts.serving import scheduler
-from oncurve.rollouts.serving.row_memory import RowMemory
+from oncurve.rollouts.serving.row_memory import KeptPrompt, KeptRow, RowMemory
 
 MakePrompts = Callable[..., list[Prompt]]
 PARAMS = SamplingParams(max_completion_tokens=60, stop=("a", "e", "1", " "), seed=5)
@@ -87,7 +87,15 @@ def test_rows_that_had_to_make_room_get_the_same_bits(
         given.append(slot)
         put_row(self, slot, held)
 
+    prompt, prompt_bytes = Decoder.prompt, []
+
+    def measured(self: Decoder, slot: int) -> Any:
+        held = prompt(self, slot)
+        prompt_bytes.append(sum(keys.nbytes + values.nbytes for keys, values in held))
+        return held
+
     monkeypatch.setattr(Decoder, "prefill", counted)
+    monkeypatch.setattr(Decoder, "prompt", measured)
     monkeypatch.setattr(Decoder, "put_row", put)
     kept = sample(policy, prompts, factory)
     returns = sum(sum(part.is_policy for part in one.segments) - 1 for group in kept for one in group.completions)
@@ -95,7 +103,7 @@ def test_rows_that_had_to_make_room_get_the_same_bits(
     assert len(given) == returns
     assert sorted(read) == sorted(4 * [len(prompt.prompt_ids) for prompt in prompts]), "no turn is read again"
     given.clear()
-    one_row = sum(part.nbytes for part in _largest_row(policy))
+    one_row = sum(part.nbytes for part in _largest_row(policy)) + max(prompt_bytes)
     monkeypatch.setattr(scheduler, "RowMemory", partial(RowMemory, 0 if limit == "none" else 4 * one_row))
     again = sample(policy, prompts, factory)
     assert len(given) == 0 if limit == "none" else 0 < len(given) < returns
@@ -104,6 +112,20 @@ def test_rows_that_had_to_make_room_get_the_same_bits(
         assert logprobs(again) == logprobs(kept)
     else:  # who is in the batch decides how the products with the vocabulary are rounded
         assert logprobs(again) == pytest.approx(logprobs(kept), abs=1e-5)
+
+
+def test_a_prompt_is_kept_until_its_last_row_is_over() -> None:
+    prompt, rows = KeptPrompt((1, 2)), [KeptRow(), KeptRow()]
+    memory = RowMemory()
+    for row in rows:
+        row.begin(prompt)
+        memory.keep(row, [torch.zeros(2)], 1)
+    prompt.held = [(torch.zeros(4), torch.zeros(4))]
+    for _ in range(2):
+        rows[0].end()
+    assert prompt.held
+    rows[1].end()
+    assert not prompt.held
 
 
 def _largest_row(policy: TrainedPolicy) -> list[torch.Tensor]:

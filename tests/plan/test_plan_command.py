@@ -123,7 +123,7 @@ def test_differences_are_a_share_of_the_weights_that_grows_with_the_learning_rat
 def test_the_forecast_of_what_changes_is_within_a_fifth_of_what_was_measured() -> None:
     results = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
     cases = [case for path in results.glob("weight_deltas*.json") for case in json.loads(path.read_text())["cases"]]
-    cases = [case for case in cases if case["training"] == "full"]
+    cases = [case for case in cases if case["training"] == "full" and case["steps"] == 50]
     assert {case["model"] for case in cases} == {"embedded", "M"}
     for case in cases:
         share = sent_share(case["learning_rate"], case["whole_bytes"] / 2)

@@ -222,8 +222,8 @@ def test_weights_are_fetched_while_servers_sample_the_step_before(
         label = servers[0].server.sampling.label
         train_a_little(policy)
         assert sampler.prepare(policy, 1)
-        assert sampler._prepared is not None
-        prepared = sampler._prepared[1].result()
+        [coding] = sampler._prepared.values()
+        prepared = coding.result()
         while copy.find(prepared.label, "manifest.json") is None:
             pass
         assert servers[0].server.sampling.label == label, "it has the files, and samples from the old weights"

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.train.data_parallel import MainRankSampler, ShardedRewards
+from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 
 PROMPTS = [Prompt("", (1,), 0), Prompt("", (2,), 1)]
 
@@ -23,13 +25,13 @@ class TwoThreads:
         self.given: dict[int, Any] = {}
 
     def of(self, rank: int) -> Any:
-        outer = self
+        outer, number = self, rank
 
         class Own:
-            count, is_main = 2, rank == 0
+            count, is_main, rank = 2, number == 0, number
 
             def all_gather(self, mine: Any) -> list[Any]:
-                outer.given[rank] = mine
+                outer.given[number] = mine
                 outer.barrier.wait()
                 found = [outer.given[0], outer.given[1]]
                 outer.barrier.wait()
@@ -109,3 +111,20 @@ def test_the_first_process_grades_the_environments_that_it_holds() -> None:
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(work, range(2))
     assert first == second == [Reward(value) for value in (0.0, 1.0, 2.0)] * 2
+
+
+@pytest.mark.parametrize("kept", [(0, 1, 2, 3), (0, 2, 3), (1,), (1, 2), ()])
+def test_environments_are_graded_where_they_live_whichever_prompts_are_left(kept: tuple[int, ...]) -> None:
+    threads, asked = TwoThreads(), [Prompt("", (number,), number) for number in range(4)]
+
+    def work(rank: int) -> list[Reward]:
+        own = threads.of(rank)
+        groups = ShardedSampler(WithEnvironments(), own).sample(asked, 2)
+        left = [groups[place] for place in kept]
+        prompts = [group.prompt for group in left for _ in group.completions]
+        grader = ShardedRewards(NeedsEnvironments(), own)  # type: ignore[arg-type]
+        return grader(prompts, [one for group in left for one in group.completions])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(work, range(2))
+    assert first == second == [Reward(value) for value in (0.0, 1.0)] * len(kept)

@@ -6,6 +6,7 @@ tools and environments run in threads of their own meanwhile.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,11 +39,12 @@ class EpisodeSampler:
         self.sampler, self.params, self.setup = sampler, params, setup
         self.on_group: Callable[[Group], None] | None = None
         self.staleness = 0
-        """Completions carry their environments until so many steps more and one are sampled, for reward functions that
-        ask for them."""
+        """Steps sampled ahead of training. Environments stay open, for reward functions that ask for them, until
+        staleness + 1 further steps are sampled."""
         self._policy: PolicyView | None = None
         self._version = 0
         self._dialect: Dialect | None = None
+        self._lock = threading.Lock()
         self._kept: list[tuple[int | None, list[Any]]] = []
         """Environments that are open, with their step; None where something is measured."""
         self._workers = Workers(setup.limits.threads)
@@ -69,7 +71,8 @@ class EpisodeSampler:
         if not prompts:
             return []
         kept: tuple[int | None, list[Any]] = (None if params is not None else step, [])
-        self._kept.append(kept)
+        with self._lock:  # the next step may be sampled in another thread
+            self._kept.append(kept)
         params = params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._dialect.stop))))
         turns = self.sampler.turns(params, step=step, post=self._workers.post)
@@ -99,7 +102,8 @@ class EpisodeSampler:
         return abs(earlier - step) > self.staleness
 
     def _close(self, closing: list[tuple[int | None, list[Any]]]) -> None:
-        self._kept = [one for one in self._kept if all(one is not other for other in closing)]
+        with self._lock:
+            self._kept = [one for one in self._kept if all(one is not other for other in closing)]
         environments = [made for _, kept in closing for made in kept]
         close_all(environments, self._workers, self.setup.limits.environment_seconds)
 
@@ -232,7 +236,7 @@ class _Run:
         Who is in the batch decides how sums are rounded, so that the same run twice must have the same batches.
         """
         for episode in (one for group in self._episodes.values() for one in group if one.ended):
-            episode.kept.forget()
+            episode.kept.end()
         held, self._held = sorted(self._held, key=lambda one: one[:2]), []
         for _, _, asked in held:
             self.turns.ask(asked)
@@ -381,7 +385,7 @@ class _Run:
     def _whole(self, episode: Episode) -> None:
         """The episode is over; its group may be whole."""
         if not self.setup.is_deterministic:  # else when a round begins: which rows make room must not depend on time
-            episode.kept.forget()
+            episode.kept.end()
         place = episode.place
         self._left[place] -= 1
         if self._left[place]:

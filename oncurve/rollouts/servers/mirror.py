@@ -39,8 +39,8 @@ class Mirror:
     """One copy, in a folder that several processes of a machine may share."""
 
     def __init__(self, root: Path | None = None, *, group: str | None = None) -> None:
-        """Without a folder it is in one of its own, which ends with this process; with ``group``, processes of this
-        machine that say the same have one together, which ends with the first of them."""
+        """Without a folder it is in one of its own, which is removed when this process ends. Processes of this machine
+        with the same ``group`` share one, which is removed when the first of them ends."""
         named = os.environ.get(COPY_VARIABLE)
         if root is None and named:
             root = Path(named)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class ServerSampler:
         more = {"anchor_every": deltas.anchor_every, "chain": chain} if deltas is not None else {}
         self._deltas = DeltaStore(weights_folder, **words, **more) if deltas is not None else None
         self._store = self._deltas or WeightStore(weights_folder, **words)
-        self._prepared: tuple[int, Future[Manifest]] | None = None
+        self._prepared: dict[int, Future[Manifest]] = {}  # by version
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
         self._held_seconds, self._num_late = 0.0, 0
         self._transfer, self._sleep, self._matrix_type = transfer, sleep, matrix_type
@@ -115,16 +115,17 @@ class ServerSampler:
         self.notify(text)
 
     def prepare(self, policy: PolicyView, version: int) -> bool:
-        """Copy these weights and publish them beside whatever comes next: servers fetch them while they sample from the
-        ones before. ``load_weights`` comes next, with the same, and does not read the policy.
+        """Copy these weights and publish the copy in another thread: servers fetch it while they sample from the
+        previous weights. ``load_weights`` comes next, with the same, and does not read the policy.
 
         False where weights are not sent as differences: then nothing was copied.
         """
         if self._loop is None or self._deltas is None or policy.thin_weights() is not None:
             return False
         begin = time.perf_counter()
-        publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
-        self._prepared = version, self._coder.submit(self._publish_ahead, publish)
+        with self._explained(version):
+            publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
+        self._prepared[version] = self._coder.submit(self._publish_ahead, publish)
         self._held_seconds = time.perf_counter() - begin
         return True
 
@@ -136,14 +137,20 @@ class ServerSampler:
 
     def _published(self, policy: PolicyView, version: int) -> Manifest:
         """The weights in files: those that were prepared, or now."""
-        prepared, self._prepared = self._prepared, None
-        try:
-            if prepared is not None and prepared[0] == version:
-                return prepared[1].result()
+        prepared = self._prepared.pop(version, None)
+        with self._explained(version):
+            if prepared is not None:
+                return prepared.result()
             begin = time.perf_counter()
             manifest = self._write(policy, version)
             self._held_seconds = time.perf_counter() - begin
             return manifest
+
+    @contextmanager
+    def _explained(self, version: int) -> Iterator[None]:
+        """Weights that cannot be published, as an error for the user."""
+        try:
+            yield
         except (ValueError, MemoryError) as error:
             raise SamplerError(
                 f"weights of step {version} cannot be published for the rollout servers: "

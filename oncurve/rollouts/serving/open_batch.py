@@ -50,7 +50,7 @@ class Request:
         known = self.rows[0].prompt if self.rows else None
         self.prompt = known or KeptPrompt(self.asked.token_ids)
         for row in self.rows:
-            row.prompt = self.prompt
+            row.begin(self.prompt)
         self.future.set_running_or_notify_cancel()  # a caller that goes away must not touch it
 
     @property
@@ -330,7 +330,8 @@ class OpenBatch(FusedSampling):
     def _keep(self, slot: int) -> None:
         """Remember what a row has computed: it may return."""
         row, prompt, past = self._row(slot), self._requests[slot].prompt, int(self._past[slot])
-        prompt.held = prompt.held or self._decoder.prompt(self._prompt_slots[prompt])
+        if not self._decoder.takes_prompt(prompt.held):
+            prompt.held = self._decoder.prompt(self._prompt_slots[prompt])
         self.memory.keep(row, self._decoder.row(slot, past), past)
 
 

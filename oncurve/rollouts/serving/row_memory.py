@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 KEPT_BYTES = 2**30
-"""Of all rows that wait, at most."""
+"""Upper limit for all waiting rows and their prompts together."""
 
 
 @dataclass(eq=False)
@@ -22,6 +22,13 @@ class KeptPrompt:
     token_ids: tuple[int, ...]
     held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Its keys and values layer by layer, as the batch that read it had them; none before a row has left."""
+    num_rows: int = 0
+    """Rows that are not over."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the keys and values."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.held)
 
 
 @dataclass(eq=False)
@@ -36,9 +43,24 @@ class KeptRow:
     """Their keys and values layer by layer; none where they had to make room."""
     num_bytes: int = 0
 
-    def forget(self) -> None:
-        """Give the keys and values up."""
+    def begin(self, prompt: KeptPrompt) -> None:
+        """Belong to a prompt."""
+        if self.prompt is None:
+            self.prompt = prompt
+            prompt.num_rows += 1
+
+    def make_room(self) -> None:
+        """Give the keys and values up; they can be made again."""
         self.held, self.num_bytes = [], 0
+
+    def end(self) -> None:
+        """The row is over; the last one of a prompt gives that up as well."""
+        self.make_room()
+        if self.prompt is not None:
+            self.prompt.num_rows -= 1
+            if not self.prompt.num_rows:
+                self.prompt.held = []
+            self.prompt = None
 
 
 class RowMemory:
@@ -55,7 +77,11 @@ class RowMemory:
         row.num_bytes = sum(part.nbytes for part in held)
         self._rows.pop(row, None)
         self._rows[row] = None
-        while sum(one.num_bytes for one in self._rows) > self.limit_bytes:
+        while self._rows and self._num_bytes() > self.limit_bytes:
             oldest = next(iter(self._rows))
-            oldest.forget()
+            oldest.make_room()
             del self._rows[oldest]
+
+    def _num_bytes(self) -> int:
+        prompts = {row.prompt for row in self._rows if row.prompt is not None}
+        return sum(row.num_bytes for row in self._rows) + sum(prompt.num_bytes for prompt in prompts)

@@ -1,7 +1,7 @@
 """Scheduler of rows: they enter and leave the batch at every token, whoever asks for them.
 
-A server runs it in a thread of its own for all its callers. Episodes run it in the trainer, where a row that waits for
-a tool is not in the batch and comes back as a longer prompt.
+A server runs it in a thread of its own for all its callers. Episodes run it in the trainer. A row that waits for a
+tool leaves the batch; on a CPU it returns with its keys and values, on a GPU as a longer prompt.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _settings(asked: GenerateRequest) -> tuple[SamplingParams, tuple[int, ...]]:
 
 
 def _positions(request: Request) -> int:
-    """Behind its prompt, those that a completion may fill."""
+    """Positions behind its prompt that a completion may fill."""
     return len(request.own) + request.asked.params.max_completion_tokens
 
 
