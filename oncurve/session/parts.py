@@ -132,9 +132,8 @@ def make_sampler(
     run = Path(config.run.folder) / config.run.name if config.run.name else None
     servers = wiring.make_server_sampler(config, run=run) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
-    if leader is not None and config.rollouts.staleness and config.sft is None:
-        prepare = servers.prepare if servers is not None else None
-        leader = Prefetch(leader, data.at, total_steps=config.run.steps, prepare=prepare)
+    if leader is not None and servers is not None and config.rollouts.staleness and config.sft is None:
+        leader = Prefetch(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)
     return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
 
 
