@@ -89,8 +89,7 @@ def make_parts(
     algorithm = wiring.make_algorithm(config)
     policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
     if processes.count > 1:
-        at_main = config.rollouts.type == "servers" and bool(config.rollouts.environments)
-        reward_function = ShardedRewards(reward_function, processes, interruption, main_grades_all=at_main)
+        reward_function = ShardedRewards(reward_function, processes, interruption)
     else:
         reward_function = wiring.with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)

@@ -111,20 +111,13 @@ class ShardedRewards:
         function: RewardFunction,
         processes: Processes,
         interruption: Interruption | None = None,
-        *,
-        main_grades_all: bool = False,
     ) -> None:
-        """With ``main_grades_all`` the first process, which sampled everything, grades everything."""
         self.function, self.processes, self.name = function, processes, function.name
-        self.main_grades_all = main_grades_all
         self.interruption = interruption or Interruption(is_alone=False)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, on every process. All processes must call it with the same completions."""
-        if self.main_grades_all:
-            places = list(range(len(prompts))) if self.processes.is_main else []
-        else:
-            places = self._places(prompts, completions)
+        places = self._places(prompts, completions)
         mine = [(prompts[place], completions[place]) for place in places]
 
         def grade_share() -> list[tuple[int, Reward]]:

@@ -104,7 +104,7 @@ def test_the_first_process_grades_the_environments_that_it_holds() -> None:
         own = threads.of(rank)
         sampler = MainRankSampler(WithEnvironments() if rank == 0 else None, own)  # type: ignore[arg-type]
         groups = sampler.sample(PROMPTS, 3)
-        grader = ShardedRewards(NeedsEnvironments(), own, main_grades_all=True)  # type: ignore[arg-type]
+        grader = ShardedRewards(NeedsEnvironments(), own)  # type: ignore[arg-type]
         prompts = [group.prompt for group in groups for _ in group.completions]
         return grader(prompts, [one for group in groups for one in group.completions])
 

@@ -70,6 +70,8 @@ class RowMemory:
         self.limit_bytes = limit_bytes
         self._rows: WeakKeyDictionary[KeptRow, None] = WeakKeyDictionary()
         """In the order in which they left."""
+        self._at_most = 0
+        """Bytes, with what ended since they were counted."""
 
     def keep(self, row: KeptRow, held: list[Tensor], num_tokens: int) -> None:
         """Remember what a row has computed."""
@@ -77,10 +79,16 @@ class RowMemory:
         row.num_bytes = sum(part.nbytes for part in held)
         self._rows.pop(row, None)
         self._rows[row] = None
+        self._at_most += row.num_bytes + (row.prompt.num_bytes if row.prompt is not None else 0)
+        if self._at_most > self.limit_bytes:
+            self._make_room()
+
+    def _make_room(self) -> None:
         while self._rows and self._num_bytes() > self.limit_bytes:
             oldest = next(iter(self._rows))
             oldest.make_room()
             del self._rows[oldest]
+        self._at_most = self._num_bytes()
 
     def _num_bytes(self) -> int:
         prompts = {row.prompt for row in self._rows if row.prompt is not None}
