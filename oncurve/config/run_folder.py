@@ -26,13 +26,25 @@ def run_folder_path(config: Config) -> Path:
 
 def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) -> Config:
     """The recipe that a run's ``config.yaml`` holds, as this version reads it. Raises ConfigError."""
-    return validate_tree(with_own_split(parse_tree(text, overrides, source=source)), source=source)
+    return validate_tree(as_of_today(parse_tree(text, overrides, source=source)), source=source)
 
 
-def with_own_split(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded recipe; in one from before ``evaluation.split_seed``, the run's seed chose the held-out rows."""
-    evaluation: Any = tree.get("evaluation")
-    run: Any = tree.get("run")
-    if not isinstance(evaluation, Mapping) or not isinstance(run, Mapping) or "split_seed" in evaluation:
-        return dict(tree)
-    return {**tree, "evaluation": {**evaluation, "split_seed": cast("Mapping[str, Any]", run).get("seed", 0)}}
+GONE = {"policy": ("liger", "train_only"), "run": ("profile", "track_aliases")}
+"""Keys that recorded recipes have and recipes have no more; none of them changed what a run without it learns."""
+
+
+def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded recipe in today's keys; before ``evaluation.split_seed`` the run's seed chose the held-out rows."""
+    recorded: dict[str, Any] = dict(tree)
+    for name, gone in GONE.items():
+        section = recorded.get(name)
+        if isinstance(section, Mapping):
+            known = cast("Mapping[str, Any]", section)
+            recorded[name] = {
+                key: value for key, value in known.items() if key not in gone or (key == "train_only" and value)
+            }
+    evaluation, run = recorded.get("evaluation"), recorded.get("run")
+    if isinstance(evaluation, Mapping) and isinstance(run, Mapping):
+        seed = cast("Mapping[str, Any]", run).get("seed", 0)
+        recorded["evaluation"] = {"split_seed": seed, **cast("Mapping[str, Any]", evaluation)}
+    return recorded

@@ -144,6 +144,8 @@ def test_a_run_from_before_the_split_seed_is_resumed_on_its_own_problems(here: P
     run = here / "runs" / "old"
     config = yaml.safe_load((run / "config.yaml").read_text())
     del config["evaluation"]["split_seed"]
+    config["policy"] |= {"liger": "auto", "train_only": []}
+    config["run"] |= {"profile": False, "track_aliases": []}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     before = [one.question for one in read_evaluation(run / "evaluations", "trained").examples]
     command("resume", str(run), "run.steps=3", "--allow-change")
