@@ -172,17 +172,7 @@ def render_demonstrations(
             f"{tokenizer.name_or_path}: its tokenizer has no end token, so a model could not learn where to stop"
         )
     chosen = find_template(template)
-    verbatim = {place: str(row["prompt"]) for place, row in enumerate(rows) if _is_verbatim(row, chat)}
-    plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row) or place in verbatim)]
-    prompts: dict[int, Prompt] = {}
-    if plain:
-        asked = [rows[one] for one in plain]
-        rendered, _ = render_prompts(asked, tokenizer, template=chosen, chat=chat, few_shot=few_shot)
-        prompts = {place: replace(prompt, index=place) for place, prompt in zip(plain, rendered, strict=True)}
-    if verbatim:
-        read = encode_all([*verbatim.values()], tokenizer, add_special_tokens=True)
-        for (place, text), ids in zip(verbatim.items(), read, strict=True):
-            prompts[place] = Prompt(text, ids, place, rows[place])
+    prompts = _prompts(rows, tokenizer, chosen, chat, few_shot)
     tokens_of = _tokens_of_parts(rows, tokenizer)
     found: list[Demonstration] = []
     excluded: list[Excluded] = []
@@ -206,6 +196,28 @@ def render_demonstrations(
             f"has {shortest}. Raise sft.max_tokens, or take a model with a longer context"
         )
     return found, excluded
+
+
+def _prompts(
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    template: Template,
+    chat: bool | Mapping[str, Any],
+    few_shot: Sequence[Mapping[str, Any]],
+) -> dict[int, Prompt]:
+    """The prompts of rows that are neither messages nor a text, by the places of their rows."""
+    verbatim = {place: str(row["prompt"]) for place, row in enumerate(rows) if _is_verbatim(row, chat)}
+    plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row) or place in verbatim)]
+    prompts: dict[int, Prompt] = {}
+    if plain:
+        asked = [rows[one] for one in plain]
+        rendered, _ = render_prompts(asked, tokenizer, template=template, chat=chat, few_shot=few_shot)
+        prompts = {place: replace(prompt, index=place) for place, prompt in zip(plain, rendered, strict=True)}
+    if verbatim:
+        read = encode_all([*verbatim.values()], tokenizer, add_special_tokens=True)
+        for (place, text), ids in zip(verbatim.items(), read, strict=True):
+            prompts[place] = Prompt(text, ids, place, rows[place])
+    return prompts
 
 
 def _is_verbatim(row: Mapping[str, Any], chat: bool | Mapping[str, Any]) -> bool:
