@@ -21,7 +21,7 @@ def code_of(path: Path) -> list[str]:
 def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *fewer: tuple[str, str]) -> tuple[Any, str]:
     """The notebook with the outputs of a run in that folder, and all that its cells show.
 
-    ``fewer`` are numbers of prompts that a reader measures on, and what is put there instead.
+    ``fewer`` are numbers that make a reader's run longer, and what is put there instead.
     """
     needed = "pip install 'oncurve[docs]'"
     nbformat = pytest.importorskip("nbformat", reason=f"nbformat is not installed: {needed}")
@@ -59,6 +59,7 @@ def test_the_first_run_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pyte
     _, shown = run(
         "first_run.ipynb", tmp_path, monkeypatch,
         ("evaluation.num_prompts=100", "evaluation.num_prompts=8"), ('{"num_prompts": 20}', '{"num_prompts": 4}'),
+        ('"run.steps=6"', '"run.steps=6", "run.prompts_per_step=4", "evaluation.every_steps=0"'),
     )  # fmt: skip
     assert "trained: " in shown
     assert "'reward/short'" in shown
@@ -69,7 +70,10 @@ def test_the_first_run_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_run_is_watched_stopped_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook, shown = run("watch.ipynb", tmp_path, monkeypatch, ('{"num_prompts": 40}', '{"num_prompts": 4}'))
+    notebook, shown = run(
+        "watch.ipynb", tmp_path, monkeypatch, ('{"num_prompts": 40}', '{"num_prompts": 4}'),
+        ('"prompts_per_step": 12', '"prompts_per_step": 4'), ("curve[-1] > 0.5", "curve[-1] > 0.1"),
+    )  # fmt: skip
     assert "stopped after step" in shown
     assert "step 12/12" in shown  # after resuming
     figures = [output for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]
@@ -78,7 +82,7 @@ def test_a_run_is_watched_stopped_and_gone_on_with(tmp_path: Path, monkeypatch: 
 
 
 def test_a_tool_and_agents_train_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, shown = run("agent.ipynb", tmp_path, monkeypatch)
+    _, shown = run("agent.ipynb", tmp_path, monkeypatch, ('"prompts_per_step": 8', '"prompts_per_step": 4'))
     assert "step 3: reward" in shown
     assert "policy:" in shown
     assert "rows of an episode: 3.0" in shown

@@ -17,7 +17,7 @@ from oncurve.observe.record import read_metrics, read_rollouts
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu
 
-STEPS = 3
+STEPS = 2
 FLOAT32 = "policy.compute_type=float32"
 KINDS = {
     "on the CPU": ["policy.device=cpu", FLOAT32],
@@ -34,9 +34,9 @@ KINDS = {
 def small(folder: Path, name: str) -> list[str]:
     """A training run that is over in seconds."""
     return [
-        "train", "word_problems", "run.prompts_per_step=4", "algorithm.group_size=4", "evaluation.num_prompts=8",
-        "evaluation.num_prompts_during=4", "evaluation.data.limit=8", "run.save_every_steps=0",
-        "rollouts.max_completion_tokens=72", "run.rollouts_every_steps=1",
+        "train", "word_problems", "run.prompts_per_step=4", "algorithm.group_size=4", "evaluation.num_prompts=4",
+        "evaluation.num_prompts_during=4", "evaluation.data.limit=4", "run.save_every_steps=0",
+        "rollouts.max_completion_tokens=48", "run.rollouts_every_steps=1",
         f"run.steps={STEPS}", f"run.folder={folder}", f"run.name={name}",
     ]  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_training_on_a_gpu_is_training_on_the_cpu(kind: str, run_of: RunOf) -> N
     assert any(norms[0][1:]), "something was trained"
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (here, there))
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in ours)
-    assert correct(here, "trained") == pytest.approx(correct(there, "trained"), abs=0.13)
+    assert correct(here, "trained") == pytest.approx(correct(there, "trained"), abs=0.26)
 
 
 def test_recorded_steps_give_the_tokens_of_steps_that_are_not(run_of: RunOf) -> None:
@@ -141,7 +141,8 @@ def test_a_trained_model_is_measured_and_asked(run_of: RunOf, pretend_gpu: Prete
 
 def test_a_loss_of_rows_on_the_cpu_is_found(pretend_gpu: PretendGpu, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="Expected all tensors to be on the same device"):
-        pretend_gpu(on_device.loss_on_the_cpu, [*small(tmp_path, "mixed"), "policy.device=cuda", "run.steps=1"])
+        words = [*small(tmp_path, "mixed"), "policy.device=cuda", "run.steps=1", "rollouts.max_completion_tokens=72"]
+        pretend_gpu(on_device.loss_on_the_cpu, words)
 
 
 def test_memory_that_runs_out_in_a_microbatch_is_tried_again_in_smaller_ones(

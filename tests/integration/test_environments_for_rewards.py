@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +11,9 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve.cli.app import app
 from oncurve.observe.record import read_metrics
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 OWN = '''
 class Counting:
@@ -58,15 +58,13 @@ def graded(run: Path) -> None:
         assert row["reward/turns"] >= 1
 
 
-def test_two_processes_grade_the_environments_that_they_hold(own: Path) -> None:
+def test_two_processes_grade_the_environments_that_they_hold(nursery: Nursery, own: Path) -> None:
     words = ["train", "word_problems", "run.steps=2", "run.prompts_per_step=2", f"run.folder={own}", "run.name=run"]
     words += ["algorithm.group_size=2", "rollouts.max_completion_tokens=24", "rollouts.episodes.max_turns=3"]
     words += ["evaluation.num_prompts=2", "evaluation.every_steps=0"]
     words += ["rollouts.environments={count: own.py:Counting}", "rewards=[{type: custom, function: own.py:turns}]"]
-    command = [sys.executable, "-c", "from oncurve.cli.app import main; main()", *words, "--processes", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    status, said = nursery.run(*words, "--processes", "2", cwd=own)
+    assert status == 0, said
     graded(own / "run")
 
 
