@@ -6,7 +6,9 @@ The blocks of a page are run in order, in one scratch folder; the Python ones sh
   must load: a part of one stands in for that part of the recipe `word_problems`. Blocks in other languages, or without
   one, are only shown; they hold no command of ours.
 - ```` ```yaml title="mine.yaml" ```` also writes the block to a file of the scratch folder, for the blocks after it.
-- `<!-- not run: REASON -->` on the line before leaves a block out. Its `oncurve` commands, their options and the keys
+- `<!-- not run: as in PAGE.md -->` on the line before leaves a block out that stands in a page of the same words, which
+  is run; what the block prints must stand there as well.
+- `<!-- not run: REASON -->` leaves any other block out. Its `oncurve` commands, their options and the keys
   of recipes in them must exist all the same.
 - A `text` block that begins on the line right below a block is what that block prints. Words must be equal, numbers
   within two units of the last digit shown or two per cent: another processor rounds differently. In a line with `...`,
@@ -118,7 +120,9 @@ class Page:
         if block.title:
             (self.folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / block.title).write_text(block.code, encoding="utf-8")
-        if block.reason:
+        if block.reason and (other := re.fullmatch(r"as in (\S+\.md)", block.reason)):
+            self.printed = shown_in((self.path.parent / other[1]).read_text(encoding="utf-8"), block.code)
+        elif block.reason:
             self.printed = None
             if block.language == "bash":
                 check_commands(block.code, self.folder)
@@ -153,6 +157,18 @@ class Page:
         if done.returncode:
             raise BlockError(f"the block ends with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return done.stdout
+
+
+def shown_in(text: str, code: str) -> str | None:
+    """What a page shows that some commands print; None if it shows nothing.
+
+    Raises BlockError if the page does not run them.
+    """
+    blocks = list(blocks_of(text))
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if code in block.code and block.reason is None:
+            return following.code if following is not None and following.is_output else None
+    raise BlockError("the page that it names does not run it")
 
 
 def compare_outputs(shown: str, printed: str) -> None:

@@ -83,6 +83,27 @@ def test_a_block_that_is_wrong_is_found(text: str, said: str, tmp_path: Path) ->
     assert said in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("```bash\necho 1\n```\n```text\n1\n```", None),
+        ("```bash\necho 1\n```\n```text\n2\n```", "the page shows\n2"),
+        ("```bash\necho 3\n```", "does not run it"),
+        ("```bash\nfalse\n```", "does not run it"),
+    ],
+)
+def test_a_block_that_another_page_runs_is_the_one_of_that_page(block: str, said: str | None, tmp_path: Path) -> None:
+    other = "```bash\necho 0\necho 1\n```\n```text\n1\n```\n<!-- not run: no -->\n```bash\nfalse\n```\n"
+    (tmp_path / "other.md").write_text(other)
+    (tmp_path / "page.md").write_text(f"<!-- not run: as in other.md -->\n{block}\n")
+    page = blocks.Page(tmp_path / "page.md", tmp_path)
+    if said is None:
+        page.run()
+    else:
+        with pytest.raises(blocks.BlockError, match=said):
+            page.run()
+
+
 def test_examples_in_the_machinery_are_right() -> None:
     assert doctest.testmod(blocks).failed == 0
 
