@@ -26,11 +26,28 @@ def run_folder_path(config: Config) -> Path:
 
 def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) -> Config:
     """The recipe that a run's ``config.yaml`` holds, as this version reads it. Raises ConfigError."""
-    return validate_tree(with_own_split(parse_tree(text, overrides, source=source)), source=source)
+    return validate_tree(of_this_version(parse_tree(text, overrides, source=source)), source=source)
 
 
-def with_own_split(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded recipe; in one from before ``evaluation.split_seed``, the run's seed chose the held-out rows."""
+GONE: Mapping[str, Mapping[str, Any]] = {
+    "policy": {"liger": "auto", "train_only": []},
+    "rollouts": {"kv_dtype": "auto"},
+    "run": {"profile": False},
+}
+"""Keys of earlier versions, by section, with the values that changed nothing."""
+
+
+def of_this_version(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded recipe without keys that are gone and that nobody had set.
+
+    In one from before ``evaluation.split_seed``, the run's seed chose the held-out rows.
+    """
+    tree = {
+        name: {key: value for key, value in section.items() if key not in idle or idle[key] != value}
+        if (idle := GONE.get(name)) and isinstance(section, Mapping)
+        else section
+        for name, section in tree.items()
+    }
     evaluation: Any = tree.get("evaluation")
     run: Any = tree.get("run")
     if not isinstance(evaluation, Mapping) or not isinstance(run, Mapping) or "split_seed" in evaluation:
