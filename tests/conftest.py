@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,30 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
     made = Nursery(tmp_path_factory.mktemp("output"))
     yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def deepspeed_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """The same in the Python that has DeepSpeed: this one, or that of ONCURVE_DEEPSPEED_PYTHON."""
+    from nursery import ONCURVE, Nursery
+
+    python = os.environ.get("ONCURVE_DEEPSPEED_PYTHON", sys.executable)
+    modules, variables = (*ONCURVE, "nursery_deepspeed"), {"DS_ACCELERATOR": "cpu"}
+    made = Nursery(tmp_path_factory.mktemp("deepspeed"), python=python, modules=modules, variables=variables)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Python for ONCURVE_VLLM_PYTHON, whose processes are forked from one that has imported vLLM."""
+    from nursery import Nursery
+
+    folder = tmp_path_factory.mktemp("vllm")
+    variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TORCHDYNAMO_DISABLE": "1"}
+    made = Nursery(folder, python=os.environ["ONCURVE_VLLM_PYTHON"], modules=["nursery_vllm"], variables=variables)
+    yield str(made.stand_in(folder / "python"))
     made.close()
 
 

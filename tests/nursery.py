@@ -26,6 +26,21 @@ ROOM = "-" * 8000
 """A word that makes room for the command lines of children, which are written over it."""
 STARTED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "agg"}
 """What the process that forks has read from its environment when it imported, and its children have."""
+ONCURVE = (
+    "oncurve.commands.examine",
+    "oncurve.commands.runs",
+    "oncurve.session.resume",
+    "oncurve.rewards.custom",
+    "oncurve.rollouts.engine.engine",
+    "oncurve.session.session",
+    "oncurve.session.training",
+    "torch.distributed.fsdp",
+    "transformers.generation.utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2.tokenization_qwen2",
+)
+"""What most commands import. None of it may start a thread, which a fork would lose."""
 
 
 @dataclass
@@ -63,14 +78,23 @@ class Child:
 class Nursery:
     """The process that forks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        python: str = sys.executable,
+        modules: Sequence[str] = ONCURVE,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """``modules`` are imported by ``python`` before the first fork, with more ``variables`` in its environment."""
         self.folder = folder
+        self.variables = STARTED | dict(variables or {})
         self.count = 0
         self.place = tempfile.mkdtemp(prefix="nursery")  # the name of a socket must be short
         self.address = f"{self.place}/at"
         self.process = subprocess.Popen(
-            [sys.executable, str(PROCESS), self.address, ROOM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | STARTED | {"PYTHONPATH": str(ROOT)}, cwd=folder,
+            [python, str(PROCESS), self.address, ROOM, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=os.environ | self.variables | {"PYTHONPATH": str(ROOT)}, cwd=folder,
         )  # fmt: skip
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
@@ -99,7 +123,7 @@ class Nursery:
         log = self.folder / f"output_{self.count}.txt"
         errors = self.folder / f"errors_{self.count}.txt" if apart else log
         limits = {"file_limit": file_limit, "user": user, "die_in": die_in}
-        message = {"start": [*map(str, words)], "cwd": str(cwd or Path.cwd()), "env": environment(env), **limits}
+        message = {"start": [*map(str, words)], "cwd": str(cwd or Path.cwd()), "env": self.environment(env), **limits}
         with open(os.devnull, "rb") as nothing, log.open("ab") as said, errors.open("ab") as wrong:
             pid = ask(self.address, message, [nothing.fileno(), said.fileno(), wrong.fileno()])
         assert pid is not None
@@ -119,8 +143,9 @@ class Nursery:
 
     def stand_in(self, path: Path, *words: str) -> Path:
         """A program for scripts that call one: it begins with these words of Python, and its work is done by a fork."""
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.variables.items())
         command = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), self.address, *words]
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+        path.write_text(f'#!/bin/sh\n{exports}exec {shlex.join(command)} "$@"\n', encoding="utf-8")
         path.chmod(0o755)
         return path
 
@@ -130,32 +155,39 @@ class Nursery:
         Path(self.address).unlink()
         Path(self.place).rmdir()
 
-
-def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """That of this process, with what the forking one has read already."""
-    return dict(os.environ) | STARTED | dict(more or {})
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """That of this process, with what the forking one has read already."""
+        return dict(os.environ) | self.variables | dict(more or {})
 
 
 def ask(address: str, message: Mapping[str, Any], streams: Sequence[int] = ()) -> int | None:
     """Each question has a connection of its own, so that one that is given up leaves nothing for the next."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.connect(address)
-        text = json.dumps(message).encode()
-        socket.send_fds(asking, [len(text).to_bytes(8, "big")], list(streams))
-        asking.sendall(text)
-        with asking.makefile("rb") as answer:
-            return json.loads(answer.read())
+    with connected(address, message, streams) as asking, asking.makefile("rb") as answer:
+        return json.loads(answer.read())
+
+
+def connected(address: str, message: Mapping[str, Any], streams: Sequence[int]) -> socket.socket:
+    """A connection on which a question was asked."""
+    asking = socket.socket(socket.AF_UNIX)
+    asking.connect(address)
+    text = json.dumps(message).encode()
+    socket.send_fds(asking, [len(text).to_bytes(8, "big")], list(streams))
+    asking.sendall(text)
+    return asking
 
 
 def be_done_by_a_fork(address: str, words: Sequence[str]) -> int:
-    """Have a fork do the work of this process with its streams, pass signals on, and end as it ends."""
+    """Have a fork do the work of this process with its streams, pass signals on, and end as it ends.
+
+    It ends as this process does, too: by the connection, which is closed however this process goes.
+    """
     limits = dict.fromkeys(("file_limit", "user", "die_in"))
-    pid = ask(address, {"start": list(words), "cwd": os.getcwd(), "env": environment(), **limits}, [0, 1, 2])
-    assert pid is not None
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: os.kill(pid, number))
-    status = ask(address, {"wait": pid})
-    assert status is not None
+    message = {"start": list(words), "cwd": os.getcwd(), "env": dict(os.environ), "is_tied": True, **limits}
+    with connected(address, message, [0, 1, 2]) as asking, asking.makefile("rb") as answer:
+        pid = int(answer.readline())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, lambda number, frame: os.kill(pid, number))
+        status = int(answer.readline())
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -24,21 +24,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = (
-    "oncurve.commands.examine",
-    "oncurve.commands.runs",
-    "oncurve.session.resume",
-    "oncurve.rewards.custom",
-    "oncurve.rollouts.engine.engine",
-    "oncurve.session.session",
-    "oncurve.session.training",
-    "torch.distributed.fsdp",
-    "transformers.generation.utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.models.qwen2.tokenization_qwen2",
-)
-"""What most commands import. None of it may start a thread, which a fork would lose."""
 
 
 class Server:
@@ -57,6 +42,8 @@ class Server:
         self.waking = waking
         self.ended: dict[int, int | None] = {}
         self.waiting: dict[int, list[socket.socket]] = {}
+        self.tied: dict[int, socket.socket] = {}
+        """Connections of those who end with their fork, and it with them."""
         self.answers: dict[int, Callable[[], bool]] = {
             self.listening.fileno(): self.answer,
             self.woken.fileno(): self.reap,
@@ -68,11 +55,11 @@ class Server:
     def serve(self) -> tuple[dict[str, Any], list[int]] | None:
         """In a child what it is to do and its streams; None at the end."""
         self.asked: tuple[dict[str, Any], list[int]] | None = None
-        while all(self.answers[key.fd]() for key, _ in self.selector.select()):
+        while all(self.answers[key.fd]() for key, _ in self.selector.select() if key.fd in self.answers):
             pass
         if self.asked is None:
             for pid in [pid for pid, status in self.ended.items() if status is None]:
-                os.kill(pid, signal.SIGKILL)
+                (os.killpg if pid in self.tied else os.kill)(pid, signal.SIGKILL)
         return self.asked
 
     def answer(self) -> bool:
@@ -94,8 +81,37 @@ class Server:
         self.ended[pid] = None
         for stream in streams:
             os.close(stream)
-        self.say(connection, pid)
+        if message.get("is_tied"):
+            self.tie(connection, pid)
+        else:
+            self.say(connection, pid)
         return True
+
+    def tie(self, connection: socket.socket, pid: int) -> None:
+        with suppress(OSError):  # it has done so itself, or has ended
+            os.setpgid(pid, pid)
+        with suppress(BrokenPipeError):
+            connection.sendall(b"%d\n" % pid)
+        self.tied[pid] = connection
+        self.answers[connection.fileno()] = lambda: self.follow(pid)
+        self.selector.register(connection, selectors.EVENT_READ)
+
+    def follow(self, pid: int) -> bool:
+        """Whoever is tied to a fork says nothing: when there is something to read, it is gone."""
+        try:
+            self.tied[pid].recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:  # it was meant for a connection with this number that was closed just now
+            return True
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        self.untie(pid)
+        return True
+
+    def untie(self, pid: int) -> None:
+        connection = self.tied.pop(pid)
+        self.selector.unregister(connection)
+        del self.answers[connection.fileno()]
+        self.say(connection, self.ended[pid])
 
     def say(self, connection: socket.socket, answer: int | None) -> None:
         with connection, suppress(BrokenPipeError):  # who asked may have given up
@@ -110,6 +126,8 @@ class Server:
                 self.ended[pid] = os.waitstatus_to_exitcode(status)
                 for connection in self.waiting.pop(pid, ()):
                     self.say(connection, self.ended[pid])
+                if pid in self.tied:
+                    self.untie(pid)
         return True
 
 
@@ -248,7 +266,8 @@ def _run_words(words: list[str], more: str) -> None:
         words = words[1:]
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-    sys.path[:] = [os.getcwd(), *filter(None, more.split(os.pathsep)), str(ROOT), *LIBRARIES]
+    own = [str(ROOT)] if "oncurve" in sys.modules else []
+    sys.path[:] = [os.getcwd(), *filter(None, more.split(os.pathsep)), *own, *LIBRARIES]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -282,6 +301,8 @@ def _become(message: Mapping[str, Any], streams: Sequence[int]) -> int:
     for place, stream in enumerate(streams):
         os.dup2(stream, place)
     _let_go_of_files()
+    if message.get("is_tied"):
+        os.setpgid(0, 0)  # so that it can be ended with its children
     os.chdir(message["cwd"])
     if message["file_limit"] is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -296,8 +317,8 @@ def _become(message: Mapping[str, Any], streams: Sequence[int]) -> int:
     return _as_python(message["start"], message["env"])
 
 
-def _main(address: str) -> int:
-    for name in NEEDED:
+def _main(address: str, modules: Sequence[str]) -> int:
+    for name in modules:
         importlib.import_module(name)
     assert threading.active_count() == 1
     gc.collect()
@@ -310,4 +331,4 @@ def _main(address: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1]))
+    sys.exit(_main(sys.argv[1], sys.argv[3:]))

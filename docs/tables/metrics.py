@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from oncurve.observe.metric import Metric
 from oncurve.observe.metrics import GLOSSARY
-from oncurve.observe.sinks import ALIASES
 
 
 def glossary_markdown() -> str:
@@ -25,24 +24,4 @@ def glossary_markdown() -> str:
             healthy = "" if metric.healthy == "-" else metric.healthy
             cells = (f"`{metric.key}`", f"{metric.meaning}{unit}", healthy)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join([*lines, "", *_alias_lines()]) + "\n"
-
-
-def _alias_lines() -> list[str]:
-    """The table of other trainers' names."""
-    sets = list(ALIASES)
-    lines = [
-        "## Names of other trainers",
-        "",
-        "`run.track_aliases: [trl]` also logs these names to trackers; `oncurve report RUN --names trl` shows them. A",
-        "part of the reward, `reward/<part>`, is `rewards/<part>/mean` in TRL. Quantities that differ have no row.",
-        "",
-        "| oncurve | " + " | ".join(sets) + " |",
-        "|---|" + "---|" * len(sets),
-    ]
-    for metric in GLOSSARY:
-        named = [ALIASES[chosen].get(metric.key, "") for chosen in sets]
-        if any(named):
-            cells = [f"`{name}`" if name else "" for name in (metric.key, *named)]
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return "\n".join(lines) + "\n"

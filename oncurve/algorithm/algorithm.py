@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.algorithm.correction import without_off_policy
@@ -16,54 +16,16 @@ from oncurve.algorithm.entropy import EntropyBonus, high_entropy
 from oncurve.algorithm.kl import importance_corrected, k3, per_completion
 from oncurve.algorithm.losses import sequence_ratio
 from oncurve.algorithm.normalize import token_mean
-from oncurve.batch import Batch, Rewards, Size
+from oncurve.batch import Batch, Rewards
 from oncurve.records import Mean
 
-
-@runtime_checkable
-class TokenLoss(Protocol):
-    """(logprobs, old_logprobs, advantages, mask) to one number per token."""
-
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "B T"],
-        old_logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, " B"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
-        """The loss of each token."""
-        ...
-
-
-@runtime_checkable
-class Normalizer(Protocol):
-    """Losses of tokens to a scalar, with the denominators of the whole update."""
-
-    def __call__(
-        self,
-        loss: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-        *,
-        of: Size,
-        prompt_tokens: Int[Tensor, " B"] | None,
-        row_tokens: Int[Tensor, " B"] | None,
-    ) -> Float[Tensor, ""]:
-        """The contribution of these rows to the loss of the update."""
-        ...
-
-
-@runtime_checkable
-class Weights(Protocol):
-    """(trainer_logprobs, sampler_logprobs, mask) to the weight of each token, a constant."""
-
-    def __call__(
-        self,
-        trainer_logprobs: Float[Tensor, "B T"],
-        sampler_logprobs: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
-        """The weight of each token."""
-        ...
+TokenLoss = Callable[..., Tensor]
+"""(logprobs [B, T], old_logprobs [B, T], advantages [B], mask [B, T]) to one number per token [B, T]."""
+Normalizer = Callable[..., Tensor]
+"""(loss [B, T], mask [B, T], of=Size, prompt_tokens=, row_tokens=) to a scalar: what these rows contribute to the loss
+of the update, whose denominators are handed in."""
+Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(trainer_logprobs, sampler_logprobs, mask), each [B, T], to the weight of each token, a constant."""
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,6 @@ class Choices:
     max_completion_tokens: int = 256
     sampler_is_trainer: bool = True
     """Sampling and training run the same code in the same number format."""
-    skips_zero_advantages: bool = False
-    """Rows with advantage zero are left out of the forward pass, whatever the algorithm needs."""
-    has_router_loss: bool = False
-    """A mixture-of-experts model with a loss of its own on every row."""
     masks_truncated: bool = False
     punishes_length: bool = False
     """A reward falls with the length of a completion that was cut off."""
@@ -287,16 +283,6 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.row.advantage == "length_weighted" and c.is_stale,
         "Its baseline is the best one only for samples of the current policy.",
         "Make one update per step (leave run.completions_per_update out), or use group_mean.",
-    ),
-    Rule(
-        "refuse",
-        "skipping completions of advantage zero with a KL in the loss, an entropy bonus or a router loss",
-        lambda c: (
-            c.skips_zero_advantages
-            and (c.kl_in_loss or c.row.entropy_coef > 0 or c.row.entropy_target is not None or c.has_router_loss)
-        ),
-        "Those completions have no policy gradient, but they have this one: the update would not be exact.",
-        "Turn the skipping off, or the other term.",
     ),
     Rule(
         "refuse",

@@ -67,7 +67,7 @@ def build(
         group_size=group_size,
         kl=KLTerm(
             coefficient=row.kl_coef,
-            estimator=_find(ESTIMATORS, row.kl_estimator, "KL estimator"),
+            estimator=ESTIMATORS[row.kl_estimator],
             place=row.kl_in,
             importance=row.kl_importance,
             reference=row.reference,
@@ -102,7 +102,7 @@ def find_advantage(row: Preset, part_weights: Mapping[str, float] | None = None)
         "raw": advantages.raw,
         "none": advantages.none,
     }
-    return _find(functions, row.advantage, "advantage")
+    return functions[row.advantage]
 
 
 def find_loss(row: Preset) -> TokenLoss:
@@ -121,7 +121,7 @@ def find_loss(row: Preset) -> TokenLoss:
         "sequence_soft_gated": losses.sequence_soft_gated,
         "sequence_gated": losses.sequence_gated,
     }
-    return _find(functions, row.loss, "loss")
+    return functions[row.loss]
 
 
 def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -142,7 +142,7 @@ def find_normalizer(row: Preset, max_completion_tokens: int) -> Normalizer:
         "prompt_mean": normalize.prompt_mean,
         "sequence_sum": normalize.sequence_sum,
     }
-    return _find(functions, row.normalize, "normalizer")
+    return functions[row.normalize]
 
 
 def find_correction(row: Preset) -> Weights | None:
@@ -153,10 +153,4 @@ def find_correction(row: Preset) -> Weights | None:
         "truncate": partial(correction.truncate, **constants),
         "mask": partial(correction.mask_out, **constants),
     }
-    return _find(functions, row.correction, "correction")
-
-
-def _find(functions: Mapping[str, Any], name: str, kind: str) -> Any:
-    if name not in functions:
-        raise ValueError(f"there is no {kind} {name!r}. There are: {', '.join(functions)}")
-    return functions[name]
+    return functions[row.correction]

@@ -254,7 +254,7 @@ def plan(
         gpus=gpus,
         devices=devices,
         shard=shard,
-        offload=offload,
+        offloads_optimizer=offload,
         placement=placement,
         sampler_gpus=sampler_gpus,
         network_gbit=bandwidth,

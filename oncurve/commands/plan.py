@@ -54,25 +54,12 @@ def plan_recipe(
 
 
 def plan_inputs(
-    recipe: Path,
-    overrides: Sequence[str],
-    *,
-    gpu: str | None = None,
-    gpus: int = 1,
-    devices: Path | None = None,
-    shard: str | None = None,
-    offload: bool = False,
-    placement: str = "colocated",
-    sampler_gpus: int = 0,
-    prompt_tokens: int | None = None,
-    mean_tokens: float | None = None,
-    mean_turns: float | None = None,
-    answer_tokens: float | None = None,
-    tool_seconds: float | None = None,
+    recipe: Path, overrides: Sequence[str], *, gpu: str | None = None, devices: Path | None = None, **asked: Any
 ) -> PlanInputs:
     """Model, work, setup and device of a recipe. No torch, no weights; an unknown model's config.json is fetched.
 
     Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
+    The rest of what is ``asked`` are the fields of ``PlanRequest``.
 
     Raises ConfigError or CheckpointError for a recipe, a model or a device that is not there.
     """
@@ -80,30 +67,18 @@ def plan_inputs(
     table = load_devices(devices)
     is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
     device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
-    if shard is not None and shard not in get_args(Shard):
-        raise ConfigError(f"--shard {shard}: choose one of {', '.join(get_args(Shard))}")
-    if placement not in get_args(Placement):
-        raise ConfigError(f"--placement {placement}: choose one of {', '.join(get_args(Placement))}")
-    wishes = PlanRequest(
-        gpus=gpus,
-        shard=shard,  # type: ignore[arg-type]
-        offloads_optimizer=offload,
-        placement=placement,  # type: ignore[arg-type]
-        sampler_gpus=sampler_gpus,
-        prompt_tokens=prompt_tokens,
-        mean_tokens=mean_tokens,
-        mean_turns=mean_turns,
-        answer_tokens=answer_tokens,
-        tool_seconds=tool_seconds,
-        is_gpu=device.is_gpu,
-    )
+    wishes = PlanRequest(**asked, is_gpu=device.is_gpu)
+    if wishes.shard is not None and wishes.shard not in get_args(Shard):
+        raise ConfigError(f"--shard {wishes.shard}: choose one of {', '.join(get_args(Shard))}")
+    if wishes.placement not in get_args(Placement):
+        raise ConfigError(f"--placement {wishes.placement}: choose one of {', '.join(get_args(Placement))}")
     shape = find_shape(config.model, revision=config.policy.revision)
     work, setup = make_work(config, wishes, context_tokens=shape.max_tokens), make_setup(config, wishes)
     if config.algorithm.teacher is not None and not is_served(config.algorithm.teacher):
         setup = replace(setup, teacher=find_shape(locate(config.algorithm.teacher)))
     check_ranks(work, setup)
     by_memory = config.rollouts.max_rows == "auto"
-    if by_memory and device.is_gpu and placement == "colocated":
+    if by_memory and device.is_gpu and wishes.placement == "colocated":
         rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
         work = replace(work, max_rows=rows) if rows >= work.group_size else work  # else it does not fit, and is told so
     return PlanInputs(shape, work, setup, device, table, by_memory)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.errors import CheckpointError
 from oncurve.observe.terminal import console
 
 TOKEN = "ONCURVE_DASHBOARD_TOKEN"
@@ -24,7 +24,6 @@ Output = Annotated[Path | None, typer.Option(help="Path of the HTML page.")]
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
     output: Output = None,
-    names: Annotated[str, typer.Option(help="Metric names shown at first: oncurve, trl or tutorials.")] = "oncurve",
     usd_per_hour: Price = None,
 ) -> None:
     """Write a run as one self-contained HTML page and print its summary. Works during the run, too.
@@ -34,18 +33,15 @@ def report(
     from oncurve.doctor.read import read_config  # lazy
     from oncurve.observe.record import read_manifest, read_metrics  # lazy
     from oncurve.observe.summary import summarize  # lazy
-    from oncurve.report.curves import names as known_names  # lazy
     from oncurve.report.lineage import stage_lines, stages  # lazy
     from oncurve.report.overview import json_if_there  # lazy
     from oncurve.report.write import write_report  # lazy
 
-    if names not in ("oncurve", *known_names()):
-        raise ConfigError(f"--names {names}: choose one of {', '.join(('oncurve', *known_names()))}")
     out = console()
     if output is not None and output.is_dir():
         output /= "report.html"
     try:
-        written = write_report(run, output, usd_per_hour=usd_per_hour, naming=names)
+        written = write_report(run, output, usd_per_hour=usd_per_hour)
     except OSError as error:
         raise CheckpointError(
             f"{output or run}: the page cannot be written ({error}). Name a place with --output."

@@ -26,30 +26,27 @@ def run_folder_path(config: Config) -> Path:
 
 def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) -> Config:
     """The recipe that a run's ``config.yaml`` holds, as this version reads it. Raises ConfigError."""
-    return validate_tree(of_this_version(parse_tree(text, overrides, source=source)), source=source)
+    return validate_tree(as_of_today(parse_tree(text, overrides, source=source)), source=source)
 
 
-GONE: Mapping[str, Mapping[str, Any]] = {
-    "policy": {"liger": "auto", "train_only": []},
-    "rollouts": {"kv_dtype": "auto"},
-    "run": {"profile": False},
-}
-"""Keys of earlier versions, by section, with the values that changed nothing."""
+GONE = {"policy": ("liger", "train_only"), "rollouts": ("kv_dtype",), "run": ("profile", "track_aliases")}
+CHANGES = {"train_only": [], "kv_dtype": "auto"}
+"""Keys that recorded recipes have and recipes have no more, and the values with which those changed nothing that do
+change what a run learns."""
 
 
-def of_this_version(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded recipe without keys that are gone and that nobody had set.
-
-    In one from before ``evaluation.split_seed``, the run's seed chose the held-out rows.
-    """
-    tree = {
-        name: {key: value for key, value in section.items() if key not in idle or idle[key] != value}
-        if (idle := GONE.get(name)) and isinstance(section, Mapping)
-        else section
-        for name, section in tree.items()
-    }
-    evaluation: Any = tree.get("evaluation")
-    run: Any = tree.get("run")
-    if not isinstance(evaluation, Mapping) or not isinstance(run, Mapping) or "split_seed" in evaluation:
-        return dict(tree)
-    return {**tree, "evaluation": {**evaluation, "split_seed": cast("Mapping[str, Any]", run).get("seed", 0)}}
+def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded recipe in today's keys; before ``evaluation.split_seed`` the run's seed chose the held-out rows."""
+    recorded: dict[str, Any] = dict(tree)
+    for name, gone in GONE.items():
+        section = recorded.get(name)
+        if isinstance(section, Mapping):
+            known = cast("Mapping[str, Any]", section)
+            recorded[name] = {
+                key: value for key, value in known.items() if key not in gone or CHANGES.get(key, value) != value
+            }
+    evaluation, run = recorded.get("evaluation"), recorded.get("run")
+    if isinstance(evaluation, Mapping) and isinstance(run, Mapping):
+        seed = cast("Mapping[str, Any]", run).get("seed", 0)
+        recorded["evaluation"] = {"split_seed": seed, **cast("Mapping[str, Any]", evaluation)}
+    return recorded

@@ -118,8 +118,6 @@ class RunSection(Section):
     """Stop if grading fails for more than this fraction of a step's completions."""
     track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None
     """Trackers. None: those with a key in the environment (WANDB_API_KEY); []: none."""
-    track_aliases: Harmless[tuple[Literal["trl", "tutorials"], ...]] = ()
-    """Also log under the metric names of these."""
 
 
 SUPERVISED = {"type": "rft", "group_size": 1}

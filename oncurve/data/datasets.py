@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,16 +10,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Any, Literal, get_args
 
-from oncurve.data.sources import Located, Row, read_generated, read_stored
+from oncurve.data.sources import Row, read_generated, read_stored
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.rewards.answers import last_boxed
 from oncurve.rewards.choices import LETTERS
-
-logger = logging.getLogger(__name__)
 
 DatasetType = Literal[
     "word_problems",
@@ -60,9 +56,6 @@ def load_rows(
     subset: str | None = None,
     revision: str | None = None,
     columns: Mapping[str, str] | None = None,
-    where: Mapping[str, Any] | None = None,
-    deduplicate: bool = False,
-    shuffle: bool = False,
     seed: int = 0,
     limit: int | None = None,
     levels: tuple[int, ...] = (1, 2),
@@ -71,8 +64,7 @@ def load_rows(
 ) -> list[Row]:
     """The rows of a data set, each with "question" and "answer" as text; every column of the source is kept.
 
-    The order of work: read, rename by ``columns`` (ours: theirs), keep what ``where`` allows (column: value or
-    list of values), adapt, drop repeated questions, shuffle by ``seed``, cut to ``limit``.
+    The order of work: read, rename by ``columns`` (ours: theirs), adapt, cut to ``limit``.
 
     - "word_problems": the embedded task; ``limit`` problems of ``levels``, generated from ``seed``;
     - "program_problems": functions to write, with tests; ``limit`` problems, generated from ``seed``;
@@ -101,16 +93,9 @@ def load_rows(
     else:
         located = read_stored(type, path, split=split, subset=subset, revision=revision)
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]
-    for column, allowed in (where or {}).items():
-        located = _kept(located, column, allowed)
     rows = [
         (adapt and adapt(place, row)) or _adapted(type, place, row, needs_answer=needs_answer) for place, row in located
     ]
-    if deduplicate:
-        rows, num_dropped = drop_repeats(rows)
-        logger.info("%s: %d repeated questions dropped", path or type, num_dropped)
-    if shuffle:
-        Random(f"rows {seed}").shuffle(rows)
     return rows[:limit]
 
 
@@ -277,17 +262,6 @@ def canonical_number(text: str) -> str:
 def _renamed(place: str, row: Row, columns: Mapping[str, str]) -> Row:
     """The row with our names added; the source's own names stay, since a reward function may ask for them."""
     return row | {ours: _value(place, row, theirs, ours=ours) for ours, theirs in columns.items()}
-
-
-def _kept(located: list[Located], column: str, allowed: Any) -> list[Located]:
-    values = list(allowed) if isinstance(allowed, (list, tuple, set, frozenset)) else [allowed]
-    kept = [(place, row) for place, row in located if _value(place, row, column) in values]
-    if not kept:
-        present = sorted({repr(row[column]) for _, row in located})[:8]
-        raise DataError(
-            f"where: no row has a {column!r} among {values}. Its values are, for example, {', '.join(present)}."
-        )
-    return kept
 
 
 def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from oncurve.errors import ConfigError, DataError, did_you_mean, listed
 from oncurve.records import SOURCE_ROW, Prompt
@@ -18,46 +18,12 @@ Message = dict[str, str]
 ToolsOf = Callable[[Mapping[str, Any]], "list[Mapping[str, Any]] | None"]
 """The schemas of the tools of a row; None or empty for none."""
 
+Tokenizer = Any
+"""A tokenizer of transformers."""
+
 _PLACEHOLDER = re.compile(r"\{(question|answer|solution|user)\}")
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 """What GSM8K writes into its solutions for a calculator: ``<<48/2=24>>``."""
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What this file uses of a ``transformers`` tokenizer."""
-
-    @property
-    def chat_template(self) -> Any:
-        """The model's own form of a conversation; None if it has none."""
-        ...
-
-    @property
-    def name_or_path(self) -> Any:
-        """Where it came from."""
-        ...
-
-    @property
-    def eos_token(self) -> Any:
-        """The text of the end token."""
-        ...
-
-    @property
-    def eos_token_id(self) -> Any:
-        """The number of the end token."""
-        ...
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Texts to token ids."""
-        ...
-
-    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-        """Conversations to texts."""
-        ...
-
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
-        """Token ids to text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

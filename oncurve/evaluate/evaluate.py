@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from oncurve.errors import DataError
 from oncurve.observe.episode_metrics import episode_row
@@ -216,28 +216,17 @@ class Evaluation:
             yield row
 
 
-class Kept(Protocol):
-    """Where the examples of an evaluation are kept as they come."""
+class Kept:
+    """Where the examples of an evaluation are kept as they come: in memory alone."""
 
-    examples: list[Example]
-    """Those that are there already, and those that are added."""
-    draws_by_part: bool
+    draws_by_part = False
     """Each call of the sampler has random numbers of its own, so that it gives the same whenever it is made."""
-
-    def add(self, examples: Sequence[Example]) -> None:
-        """Keep a part."""
-        ...
-
-
-class Unkept:
-    """Examples in memory alone."""
 
     def __init__(self) -> None:
         self.examples: list[Example] = []
-        self.draws_by_part = False
 
     def add(self, examples: Sequence[Example]) -> None:
-        """Hold a part."""
+        """Keep a part."""
         self.examples += examples
 
 
@@ -274,7 +263,7 @@ def evaluate(
             f"greedy decoding cannot give {samples_per_prompt} different completions; sample, or ask for 1"
         )
     started = time.monotonic()
-    kept = Unkept() if kept is None else kept
+    kept = kept or Kept()
     show = on_progress or (lambda done, total: None)
     done = len(kept.examples) // samples_per_prompt
     show(done, len(prompts))

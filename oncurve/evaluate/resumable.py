@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.errors import ConfigError, DataError
-from oncurve.evaluate.evaluate import Example
+from oncurve.evaluate.evaluate import Example, Kept
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import read_json, read_rows, to_json, write_json, write_lines
 
@@ -26,12 +26,14 @@ def prompts_per_call(samples: int) -> int:
     return max(1, min(PROMPTS_PER_CALL, COMPLETIONS_PER_CALL // samples))
 
 
-class PartialResults:
+class PartialResults(Kept):
     """The examples of one evaluation on the disk, as far as it came: ``samples.jsonl`` beside ``settings.json``.
 
     Only whole parts of ``prompts_per_call`` prompts are kept, so that every call of the sampler is the same as in a run
     that was never stopped, and gives the same completions. Owns the folder's lock until ``close()``.
     """
+
+    draws_by_part = True
 
     def __init__(
         self, folder: Path, settings: Mapping[str, Any], *, samples: int, num_prompts: int, option: str = "--output"
@@ -49,7 +51,6 @@ class PartialResults:
         try:
             self._check(json.loads(to_json(settings)))
             self.examples = self._read(num_prompts)
-            self.draws_by_part = True
         except BaseException:
             self._lock.close()
             raise
@@ -60,7 +61,7 @@ class PartialResults:
             file.writelines(to_json(asdict(example)) + "\n" for example in examples)
             file.flush()
             os.fsync(file.fileno())
-        self.examples += examples
+        super().add(examples)
 
     def close(self) -> None:
         """Give the folder free."""

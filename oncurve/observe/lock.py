@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -13,11 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.errors import ConfigError
-
-try:
-    import fcntl
-except ImportError:  # no advisory locks on this system: only the owner's name and its heartbeat tell
-    fcntl = None
 
 NAME = ".lock"
 HEARTBEAT_SECONDS = 20.0
@@ -67,11 +63,10 @@ class RunLock:
         self.close()
 
     def _take(self) -> None:
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._refuse(f"another process is writing this run: {_describe(self._owner())}", "Wait for it to end")
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._refuse(f"another process is writing this run: {_describe(self._owner())}", "Wait for it to end")
         owner = self._owner()
         if owner and owner.get("host") != socket.gethostname():
             age = self._age_seconds()
@@ -80,8 +75,6 @@ class RunLock:
                     f"{_describe(owner)} was writing this run {age:.0f} s ago",
                     f"If it is dead, try again when {STALE_SECONDS:.0f} s have passed",
                 )
-        elif owner and fcntl is None and _is_alive(owner.get("pid")):
-            self._refuse(f"another process is writing this run: {_describe(owner)}", "Wait for it to end")
         self.taken_over_from = _describe(owner) if owner else None
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})

@@ -114,7 +114,7 @@ def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:
         mean_answer=answer,
         seconds=constants.TOOL_SECONDS if wishes.tool_seconds is None else wishes.tool_seconds,
         threads=limits.threads,
-        cached=_has_vllm(config, wishes),
+        cached=_has_vllm(config, wishes) or not wishes.is_gpu,
     )
 
 

@@ -266,8 +266,12 @@ def _speeds(device: Device) -> str:
 def _turns(plan: Plan) -> Iterator[str]:
     """What tools cost, and what that assumes."""
     time, turns = plan.time, plan.work.turns
-    kept = "a server keeps what it has read, and reads the answers" if turns.cached else "each time with all before it"
-    yield f"  {time.read_again_tokens:,.0f} tokens read again after answers ({kept})"
+    what = (
+        "read in answers (what came before is kept)"
+        if turns.cached
+        else "read again after answers, with all before them"
+    )
+    yield f"  {time.read_again_tokens:,.0f} tokens {what}"
     answers = counted(turns.limit - 1, "answer")
     yield f"  {_seconds(time.wait)} of sampling waits for tools: the longest completion of a batch for {answers}"
     yield (

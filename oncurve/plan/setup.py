@@ -32,7 +32,7 @@ class TurnPlan:
     threads: int = 64
     """Answers that are worked on at the same time."""
     cached: bool = False
-    """A server keeps what a completion has read while it waits; our own engine reads it again."""
+    """What a waiting completion has read is kept: by vLLM, and by our engine on a CPU. On a GPU ours reads it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Work:
     def held_tokens(self) -> int:
         """Positions of a completion in the engine's cache beyond the prompt that its group shares.
 
-        A completion that comes back from a tool is a prompt of its own, and shares nothing any more.
+        Where nothing is kept, a completion that comes back from a tool is a prompt of its own, and shares nothing.
         """
         has_own_prompt = self.turns.limit > 1 and not self.turns.cached
         return self.longest_tokens + (self.prompt_tokens if has_own_prompt else 0)

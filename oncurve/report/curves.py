@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from oncurve.observe.metrics import GLOSSARY, explain
-from oncurve.observe.sinks import ALIASES, AliasSet, aliased
 from oncurve.report.blocks import finite
 
 PANELS: tuple[dict[str, Any], ...] = (
@@ -149,16 +148,6 @@ def glossary(keys: Iterable[str]) -> dict[str, list[str]]:
 def key_groups() -> list[str]:
     """The groups of keys, in the order of the glossary."""
     return list(dict.fromkeys(metric.key.split("/")[0] for metric in GLOSSARY))
-
-
-def names(keys: Iterable[str] = ()) -> dict[AliasSet, dict[str, str]]:
-    """Other trainers' names of the metrics, by the name of their set: the fixed ones, and those of the given keys."""
-    found: dict[AliasSet, dict[str, str]] = {chosen: dict(table) for chosen, table in ALIASES.items()}
-    for key in keys:
-        for chosen, table in found.items():
-            for name in aliased({key: 0.0}, [chosen]):
-                table[key] = name
-    return found
 
 
 def _short(value: Any) -> float | None:

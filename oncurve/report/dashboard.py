@@ -21,7 +21,7 @@ from oncurve.errors import ConfigError, DataError
 from oncurve.report.access import Gate
 from oncurve.report.blocks import as_json, read_step
 from oncurve.report.comparing import compare_runs, comparison_page
-from oncurve.report.curves import glossary, names
+from oncurve.report.curves import glossary
 from oncurve.report.examples import example_groups
 from oncurve.report.follow import read_news, step_list
 from oncurve.report.page import render
@@ -98,8 +98,7 @@ async def stream(viewer: Viewer, run: Path, position: str) -> AsyncIterator[str]
             if news.rows or (news.is_reset and position):
                 keys = {key for row in news.rows for key in row}
                 kind = "reset" if news.is_reset else "rows"
-                explained = {"glossary": glossary(keys), "names": names(keys)}
-                told.append(_event(kind, {"rows": news.rows, **explained}, news.position))
+                told.append(_event(kind, {"rows": news.rows, "glossary": glossary(keys)}, news.position))
             position = news.position
             current = {
                 "steps": await run_in_threadpool(step_list, run),

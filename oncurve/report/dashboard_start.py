@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from oncurve.errors import ConfigError
-from oncurve.report.access import LOOPBACK, new_token
 from oncurve.report.follow import find_runs
 
 PORT = 8420
 _TRIED_PORTS = 20
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names under which a machine speaks to itself."""
 
 
 def serve(
@@ -38,7 +40,7 @@ def serve(
     found = find_runs(runs)
     is_local = is_loopback(host)
     if not is_local and not token:
-        token = new_token()
+        token = secrets.token_urlsafe(24)
     listening = _listen(host, port)
     shown = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
     notify(f"{len(found)} run{'' if len(found) == 1 else 's'} at {shown}{f'?token={token}' if token else ''}")

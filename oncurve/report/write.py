@@ -10,7 +10,7 @@ from typing import Any
 from oncurve import __version__
 from oncurve.observe.record import read_metrics, write_pieces
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, Blocks, make_blocks, pack
-from oncurve.report.curves import PANELS, columns, glossary, key_groups, names
+from oncurve.report.curves import PANELS, columns, glossary, key_groups
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview
 from oncurve.report.page import pieces
@@ -36,14 +36,12 @@ def write_report(
     output: Path | None = None,
     *,
     usd_per_hour: float | None = None,
-    naming: str = "oncurve",
     text_budget: int = TEXT_BUDGET,
     token_budget: int = TOKEN_BUDGET,
 ) -> Written:
     """The report of a run as one HTML file that needs nothing else; ``report.html`` in its folder if not told where.
 
-    ``naming`` is the set of metric names the page opens with. What does not fit into the budgets is left out evenly,
-    and the page says what.
+    What does not fit into the budgets is left out evenly, and the page says what.
 
     Raises DataError if there is no run or a file of it is broken; OSError if the page cannot be written.
     """
@@ -71,21 +69,19 @@ def write_report(
         "recorded": len(blocks.recorded),
         "num_examples": len(groups),
         "left_out": left_out,
-        **page_constants(list(table), naming=naming),
+        **page_constants(list(table)),
     }
     path = output if output is not None else run / REPORT
     write_pieces(path, pieces(f"{told['name']} · oncurve", boot, blocks=embedded))
     return Written(path, path.stat().st_size, len(blocks.recorded), len(blocks.texts))
 
 
-def page_constants(keys: list[str], *, naming: str = "oncurve") -> dict[str, Any]:
+def page_constants(keys: list[str]) -> dict[str, Any]:
     """What every page with curves needs to know about its metrics."""
     return {
         "panels": PANELS,
         "glossary": glossary(keys),
         "key_groups": key_groups(),
-        "names": names(keys),
-        "naming": naming,
     }
 
 

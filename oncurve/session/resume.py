@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve.config.load import resolved
-from oncurve.config.run_folder import of_this_version, read_run_config
+from oncurve.config.run_folder import as_of_today, read_run_config
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
@@ -108,7 +108,7 @@ def _find(wish: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     checkpoint, manifest = newest_good(root, strict=wish.strict, warn=wish.warn)
     config = asked_config(path, manifest, wish.overrides, warn=wish.warn)
     _check_step(path, config, manifest)
-    changed = config_differences(of_this_version(manifest["config"]), config)
+    changed = config_differences(as_of_today(manifest["config"]), config)
     wish.judge(changed)
     asked = None if wish.given is None else settle(with_epochs(wish.given, wish.objects))[0]
     if asked is not None and (other := config_differences(recorded(config), asked)):
@@ -186,9 +186,7 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
             raise alarm
         step, manifest = good[-1]
         quarantine(root, after=step)
-        return step, 2 * wiring.make_algorithm(
-            Config.model_validate(of_this_version(manifest["config"]))
-        ).kl.coefficient
+        return step, 2 * wiring.make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
 
 
 def _check_step(path: Path, config: Config, manifest: Mapping[str, Any]) -> None:

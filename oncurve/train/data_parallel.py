@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 
 from oncurve.errors import OncurveError
 from oncurve.policy.distributed import Processes
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rollouts.base import PolicyView, Sampler, SamplingParams

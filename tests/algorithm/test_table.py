@@ -182,10 +182,6 @@ EXAMPLES: dict[str, tuple[Choices, Choices]] = {
         Choices(row=resolve("opo", loss="clipped"), updates_per_step=2),
         Choices(row=resolve("opo")),
     ),
-    "skipping completions of advantage zero with a KL in the loss, an entropy bonus or a router loss": (
-        Choices(row=resolve("grpo", kl_coef=0.04), skips_zero_advantages=True),
-        Choices(row=resolve("rloo", kl_coef=0.04), skips_zero_advantages=True),
-    ),
     "kl_estimator k1 in the loss without kl_importance": (
         Choices(row=resolve("grpo", kl_coef=0.04, kl_estimator="k1", kl_importance=False)),
         Choices(row=resolve("grpo", kl_coef=0.04, kl_estimator="k1")),

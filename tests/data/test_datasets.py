@@ -97,21 +97,9 @@ def test_a_missing_column_is_answered_with_the_nearest(
     assert hint in str(caught.value)
 
 
-def test_rows_are_kept_by_the_values_of_a_column(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", *({"question": f"q{n}", "answer": "1", "level": n % 3} for n in range(9)))
-    assert len(load_rows("jsonl", path=path, where={"level": [0, 1]})) == 6
-    assert len(load_rows("jsonl", path=path, where={"level": 2, "question": ["q2", "q3"]})) == 1
-    with pytest.raises(DataError, match=r"no row has a 'level' among \['2'\].*for example, 0, 1, 2"):
-        load_rows("jsonl", path=path, where={"level": "2"})
-
-
-def test_limit_takes_the_first_rows_and_shuffling_comes_before_it(tmp_path: Path) -> None:
+def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
     path = save_rows(numbered_rows(50), tmp_path / "a.jsonl")
     assert load_rows("jsonl", path=path, limit=3) == numbered_rows(3)
-    shuffled = load_rows("jsonl", path=path, limit=20, shuffle=True, seed=1)
-    assert shuffled == load_rows("jsonl", path=path, shuffle=True, seed=1)[:20]
-    assert shuffled != load_rows("jsonl", path=path, limit=20, shuffle=True, seed=2)
-    assert shuffled != numbered_rows(20)
 
 
 def test_a_limit_below_one_is_refused() -> None:
@@ -203,16 +191,13 @@ def test_word_problems_without_a_number_of_rows_are_refused() -> None:
         load_rows("word_problems")
 
 
-def test_repeats_are_dropped_whatever_their_case_and_white_space(tmp_path: Path) -> None:
+def test_repeats_are_dropped_whatever_their_case_and_white_space() -> None:
     rows = [
         {"question": "How  many?", "answer": "1"},
         {"question": "how many?\n", "answer": "2"},
         {"question": "x", "answer": "3"},
     ]
     assert drop_repeats(rows) == ([rows[0], rows[2]], 1)
-    path = save_rows(rows, tmp_path / "a.jsonl")
-    assert len(load_rows("jsonl", path=path)) == 3
-    assert len(load_rows("jsonl", path=path, deduplicate=True)) == 2
 
 
 @pytest.mark.parametrize("size", [{"count": 30}, {"fraction": 0.3}])

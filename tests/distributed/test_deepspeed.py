@@ -8,10 +8,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import tasks
@@ -23,6 +22,9 @@ from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings, resol
 from oncurve.policy.distributed import ALONE
 from oncurve.recipes.find import find_recipe
 from oncurve.settings import OptimizerSettings
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 PYTHON = os.environ.get("ONCURVE_DEEPSPEED_PYTHON") or (
     sys.executable if importlib.util.find_spec("deepspeed") else None
@@ -50,15 +52,10 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def script_says(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def script_says(deepspeed_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Everything that the script found, in one start of two processes."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    script = Path(__file__).with_name("zero_script.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-    assert PYTHON is not None
-    command = [PYTHON, str(script), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
+    done = deepspeed_nursery.run_python(Path(__file__).with_name("zero_script.py"), folder)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return torch.load(folder / "found.pt", weights_only=False)
 

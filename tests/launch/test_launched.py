@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,24 +96,17 @@ DEEPSPEED_PYTHON = os.environ.get("ONCURVE_DEEPSPEED_PYTHON") or (
     DEEPSPEED_PYTHON is None,
     reason="DeepSpeed is not installed: pip install 'oncurve[deepspeed]', or ONCURVE_DEEPSPEED_PYTHON",
 )
-def test_the_launcher_of_deepspeed_starts_a_run_under_zero_that_is_resumed(tmp_path: Path) -> None:
+def test_the_launcher_of_deepspeed_starts_a_run_under_zero_that_is_resumed(
+    deepspeed_nursery: Nursery, tmp_path: Path
+) -> None:
     file = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "gradient_clipping": "auto"}
     (tmp_path / "zero.json").write_text(json.dumps(file))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     launcher = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_local_rank", "--module", "oncurve"]
     zero = ["policy.parallel=deepspeed", f"policy.deepspeed={tmp_path / 'zero.json'}"]
     words = [*WORDS, *zero, f"run.folder={tmp_path}", "run.name=run", "run.save_every_steps=1"]
     resume = ["resume", str(tmp_path / "run"), "run.steps=2", "--allow-change"]
     for command in (words, resume):
-        done = subprocess.run(
-            [str(DEEPSPEED_PYTHON), *launcher, *command],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,
-        )
+        done = deepspeed_nursery.run_python(*launcher, *command)
         assert done.returncode == 0, done.stdout[-2500:] + done.stderr[-3000:]
         assert done.stdout.count("run finished") == 1
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

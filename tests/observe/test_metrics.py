@@ -12,7 +12,6 @@ from tables.metrics import glossary_markdown
 
 from oncurve.observe import metrics
 from oncurve.observe.metrics import GLOSSARY, Metric, explain, unknown_keys
-from oncurve.observe.sinks import ALIASES
 
 
 def test_no_key_is_listed_twice() -> None:
@@ -72,9 +71,7 @@ def test_a_pattern_does_not_reach_across_a_slash() -> None:
 
 
 def test_the_document_has_a_row_for_every_key() -> None:
-    text, aliases = glossary_markdown().split("## Names of other trainers")
+    text = glossary_markdown()
     for metric in GLOSSARY:
         assert f"| `{metric.key}` |" in text
-    for table in ALIASES.values():
-        assert all(f"| `{key}` |" in aliases and f"| `{name}` |" in aliases for key, name in table.items())
     assert all(line.count(" | ") == 2 for line in text.splitlines() if line.startswith("| `"))

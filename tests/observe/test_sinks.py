@@ -16,10 +16,9 @@ from oncurve.config.load import parse_config
 from oncurve.config.schema import RunSection
 from oncurve.errors import ConfigError
 from oncurve.observe import sinks
-from oncurve.observe.metrics import unknown_keys
-from oncurve.observe.sinks import ALIASES, AliasSet, SinkName, Tracker, aliased, open_tracker
+from oncurve.observe.sinks import SinkName, Tracker, open_tracker
 
-RECIPE = "model: embedded\ndata: {type: word_problems}\nrun: {track: [tensorboard, wandb], track_aliases: [trl]}\n"
+RECIPE = "model: embedded\ndata: {type: word_problems}\nrun: {track: [tensorboard, wandb]}\n"
 
 
 class Memory:
@@ -101,30 +100,9 @@ def test_what_is_not_finite_stays_out() -> None:
     assert memory.rows == [(1, {"reward/mean": 1.0})]
 
 
-def test_other_trainers_names_stand_beside_ours() -> None:
-    row = {"reward/mean": 0.5, "reward/correct": 0.4, "policy/kl": 0.1, "group/std_mean": 0.2}
-    memory = Memory()
-    Tracker([memory], aliases=["trl"]).write(1, row)
-    assert memory.rows[0][1] == {**row, "reward": 0.5, "kl": 0.1, "rewards/correct/mean": 0.4}
-    assert aliased(row, ["tutorials"])["accuracy"] == 0.4
-    assert aliased(row, []) == {}
-
-
-def test_every_alias_is_a_number_that_runs_write_and_a_name_that_trl_logs() -> None:
-    for names in ALIASES.values():
-        assert unknown_keys(names) == []
-        assert len(set(names.values())) == len(names)
-    source = Path(pytest.importorskip("trl").__file__ or "").parent / "trainer" / "grpo_trainer.py"
-    logged = source.read_text(encoding="utf-8")
-    of_the_trainer_below = {"loss", "grad_norm", "learning_rate"}
-    missing = [name for name in ALIASES["trl"].values() if f'["{name}"]' not in logged]
-    assert set(missing) == of_the_trainer_below
-
-
-def test_a_recipe_may_name_exactly_the_sinks_and_aliases_that_there_are() -> None:
-    track, aliases = (RunSection.model_fields[key].annotation for key in ("track", "track_aliases"))
+def test_a_recipe_may_name_exactly_the_sinks_that_there_are() -> None:
+    track = RunSection.model_fields["track"].annotation
     assert set(get_args(get_args(get_args(track)[0])[0])) == set(get_args(SinkName)) == set(sinks._SINKS)
-    assert set(get_args(get_args(aliases)[0])) == set(get_args(AliasSet)) == set(ALIASES)
     assert parse_config(RECIPE).run.track == ("tensorboard", "wandb")
 
 
@@ -138,7 +116,6 @@ def test_tensorboard_shows_the_rows_and_the_resolved_recipe(tmp_path: Path) -> N
     tracker.close()
     events = read_events(tmp_path)
     assert [(point.step, point.value) for point in events.Scalars("reward/mean")] == [(k, k / 4) for k in range(4)]
-    assert [point.step for point in events.Scalars("reward")] == [0, 1, 2, 3]
     assert "policy/kl" not in events.Tags()["scalars"]
     [shown] = events.Tensors("config/text_summary")
     assert "type: word_problems" in shown.tensor_proto.string_val[0].decode()
@@ -178,9 +155,7 @@ def test_wandb_offline_keeps_the_rows_and_the_resolved_recipe(tmp_path: Path, mo
         for record in records
         if record.WhichOneof("record_type") == "history"
     ]
-    assert [(row["step"], row["reward/mean"], row["reward"]) for row in history] == [
-        (k, k / 4, k / 4) for k in range(3)
-    ]
+    assert [(row["step"], row["reward/mean"]) for row in history] == [(k, k / 4) for k in range(3)]
     [run] = [record.run for record in records if record.WhichOneof("record_type") == "run"]
     logged = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert logged["data"]["type"] == "word_problems"

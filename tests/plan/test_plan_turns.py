@@ -41,7 +41,15 @@ def test_servers_keep_what_a_completion_has_read() -> None:
     wishes = {"gpu": "H100", "placement": "split", "mean_turns": 3, "answer_tokens": 50}
     data = json.loads(planned("gsm8k", tools, as_json=True, **wishes))
     assert data["seconds"]["read_again_tokens"] == 32 * 8 * 2 * 50
-    assert "a server keeps what it has read" in planned("gsm8k", tools, **wishes)
+    assert "what came before is kept" in planned("gsm8k", tools, **wishes)
+
+
+def test_a_cpu_keeps_what_a_completion_has_read() -> None:
+    data = json.loads(
+        planned("word_problems", ["rollouts.tools=[python]"], mean_turns=2, answer_tokens=5, as_json=True)
+    )
+    completions = data["work"]["prompts"] * data["work"]["group_size"]
+    assert data["seconds"]["read_again_tokens"] == completions * 5
 
 
 def test_the_assumptions_about_turns_are_printed() -> None:

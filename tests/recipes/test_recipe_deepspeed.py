@@ -9,11 +9,10 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from safetensors.torch import load_file
@@ -25,6 +24,9 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.recipes.find import find_recipe
 from oncurve.wiring.policy import make_sharding
 
+if TYPE_CHECKING:
+    from nursery import Nursery
+
 PYTHON = os.environ.get("ONCURVE_DEEPSPEED_PYTHON") or (
     sys.executable if importlib.util.find_spec("deepspeed") else None
 )
@@ -33,57 +35,24 @@ needs_deepspeed = pytest.mark.skipif(
 )
 
 
-class Run:
-    """A command in the Python that has DeepSpeed."""
-
-    def __init__(self, folder: Path, *words: object) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
-        environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-        self.log = folder / "output.txt"
-        command = [str(PYTHON), "-m", "oncurve", *(str(word) for word in words)]
-        with self.log.open("ab") as file:
-            self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
-
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text()
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
-
-    def make(*words: object) -> Run:
-        started.append(Run(tmp_path, *words))
-        return started[-1]
-
-    yield make
-    for one in started:
-        one.process.kill()
-        one.process.wait()
-
-
 @needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.timeout(1000)  # DeepSpeed may have to compile first
 def test_one_process_is_killed_and_two_are_resumed(
+    deepspeed_nursery: Nursery,
     tmp_path: Path,
-    start: Callable[..., Run],
     wait_for: Callable[..., None],
     reaches: Callable[..., bool],
     rows_of: Callable[..., Any],
 ) -> None:
     run = tmp_path / "run"
     train = ["train", "gsm8k_lora_8gb/tiny", f"run.folder={tmp_path}", "run.name=run"]
-    first = start(*train)
+    first = deepspeed_nursery.start(*train)
     wait_for(lambda: reaches(run, 3), first, 400.0)
-    first.process.send_signal(signal.SIGKILL)
-    first.process.wait()
-    second = start("resume", run, "--processes", 2, "--allow-change")
-    assert second.process.wait() == 0, second.output
+    first.kill(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    status, said = deepspeed_nursery.run("resume", run, "--processes", 2, "--allow-change")
+    assert status == 0, said
     assert len(rows_of(run)) == 7
     adapter = json.loads((run / "model" / "adapter_config.json").read_text())
     assert (adapter["r"], sorted(adapter["target_modules"])) == (16, ["k_proj", "o_proj", "q_proj", "v_proj"])

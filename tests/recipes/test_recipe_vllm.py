@@ -30,6 +30,11 @@ pytestmark = [
 FEW = ("evaluation.num_prompts=8", "evaluation.num_prompts_during=4")
 
 
+@pytest.fixture(autouse=True)
+def forked(vllm_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, vllm_python)
+
+
 def servers_of(pid: int) -> list[int]:
     """The leaders of the groups in which a run's servers are."""
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)

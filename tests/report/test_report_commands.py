@@ -47,7 +47,6 @@ def test_report_needs_no_torch(made_run: MakeRun) -> None:
     ("arguments", "said"),
     [
         (("report", "nowhere"), "is no run folder"),
-        (("report", "RUN", "--names", "verl"), "choose one of oncurve, trl, tutorials"),
         (("report", "RUN", "--output", "/proc/nothing/page.html"), "cannot be written"),
         (("compare", "RUN"), "name at least two run folders"),
         (("compare", "RUN", "nowhere"), "is no run folder"),

@@ -50,9 +50,9 @@ PARAMS = SamplingParams(max_completion_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
+def servers(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
     logs = tmp_path_factory.mktemp("vllm")
-    made = VllmServers(str(EMBEDDED), 2, python=None, dtype="float32", on_cpu=True, logs=logs)
+    made = VllmServers(str(EMBEDDED), 2, python=vllm_python, dtype="float32", on_cpu=True, logs=logs)
     yield made
     made.close()
 

@@ -10,7 +10,7 @@ const cursor = {
 };
 
 /** How curves are drawn: measurements in a running mean (0: about a twentieth of the run). */
-const drawing = { smooth: 0, naming: "oncurve" };
+const drawing = { smooth: 0 };
 
 const runningWindow = (length) => drawing.smooth || 2 * Math.floor(length / 40) + 1;
 
@@ -245,12 +245,6 @@ function sparkline(values, colour) {
   return drawn;
 }
 
-/** The name of a metric in the set that the reader chose. */
-function named(key, names) {
-  const table = names[drawing.naming];
-  return table && table[key] ? table[key] : key;
-}
-
 /** The curves of one run: the panels, and every metric below them. */
 class Curves {
   constructor(boot, table, onpick) {
@@ -260,8 +254,7 @@ class Curves {
     this.more = el("details", { id: "every-metric", ontoggle: () => this.drawOthers() }, el("summary", {}, "Every metric, with its meaning"), (this.all = el("div")));
     const grid = (panels, width) => el("div", { class: "grid" }, panels.map((chart) => { chart.node.classList.add(width); return chart.node; }));
     this.controls = el("div", { class: "controls" },
-      el("label", {}, "smoothing", choice("smoothing", [["0", "auto"], ["1", "none"], ["5", "5 steps"], ["15", "15 steps"], ["51", "51 steps"]], "0", (value) => { drawing.smooth = Number(value); this.draw(); })),
-      el("label", {}, "names", choice("metric names", [["oncurve", "oncurve"], ...Object.keys(boot.names).map((name) => [name, name])], drawing.naming, (value) => { drawing.naming = value; this.draw(); })));
+      el("label", {}, "smoothing", choice("smoothing", [["0", "auto"], ["1", "none"], ["5", "5 steps"], ["15", "15 steps"], ["51", "51 steps"]], "0", (value) => { drawing.smooth = Number(value); this.draw(); })));
     this.node = el("section", { id: "curves" },
       el("div", { class: "head" }, el("h2", {}, "Curves"), el("span", { class: "grow" }), this.controls),
       (this.nothing = el("p", { class: "soft" }, "No step is finished yet.")),
@@ -273,9 +266,8 @@ class Curves {
   draw() {
     const { table } = this, column = (key) => table.columns[key] || table.steps.map(() => null);
     this.boot.panels.forEach((panel, at) => {
-      const isNamed = drawing.naming !== "oncurve";
       const series = panel.lines.map((line, colour) => ({
-        name: isNamed ? named(line.key, this.boot.names) : line.name, key: line.key, xs: table.steps, values: column(line.key), colour,
+        name: line.name, key: line.key, xs: table.steps, values: column(line.key), colour,
         low: line.low && column(line.low), high: line.high && column(line.high),
       }));
       const band = panel.band && { name: panel.band[2], xs: table.steps, low: column(panel.band[0]), high: column(panel.band[1]), colour: 0 };
@@ -298,8 +290,7 @@ class Curves {
         chart.node.classList.add("third");
         this.others.set(key, chart);
       }
-      const alias = named(key, this.boot.names), unit = (this.boot.glossary[key] || [""])[0];
-      const name = alias === key ? unit || "value" : alias;
+      const name = (this.boot.glossary[key] || [""])[0] || "value";
       this.others.get(key).show([{ name, key, xs: this.table.steps, values: this.table.columns[key], colour: 0 }], null);
     }
     if (!fresh) return;

@@ -1,7 +1,6 @@
 // The page begins here.
 
 async function showRun(root, boot) {
-  drawing.naming = boot.naming;
   let told = boot.overview;
   const table = new Table(boot.mode === "file" ? await blockOf("metrics") : null);
   const top = el("div"), figures = el("div"), doctor = el("div"), measured = el("div"), costs = el("div"), recipe = el("div");
@@ -49,7 +48,6 @@ async function showRun(root, boot) {
       }
       for (const row of what.rows) table.put(row);
       Object.assign(boot.glossary, what.glossary);
-      for (const [name, known] of Object.entries(what.names)) Object.assign(boot.names[name], known);
       curves.draw();
       renew();
     } else if (kind === "steps") {

@@ -115,7 +115,7 @@ class ChildServers:
                     _end_group(process, signal.SIGKILL)  # whoever its leader left behind
                     _close_pipe(process)
                     self.notify(
-                        f"the {self.name} server on port {port} has ended; it is started again. See {self.logs}"
+                        f"the {self.name} server on port {port} has ended and is started again. See {self.logs}"
                     )
                     self._start(port)
 

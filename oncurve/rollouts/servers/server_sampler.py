@@ -45,6 +45,10 @@ class ServerSampler:
     server that is lost go to others, and what a server gives that has other weights is not taken.
     """
 
+    _loop: EventLoopThread | None = None
+    _policy: PolicyView | None = None
+    _manifest: Manifest | None = None
+
     def __init__(
         self,
         params: SamplingParams,
@@ -105,9 +109,6 @@ class ServerSampler:
             relay=deltas is not None and deltas.relay,
             notify=self._say,
         )
-        self._loop: EventLoopThread | None = None
-        self._policy: PolicyView | None = None
-        self._manifest: Manifest | None = None
 
     def _make_host(self, address: str, token: str | None, deltas: DeltaSettings | None) -> WeightHost:
         limit = Bandwidth(deltas.mbit) if deltas is not None and deltas.mbit is not None else None

@@ -1,0 +1,16 @@
+"""What a process under DeepSpeed imports, loads and asks of its machine before it trains."""
+
+from __future__ import annotations
+
+import functools
+
+import cpuinfo
+
+cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # it starts a Python of its own each time
+cpuinfo.get_cpu_info()
+
+import deepspeed  # noqa: E402, F401
+from deepspeed.ops.op_builder import CPUAdamBuilder, ShareMemCommBuilder  # noqa: E402
+
+for builder in (CPUAdamBuilder, ShareMemCommBuilder):
+    builder().load()
