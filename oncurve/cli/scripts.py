@@ -9,14 +9,12 @@ from typing import Annotated
 
 import typer
 
-from oncurve.errors import ConfigError
-
 AsIs = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Everything behind the script is the script's."""
 
 
 def trl(
-    script: Annotated[Path, typer.Argument(help="A Python file that uses TRL's GRPOTrainer.")],
+    script: Annotated[Path, typer.Argument(help="A script that uses GRPOTrainer, or a YAML or JSON of options.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.")] = None,
     accept: Annotated[
         list[str] | None, typer.Option(help="An option that may be lost although that changes what is learned.")
@@ -51,30 +49,19 @@ def convert(
     arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, behind --.")] = None,
     output: Annotated[Path, typer.Option(help="The recipe; - prints it.")] = Path("recipe.yaml"),
     processes: Annotated[int, typer.Option(min=1, help="Processes that TRL would run, as for --num_processes.")] = 1,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows of the training data, to turn epochs into steps; for a file.")
-    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
 ) -> None:
-    """Turn a script for TRL's GRPOTrainer into a recipe: it is run up to its training. A file of options is read.
+    """Turn a script for TRL's GRPOTrainer into a recipe: it is run up to its training. A file of options is
+    one for TRL's own command.
 
     Every option is taken over, or named; exit code 1 if something is lost or has to be filled in.
 
     Example: `oncurve convert train_grpo.py --processes 8 --output recipe.yaml -- --learning_rate 2e-6`
     """
     place = None if str(output) == "-" else output
-    if script.suffix == ".py":
-        if rows is not None:
-            raise ConfigError("--rows is for a file of options; the rows of a script are counted when it runs")
-        from oncurve.trl.run_script import convert_script  # lazy
+    from oncurve.trl.run_script import convert_script  # lazy
 
-        text, is_whole = convert_script(script, arguments or (), place, processes=processes, overwrite=overwrite)
-    else:
-        from oncurve.commands.convert import convert_file  # lazy
-
-        if arguments:
-            raise ConfigError(f"{script}: a file of options takes no arguments; found {' '.join(arguments)}")
-        text, is_whole = convert_file(script, place, processes=processes, rows=rows, overwrite=overwrite)
+    text, is_whole = convert_script(script, arguments or (), place, processes=processes, overwrite=overwrite)
     sys.stdout.write(text if place is None else text + "\n")
     if not is_whole:
         raise typer.Exit(1)

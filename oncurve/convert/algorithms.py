@@ -67,7 +67,7 @@ def _advantage(draft: Draft) -> Choices:
     if scale not in SCALED or how not in ("sum_then_normalize", "normalize_then_sum"):
         raise ConfigError(f"{draft.found.source}: scale_rewards {scale!r} with {how!r} is none of TRL's choices")
     if how == "normalize_then_sum":
-        if len(draft.found.rewards) >= 2:
+        if draft.found.num_rewards >= 2:
             names = ("multi_objective_aggregation",)
             return {"advantage": ("multi_objective", names), "std_epsilon": (STD_EPSILON, names)}
         draft.note("unsupported", "multi_objective_aggregation", "it needs two rewards; scale_rewards decides instead")

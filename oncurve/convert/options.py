@@ -11,7 +11,7 @@ import yaml
 
 TABLE = Path(__file__).with_name("trl.yaml")
 Fate = Literal["direct", "computed", "nothing", "unsupported"]
-Kind = Literal["unknown", "unread", "unsupported", "differs", "nothing"]
+Kind = Literal["unread", "unsupported", "differs", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Note:
     """Something that the recipe does not say, and why."""
 
     kind: Kind
-    """unknown: no such option. unread: not a literal. unsupported: lost. differs: close, not equal. nothing: idle."""
+    """unread: to be filled in. unsupported: lost. differs: close, not equal. nothing: idle."""
     what: str
     why: str
     changes_learning: bool = True
@@ -100,39 +100,19 @@ class Note:
     @property
     def is_loss(self) -> bool:
         """The recipe does not do all of what was asked for, and somebody has to look at it."""
-        return self.kind in ("unknown", "unread", "unsupported")
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetSource:
-    """Rows of the hub."""
-
-    path: str
-    subset: str | None = None
-    split: str = "train"
-
-
-@dataclass(frozen=True, slots=True)
-class RewardSource:
-    """One reward: keys of a recipe's reward, and the column of the right answer if its function reads one."""
-
-    keys: dict[str, Any]
-    answer: str | None = None
+        return self.kind in ("unread", "unsupported")
 
 
 @dataclass
 class OptionOutcome:
-    """What a script or a file of options asks for."""
+    """What a script asks for, beside its rows and its rewards."""
 
     source: str
+    model: str
+    """Its name, or its folder."""
     options: dict[str, Any] = field(default_factory=dict)
-    model: str | None = None
-    train: DatasetSource | None = None
-    evaluation: DatasetSource | None = None
-    rewards: list[RewardSource] = field(default_factory=list)
+    num_rewards: int = 0
     lora: dict[str, Any] | None = None
     quantization: str | None = None
     """nf4 or int8."""
     notes: list[Note] = field(default_factory=list)
-    is_running: bool = False
-    """A program asked for it, whose model, data and rewards are objects and stand in no recipe."""

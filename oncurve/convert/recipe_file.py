@@ -10,7 +10,6 @@ from oncurve.convert.draft import Draft, recipe_text
 from oncurve.errors import ConfigError
 
 TITLES = (
-    ("unknown", "No such option"),
     ("unread", "Not known here; write it into the recipe"),
     ("unsupported", "Lost: there is nothing like it"),
     ("differs", "Close, not equal"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from pathlib import Path
 
 from oncurve.convert.algorithms import has_servers, put_algorithm
 from oncurve.convert.draft import Draft, own_default
-from oncurve.convert.model_and_data import put_data, put_model, put_rewards
+from oncurve.convert.model_and_adapter import put_model
 from oncurve.convert.options import Note, OptionOutcome, older, table
 from oncurve.convert.trl_batch import StepShape, TrlBatch, step_of
-from oncurve.convert.versions import date
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 OPTIMIZERS = {
@@ -29,10 +27,10 @@ BESIDE = {
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def convert(found: OptionOutcome, *, processes: int = 1, rows: int | None = None) -> Draft:
-    """The recipe of what a script or a file of options asks for.
+def convert(found: OptionOutcome, *, processes: int = 1, rows: int) -> Draft:
+    """The recipe of what a script asks for, beside its data and its rewards.
 
-    ``processes`` is how many of them TRL would run, ``rows`` how many rows it would train on, if that is to be known.
+    ``processes`` is how many of them TRL would run, ``rows`` how many rows it trains on.
 
     Raises ConfigError for numbers that TRL refuses too.
     """
@@ -49,9 +47,6 @@ def convert(found: OptionOutcome, *, processes: int = 1, rows: int | None = None
     )
     step = step_of(batch)
     put_model(draft)
-    if not found.is_running:
-        put_data(draft)
-        put_rewards(draft)
     put_algorithm(draft, step)
     _direct(draft)
     _rollouts(draft)
@@ -77,28 +72,20 @@ def convert_supervised(found: OptionOutcome, *, processes: int, rows: int) -> Dr
     draft.put("run.steps", steps, "max_steps" if asked > 0 else "num_train_epochs")
     draft.put("run.prompts_per_step", min(per_step, rows), "per_device_train_batch_size", "gradient_accumulation_steps")
     _optimizer(draft, step, steps)
-    _run(draft, step, steps)
+    _run(draft, step, steps, rows)
     draft.put("sft.train_on", "assistant", comment="a supervised stage")
     _idle_and_lost(draft)
     return draft
 
 
 def _rename(draft: Draft) -> None:
-    """Names of earlier versions become today's; names that never were are reported."""
-    dated = None if draft.found.is_running else date(draft.found.options)
-    if dated is not None:
-        draft.notes.append(Note("differs", "versions", dated.describe()))
-        draft.found.options |= dated.defaults
+    """Names of earlier versions become today's."""
     for name, given in list(draft.found.options.items()):
         if name in table():
             continue
-        old = older().get(name)
+        old = older()[name]
         del draft.found.options[name]
-        if old is None:
-            near = difflib.get_close_matches(name, [*table(), *older()], n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            draft.notes.append(Note("unknown", name, f"GRPOConfig has no such option{hint}"))
-        elif old.now is not None:
+        if old.now is not None:
             draft.found.options.setdefault(old.now, given)
         elif old.to is None:
             draft.notes.append(Note("nothing", name, old.why))
@@ -183,8 +170,8 @@ def _policy(draft: Draft) -> None:
         draft.put("policy.parallel", "fsdp", "fsdp")
 
 
-def _length(draft: Draft, batch: TrlBatch, step: StepShape, rows: int | None) -> int | None:
-    """The number of steps, and the batch of each; None where only the number of rows would tell."""
+def _length(draft: Draft, batch: TrlBatch, step: StepShape, rows: int) -> int:
+    """The number of steps, and the batch of each."""
     sources = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
     draft.put("run.prompts_per_step", step.prompts, *sources, "generation_batch_size", "num_generations")
     if step.updates > 1:
@@ -203,12 +190,8 @@ def _length(draft: Draft, batch: TrlBatch, step: StepShape, rows: int | None) ->
     asked, epochs = draft.ask("max_steps"), draft.ask("num_train_epochs")
     if asked > 0:
         steps, names = step.count(asked), ("max_steps",)
-    elif rows is not None:
-        steps, names = step.count(batch.updates(epochs=epochs, rows=rows)), ("num_train_epochs",)
     else:
-        why = f"that is {epochs:g} x rows / {step.prompts} steps. Say --rows, or set run.steps; its default is 100"
-        draft.note("unread", "num_train_epochs", why)
-        return None
+        steps, names = step.count(batch.updates(epochs=epochs, rows=rows)), ("num_train_epochs",)
     updates = step.updates * step.iterations
     comment = f"{draft.said(*names)}; {updates} update{'s'[: updates > 1]} each"
     draft.put("run.steps", steps, comment=comment)
@@ -217,7 +200,7 @@ def _length(draft: Draft, batch: TrlBatch, step: StepShape, rows: int | None) ->
     return steps
 
 
-def _optimizer(draft: Draft, step: StepShape, steps: int | None) -> None:
+def _optimizer(draft: Draft, step: StepShape, steps: int) -> None:
     schedule, optimizer = str(draft.ask("lr_scheduler_type")), str(draft.ask("optim"))
     if schedule not in SCHEDULES:
         draft.note("unsupported", "lr_scheduler_type", "there are linear, cosine and constant; cosine is used")
@@ -229,14 +212,12 @@ def _optimizer(draft: Draft, step: StepShape, steps: int | None) -> None:
     warmup = draft.ask("warmup_steps")
     if schedule == "constant" and warmup:
         draft.note("nothing", "warmup_steps", "the schedule constant of transformers has no warm-up")
-    elif 0 < warmup < 1 and steps is None:
-        draft.note("unread", "warmup_steps", "it is a share of a number of updates that is not known. Say --rows")
     elif warmup:
-        updates = math.ceil(warmup * (steps or 0) * step.updates * step.iterations) if warmup < 1 else int(warmup)
+        updates = math.ceil(warmup * steps * step.updates * step.iterations) if warmup < 1 else int(warmup)
         draft.put("optimizer.warmup_updates", updates, "warmup_steps")
 
 
-def _run(draft: Draft, step: StepShape, steps: int | None, rows: int | None = None) -> None:
+def _run(draft: Draft, step: StepShape, steps: int, rows: int) -> None:
     if draft.ask("output_dir"):
         draft.put("run.folder", draft.ask("output_dir"), "output_dir")
     name = draft.ask("run_name")
@@ -260,26 +241,26 @@ def _run(draft: Draft, step: StepShape, steps: int | None, rows: int | None = No
     draft.put("run.track", [tracker for tracker in wanted if tracker in TRACKERS], "report_to")
 
 
-def _in_steps(value: float, step: StepShape, steps: int | None) -> int | None:
-    """A number of updates, or a share of all of them, in steps; None where it is a share of what is not known."""
+def _in_steps(value: float, step: StepShape, steps: int) -> int:
+    """A number of updates, or a share of all of them, in steps."""
     if 0 < value < 1:
-        return None if steps is None else max(math.ceil(value * steps), 1)
+        return max(math.ceil(value * steps), 1)
     return max(round(value / (step.updates * step.iterations)), 1)
 
 
-def _every(strategy: str, value: float, step: StepShape, steps: int | None, rows: int | None) -> int | None:
-    """A number of steps, by what is counted; 0 for never, None where it cannot be known."""
+def _every(strategy: str, value: float, step: StepShape, steps: int, rows: int) -> int | None:
+    """A number of steps, by what is counted; 0 for never, None for what nobody counts here."""
     match strategy:
         case "no":
             return 0
         case "steps":
             return _in_steps(value, step, steps)
-        case "epoch" if rows is not None:
+        case "epoch":
             return max(rows // step.prompts, 1)
     return None
 
 
-def _save(draft: Draft, step: StepShape, steps: int | None, rows: int | None) -> None:
+def _save(draft: Draft, step: StepShape, steps: int, rows: int) -> None:
     strategy, limit = draft.ask("save_strategy"), draft.ask("save_total_limit")
     every = _every(strategy, draft.ask("save_steps"), step, steps, rows)
     name = "save_steps" if strategy == "steps" else "save_strategy"
@@ -289,16 +270,16 @@ def _save(draft: Draft, step: StepShape, steps: int | None, rows: int | None) ->
     else:
         draft.put("run.save_every_steps", every, name)
     if limit or every:
-        kept = limit or max((steps or 1000 * (every or 1)) // (every or 1), 1)
+        kept = limit or max(steps // (every or 1), 1)
         draft.put("run.keep_checkpoints", kept, "save_total_limit")
 
 
-def _evaluation(draft: Draft, step: StepShape, rows: int | None) -> None:
+def _evaluation(draft: Draft, step: StepShape, rows: int) -> None:
     strategy, value = draft.ask("eval_strategy"), draft.ask("eval_steps") or draft.ask("logging_steps")
-    every = _every(strategy, value, step, draft.values.get("run.steps"), rows)
+    every = _every(strategy, value, step, draft.values["run.steps"], rows)
     name = "eval_steps" if strategy == "steps" else "eval_strategy"
     if every is None:
-        why = "it is measured before and after the run. Set evaluation.every_steps, or say --rows"
+        why = "it is measured before and after the run. Set evaluation.every_steps"
         draft.note("unread", name, why, changes_learning=False)
     elif every:
         draft.put("evaluation.every_steps", every, name)
@@ -306,9 +287,6 @@ def _evaluation(draft: Draft, step: StepShape, rows: int | None) -> None:
                   "num_generations_eval", "num_generations")  # fmt: skip
         draft.put("evaluation.temperature", draft.values.get("rollouts.temperature", draft.ask("temperature")),
                   "temperature")  # fmt: skip
-    if draft.found.evaluation is None and not draft.found.is_running and rows is not None and rows < 5000:
-        comment = "held out of the training data; TRL would train on them"
-        draft.put("evaluation.num_prompts", max(rows // 10, 1), comment=comment)
 
 
 def _idle_and_lost(draft: Draft) -> None:

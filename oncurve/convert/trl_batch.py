@@ -51,7 +51,7 @@ class TrlBatch:
         if not batches:
             raise ConfigError(
                 f"{rows} rows are fewer than the {self.generated // self.group_size} prompts of one generation batch. "
-                f"Correct --rows, or the batch"
+                f"Give more rows, or correct the batch"
             )
         passes = batches * self.iterations * self.passes
         return math.ceil(epochs * max(math.ceil(passes / self.accumulation), 1))

@@ -26,6 +26,9 @@ from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import Translation
 
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+OPTION_FILES = (".yaml", ".yml", ".json")
+COMMAND = Path(__file__).with_name("grpo_command.py")
+"""The script that a file of options is for."""
 NEVER_TRAINED = "GRPOTrainer(...).train(). Give it the arguments that it needs"
 _GUARD = re.compile(r"^if __name__ *== *[\"']__main__[\"']", re.MULTILINE)
 
@@ -71,8 +74,12 @@ def run_script(
     Raises ConfigError for a file or a package that is not there, and whatever the training raises; an exception of the
     script's own is shown with the script's lines and ends the process.
     """
+    if script.suffix in OPTION_FILES and script.is_file():
+        script, arguments = COMMAND, ["--config", str(script), *arguments]
     if not script.is_file() or script.suffix != ".py":
-        raise ConfigError(f"{script}: no such script. Give a Python file that uses TRL's GRPOTrainer")
+        raise ConfigError(
+            f"{script}: no such script. Give a Python file that uses TRL's GRPOTrainer, or a YAML or JSON"
+        )
     SETTINGS.accepted.update(accept)
     SETTINGS.version, SETTINGS.has_trained = version, False
     before = sys.argv, list(sys.path)

@@ -12,7 +12,6 @@ import yaml
 from transformers import HfArgumentParser
 
 from oncurve.convert.options import older
-from oncurve.convert.options_file import read_mapping
 from oncurve.errors import ConfigError, did_you_mean
 from oncurve.trl.grpo_config import GRPOConfig
 
@@ -168,6 +167,27 @@ class TrlParser(HfArgumentParser):
         made = [_dated(each, said, old) if isinstance(each, GRPOConfig) else each for each in parsed]
         rest = [] if fail_with_unknown_args else made.pop()
         return (*made, rest) if return_remaining_strings else tuple(made)
+
+
+def read_mapping(text: str, source: str) -> dict[str, Any]:
+    """The options of a YAML or JSON text by their names. Raises ConfigError for what is no mapping."""
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: not valid YAML or JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source}: it holds no mapping of options such as `learning_rate: 1e-6`")
+    return {str(name): _number(value) for name, value in values.items()}
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 1e-6 as a text, which transformers turns into a number."""
+    if not isinstance(value, str) or not any(sign.isdigit() for sign in value):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _file(words: list[str]) -> dict[str, Any]:

@@ -51,10 +51,7 @@ def translate_supervised(asked: TrainerArguments, formatting: Formatting | None)
         shared.pop(name, None)
     shared.setdefault("learning_rate", args.learning_rate)
     alone = {name: shared.pop(name) for name in list(shared) if name not in _in_grpo()}
-    found = OptionOutcome(
-        "the script", shared, asked.model if isinstance(asked.model, str) else _name(asked),
-        is_running=True,
-    )  # fmt: skip
+    found = OptionOutcome("the script", asked.model if isinstance(asked.model, str) else _name(asked), shared)
     for name in asked.lost:
         found.notes.append(
             Note("unsupported", name, LOST_SFT_ARGUMENTS[name], changes_learning=name not in SURROUNDINGS)

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve import wiring
 from oncurve.convert.draft import Draft, tree_of
-from oncurve.convert.options import Note, OptionOutcome, RewardSource
-from oncurve.convert.options_file import quantization
+from oncurve.convert.model_and_adapter import quantization
+from oncurve.convert.options import Note, OptionOutcome
 from oncurve.convert.trl import convert
 from oncurve.errors import ConfigError, DataError, listed
 from oncurve.policy.environment import read_place
@@ -122,10 +122,9 @@ def translate(asked: TrainerArguments) -> Translation:
     args, names = asked.args, [reward_name(function) for function in asked.reward_funcs]
     found = OptionOutcome(
         "the script",
-        args.options(),
         asked.model if isinstance(asked.model, str) else asked.model.name_or_path or "given",
-        rewards=[RewardSource({}) for _ in names],
-        is_running=True,
+        args.options(),
+        num_rewards=len(names),
     )
     if args.dated is not None:
         found.notes.append(Note("differs", "versions", args.dated.describe()))

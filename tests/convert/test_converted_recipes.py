@@ -9,7 +9,7 @@ import torch
 
 from oncurve.config.load import parse_config
 from oncurve.convert.draft import recipe_text
-from oncurve.convert.options import DatasetSource, OptionOutcome, RewardSource
+from oncurve.convert.options import OptionOutcome
 from oncurve.convert.trl import convert
 
 LIMIT = 50
@@ -39,10 +39,10 @@ def test_the_loss_of_a_converted_recipe_is_trls(options: dict[str, Any]) -> None
 
     if trl_reference.REASON:
         pytest.skip(trl_reference.REASON)
-    reward = RewardSource({"type": "custom", "function": "mine.py:one"}, "answer")
-    given = {"num_generations": 4, **options}
-    found = OptionOutcome("train.py", given, "embedded", DatasetSource("mine/rows"), rewards=[reward])
-    algorithm = make_algorithm(parse_config(recipe_text(convert(found, rows=64), "")))
+    found = OptionOutcome("train.py", "embedded", {"num_generations": 4, **options}, num_rewards=1)
+    draft = convert(found, rows=64)
+    draft.put("data.type", "given", comment="")
+    algorithm = make_algorithm(parse_config(recipe_text(draft, "")))
     theirs = {name: value for name, value in options.items() if name not in ("epsilon", "epsilon_high")}
     low = options.get("epsilon", 0.2)
     rows = trl_reference.Rows.random(3)

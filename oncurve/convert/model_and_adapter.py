@@ -1,4 +1,4 @@
-"""The model, data and rewards of a recipe, from those of a script."""
+"""The model of a recipe and the adapter on it, from those of a script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from oncurve.convert.draft import Draft
-from oncurve.convert.options import Note
+from oncurve.convert.options import Note, OptionOutcome
 
 LORA = {
     "r": "rank",
@@ -27,10 +27,7 @@ LORA_IDLE: dict[str, Any] = {
 
 def put_model(draft: Draft) -> None:
     """The model, its revision, and the adapter on it."""
-    if draft.found.model is not None:
-        draft.put("model", draft.found.model, comment="")
-    else:
-        draft.notes.append(Note("unread", "model", "none is named. Write `model` into the recipe"))
+    draft.put("model", draft.found.model, comment="")
     _init_kwargs(draft)
     if draft.found.quantization is not None:
         draft.put("policy.quantization", draft.found.quantization, comment="")
@@ -81,53 +78,10 @@ def _put_lora(draft: Draft, values: dict[str, Any]) -> None:
             draft.notes.append(Note("unsupported", f"LoraConfig {name} = {value!r:.60}", why))
 
 
-def put_data(draft: Draft) -> None:
-    """The rows to train on, and those to measure on where there are some."""
-    if draft.found.train is None:
-        if not any(note.what == "datasets" for note in draft.notes):
-            draft.notes.append(Note("unread", "the data set", "none is named. Write `data` into the recipe"))
-        return
-    for key, rows in (("data", draft.found.train), ("evaluation.data", draft.found.evaluation)):
-        if rows is None:
-            continue
-        options = draft.ask("chat_template_kwargs")
-        if options:
-            draft.put(f"{key}.chat", options, comment="the prompt is a list of messages")
-        draft.put(f"{key}.template", "question_only", comment="the prompt of the row, without further words")
-        draft.put(f"{key}.split", rows.split, comment="")
-        if rows.path.endswith("gsm8k") and rows.subset in (None, "main"):
-            draft.put(f"{key}.type", "gsm8k", comment="dataset_name")
-            why = "its column `answer` holds the number after ####, what stands before it is in `solution`"
-            draft.notes.append(Note("differs", "openai/gsm8k", why))
-            continue
-        draft.put(f"{key}.type", "huggingface", comment="dataset_name")
-        draft.put(f"{key}.path", rows.path, comment="dataset_name")
-        draft.put(f"{key}.columns", _columns(draft), comment="our names: theirs")
-        if rows.subset not in (None, "default"):
-            why = 'there is no key for it. Save the rows with `.to_json("rows.jsonl")` and name that file in data.path'
-            draft.notes.append(Note("unsupported", f"subset {rows.subset!r}", why))
-
-
-def _columns(draft: Draft) -> dict[str, str]:
-    """Our names to the script's: TRL's prompt is our question, and every row has an answer here."""
-    gold = next((reward.answer for reward in draft.found.rewards if reward.answer), None)
-    if gold is None:
-        why = "a row needs an answer and no reward seems to read one; the prompt stands for it. Correct data.columns"
-        draft.notes.append(Note("differs", "column answer", why))
-    return {"question": "prompt", "answer": gold or "prompt"}
-
-
-def put_rewards(draft: Draft) -> None:
-    """The list of rewards with their weights."""
-    items = [dict(reward.keys) for reward in draft.found.rewards]
-    weights = draft.ask("reward_weights")
-    if weights is not None and (not isinstance(weights, (list, tuple)) or len(weights) != len(items)):
-        draft.note("unread", "reward_weights", f"there are {len(items)} rewards that could be read. Write the weights")
-        weights = None
-    if not items:
-        if not any(note.what.startswith("reward") for note in draft.notes):
-            draft.notes.append(Note("unread", "rewards", "none is named. Write `rewards` into the recipe"))
-        return
-    for item, weight in zip(items, weights or (), strict=weights is not None):
-        item["weight"] = float(weight)
-    draft.put("rewards", items, comment="reward_funcs")
+def quantization(values: dict[str, Any], found: OptionOutcome) -> str | None:
+    """nf4 or int8, as bitsandbytes' options ask for."""
+    if values.get("load_in_4bit"):
+        if (kind := values.get("bnb_4bit_quant_type", "fp4")) != "nf4":
+            found.notes.append(Note("unsupported", f"4 bits of type {kind}", "nf4 is used instead"))
+        return "nf4"
+    return "int8" if values.get("load_in_8bit") else None

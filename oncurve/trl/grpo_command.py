@@ -1,0 +1,89 @@
+"""TRL's command `trl grpo` as a script: model, data set and rewards are options, of which a file may hold all."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from oncurve.data.sources import read_stored
+from oncurve.errors import ConfigError, listed
+from oncurve.trl.grpo_config import GRPOConfig
+from oncurve.trl.grpo_trainer import GRPOTrainer
+from oncurve.trl.ready_rewards import (
+    accuracy_reward,
+    get_soft_overlong_punishment,
+    reasoning_accuracy_reward,
+    think_format_reward,
+)
+from oncurve.trl.script_arguments import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    TrlParser,
+    get_dataset,
+    get_peft_config,
+    get_quantization_config,
+)
+
+READY = {
+    "accuracy_reward": accuracy_reward,
+    "reasoning_accuracy_reward": reasoning_accuracy_reward,
+    "think_format_reward": think_format_reward,
+    "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
+}
+"""Rewards that the command knows by name, with its constants."""
+
+
+@dataclass
+class GRPOScriptArguments(ScriptArguments):
+    """The data set of the command, and its rewards by name."""
+
+    reward_model_name_or_path: str | None = None
+    reward_funcs: list[str] | None = None
+
+
+def named_reward(name: str) -> Any:
+    """One of those that are ready, or module.function. Raises ConfigError for another name."""
+    module, _, last = name.rpartition(".")
+    if name in READY:
+        return READY[name]
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return vars(import_module(module))[last]
+    except (ImportError, ValueError, KeyError):
+        raise ConfigError(f"reward_funcs: there is no {name!r}. Use {listed(READY)}, or module.function") from None
+
+
+def main() -> None:
+    """Train as the options say. Raises ConfigError or DataError for what is missing."""
+    kinds = (GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig)
+    asked, args, model, mixture = TrlParser(kinds).parse_args_and_config()
+    if model.model_name_or_path is None or not (asked.dataset_name or mixture.datasets):
+        raise ConfigError("the options need model_name_or_path, and dataset_name or datasets")
+    if model.model_revision != "main":
+        args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
+    whole = get_dataset(mixture) if mixture.datasets else None
+
+    def rows(split: str) -> Any:
+        if whole is not None:
+            return whole[split]
+        found = read_stored("huggingface", asked.dataset_name, split=split, subset=asked.dataset_config)
+        return [row for _, row in found]
+
+    scored = [asked.reward_model_name_or_path] if asked.reward_model_name_or_path else []
+    GRPOTrainer(
+        model.model_name_or_path,
+        [*scored, *map(named_reward, asked.reward_funcs or ())],
+        args,
+        rows(asked.dataset_train_split),
+        rows(asked.dataset_test_split) if args.eval_strategy != "no" else None,
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+    ).train(args.resume_from_checkpoint)
+
+
+if __name__ == "__main__":
+    main()
