@@ -30,7 +30,7 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
 
 
 GONE = {"policy": ("liger", "train_only"), "rollouts": ("kv_dtype",), "run": ("profile", "track_aliases")}
-CHANGES = {"train_only": [], "kv_dtype": "auto"}
+CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
 """Keys that recorded recipes have and recipes have no more, and the values with which those changed nothing that do
 change what a run learns."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -128,8 +127,7 @@ def make_sampler(
     if config.rollouts.type != "servers":
         sampler = wiring.make_sampler(config, given)
         return ShardedSampler(sampler, processes, interruption) if several else sampler, None
-    run = Path(config.run.folder) / config.run.name if config.run.name else None
-    servers = wiring.make_server_sampler(config, run=run) if processes.is_main else None
+    servers = wiring.make_server_sampler(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
     if leader is not None and servers is not None and config.rollouts.staleness and config.sft is None:
         leader = Prefetch(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)

@@ -139,9 +139,8 @@ def trainers_here(gpus: int) -> int:
     return 1 if count == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", gpus))
 
 
-def make_server_sampler(config: Config, *, run: Path | None = None) -> ServerSampler:
-    """A sampler over the servers of a recipe; those that it asks for are started here and end with it. With the folder
-    of a ``run``, the servers' weights go on from those that an interrupted trainer of it published."""
+def make_server_sampler(config: Config) -> ServerSampler:
+    """A sampler over the servers of a recipe; those that it asks for are started here and end with it."""
     from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
 
     require_aiohttp()
@@ -159,12 +158,11 @@ def make_server_sampler(config: Config, *, run: Path | None = None) -> ServerSam
         local = start_vllm(config)
     elif chosen.own_servers:
         local = start_own(config)
-    goes_on = run is not None and chosen.deltas is not None and not starts_all(config)
     return ServerSampler(
         make_sampling(config),
         urls=chosen.servers,
         registry=None if chosen.registry is None else Path(chosen.registry),
-        weights_folder=Path(chosen.weights_folder or (run if run is not None and goes_on else config.run.folder)),
+        weights_folder=Path(chosen.weights_folder or config.run.folder),
         memory_folder=memory_folder() if starts_all(config) and chosen.weights_folder is None else None,
         matrix_type=vllm_matrix_type(config, on_cpu=not torch.cuda.is_available()),
         weights_address=chosen.weights_address,
@@ -176,7 +174,6 @@ def make_server_sampler(config: Config, *, run: Path | None = None) -> ServerSam
         trains_meanwhile=push is not None and chosen.staleness > 0,
         sleep=chosen.sleep,
         deltas=chosen.deltas,
-        chain=run / "weights.json" if run is not None and goes_on else None,
     )
 
 

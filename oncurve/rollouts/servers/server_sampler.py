@@ -67,7 +67,6 @@ class ServerSampler:
         trains_meanwhile: bool = False,
         sleep: bool = False,
         deltas: DeltaSettings | None = None,
-        chain: Path | None = None,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
@@ -76,13 +75,13 @@ class ServerSampler:
         sampler, and end with it; ``push`` brings them weights without files, from a policy that ``trains_meanwhile`` in
         a copy for those that are late; ``sleep`` lets them give memory back whenever the completions of a step are
         there. With ``deltas`` servers get what changed of the weights, all of them in half width; ``weights_address``
-        may then be the URL under which others find ``weights_folder``, and ``chain`` a file from which another sampler
-        goes on with differences."""
+        may then be the URL under which others find ``weights_folder``."""
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
-        more = {"anchor_every": deltas.anchor_every, "chain": chain} if deltas is not None else {}
-        self._deltas = DeltaStore(weights_folder, **words, **more) if deltas is not None else None
+        self._deltas: DeltaStore | None = None
+        if deltas is not None:
+            self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words)
         self._store = self._deltas or WeightStore(weights_folder, **words)
         self._prepared: dict[int, Future[Manifest]] = {}  # by version
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
@@ -307,13 +306,8 @@ class ServerSampler:
         label = self._manifest.label
         return ServerTurns(self._loop, self.pool, params, label=label, end_ids=end_ids, post=post, held=held)
 
-    def forget(self) -> None:
-        """The run is at its end: nothing is kept for a trainer that would resume it."""
-        if self._deltas is not None:
-            self._deltas.forget()
-
     def close(self) -> None:
-        """Let go of the servers, and remove the published weights, but for what a resumed trainer goes on from."""
+        """Let go of the servers, and remove the published weights."""
         self._coder.shutdown(cancel_futures=True)
         if self._loop is not None:
             self._loop.call(self._shut())
