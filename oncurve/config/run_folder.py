@@ -29,8 +29,10 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
     return validate_tree(as_of_today(parse_tree(text, overrides, source=source)), source=source)
 
 
-GONE = {"policy": ("liger", "train_only"), "run": ("profile", "track_aliases")}
-"""Keys that recorded recipes have and recipes have no more; none of them changed what a run without it learns."""
+GONE = {"policy": ("liger", "train_only"), "rollouts": ("kv_dtype",), "run": ("profile", "track_aliases")}
+CHANGES = {"train_only": [], "kv_dtype": "auto"}
+"""Keys that recorded recipes have and recipes have no more, and the values with which those changed nothing that do
+change what a run learns."""
 
 
 def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(section, Mapping):
             known = cast("Mapping[str, Any]", section)
             recorded[name] = {
-                key: value for key, value in known.items() if key not in gone or (key == "train_only" and value)
+                key: value for key, value in known.items() if key not in gone or CHANGES.get(key, value) != value
             }
     evaluation, run = recorded.get("evaluation"), recorded.get("run")
     if isinstance(evaluation, Mapping) and isinstance(run, Mapping):

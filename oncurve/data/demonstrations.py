@@ -13,6 +13,7 @@ from oncurve.data.prompts import (
     Tokenizer,
     chat_texts,
     encode,
+    encode_all,
     find_template,
     render_prompts,
     write_gold,
@@ -171,17 +172,8 @@ def render_demonstrations(
             f"{tokenizer.name_or_path}: its tokenizer has no end token, so a model could not learn where to stop"
         )
     chosen = find_template(template)
-    verbatim = {place for place, row in enumerate(rows) if _is_verbatim(row, chat)}
-    plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row) or place in verbatim)]
-    prompts: dict[int, Prompt] = {}
-    if plain:
-        asked = [rows[one] for one in plain]
-        rendered, _ = render_prompts(asked, tokenizer, template=chosen, chat=chat, few_shot=few_shot)
-        prompts = {place: replace(prompt, index=place) for place, prompt in zip(plain, rendered, strict=True)}
-    for place in verbatim:
-        text = str(rows[place]["prompt"])
-        ids = encode(tokenizer, text, add_special_tokens=True)
-        prompts[place] = Prompt(text, tuple(ids), place, rows[place])
+    prompts = _prompts(rows, tokenizer, chosen, chat, few_shot)
+    tokens_of = _tokens_of_parts(rows, tokenizer)
     found: list[Demonstration] = []
     excluded: list[Excluded] = []
     for place, row in enumerate(rows):
@@ -189,6 +181,8 @@ def render_demonstrations(
             made = _conversation(place, row, tokenizer, train_on, chat)
         elif _is_text(row):
             made = _text(place, row, tokenizer)
+        elif _is_in_parts(row):
+            made = _in_parts(prompts[place], row, tokenizer, tokens_of)
         else:
             made = _completed(prompts[place], row, tokenizer, chosen, chat)
         if max_tokens is not None and made.num_tokens > max_tokens:
@@ -204,6 +198,28 @@ def render_demonstrations(
     return found, excluded
 
 
+def _prompts(
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    template: Template,
+    chat: bool | Mapping[str, Any],
+    few_shot: Sequence[Mapping[str, Any]],
+) -> dict[int, Prompt]:
+    """The prompts of rows that are neither messages nor a text, by the places of their rows."""
+    verbatim = {place: str(row["prompt"]) for place, row in enumerate(rows) if _is_verbatim(row, chat)}
+    plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row) or place in verbatim)]
+    prompts: dict[int, Prompt] = {}
+    if plain:
+        asked = [rows[one] for one in plain]
+        rendered, _ = render_prompts(asked, tokenizer, template=template, chat=chat, few_shot=few_shot)
+        prompts = {place: replace(prompt, index=place) for place, prompt in zip(plain, rendered, strict=True)}
+    if verbatim:
+        read = encode_all([*verbatim.values()], tokenizer, add_special_tokens=True)
+        for (place, text), ids in zip(verbatim.items(), read, strict=True):
+            prompts[place] = Prompt(text, ids, place, rows[place])
+    return prompts
+
+
 def _is_verbatim(row: Mapping[str, Any], chat: bool | Mapping[str, Any]) -> bool:
     """Prompt and completion are read as they are. Raises ConfigError for parts that would go through a chat."""
     if chat and "parts" in row:
@@ -215,12 +231,21 @@ def _is_text(row: Mapping[str, Any]) -> bool:
     return "text" in row and row["text"] == row.get("question")
 
 
+def _is_in_parts(row: Mapping[str, Any]) -> bool:
+    return "parts" in row and "completion" not in row
+
+
+def _tokens_of_parts(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+    """The tokens of the texts of parts, each text once: the marks around calls stand in every row."""
+    parts = [part for row in rows if _is_in_parts(row) for part in row["parts"]]
+    texts = list(dict.fromkeys(part["text"] for part in parts if part["text"] and "tokens" not in part))
+    return dict(zip(texts, encode_all(texts, tokenizer), strict=True)) if texts else {}
+
+
 def _completed(
     prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer, template: Template, chat: bool | Mapping[str, Any]
 ) -> Demonstration:
     """A prompt and the completion of its row, or the worked solution in the template's form."""
-    if "parts" in row and "completion" not in row:
-        return _in_parts(prompt, row, tokenizer)
     text = str(row["completion"]) if "completion" in row else write_gold(row, template)
     _refuse_early_end(prompt.index, text, tokenizer)
     if prompt.messages is None:
@@ -233,8 +258,10 @@ def _completed(
     return Demonstration(prompt, _ended(ids, tokenizer), text)
 
 
-def _in_parts(prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer) -> Demonstration:
-    """A prompt and a completion of which others wrote some parts.
+def _in_parts(
+    prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer, tokens_of: Mapping[str, tuple[int, ...]]
+) -> Demonstration:
+    """A prompt and a completion of which others wrote some parts; ``tokens_of`` are those of texts.
 
     A part keeps its tokens where this tokenizer reads them as its text. The end token belongs to the last part.
     """
@@ -246,7 +273,8 @@ def _in_parts(prompt: Prompt, row: Mapping[str, Any], tokenizer: Tokenizer) -> D
     ids: list[int] = []
     segments: list[Segment] = []
     for number, (part, is_tokens) in enumerate(zip(said, are_tokens, strict=True), start=1):
-        more = tuple(part["tokens"]) if is_tokens else tuple(encode(tokenizer, part["text"]))
+        more = tuple(part["tokens"]) if is_tokens else tokens_of.get(part["text"])
+        more = tuple(encode(tokenizer, part["text"])) if more is None else more
         more = _ended(more, tokenizer) if number == len(said) else more
         segments.append(Segment(part["learned"], len(ids), len(ids) + len(more), part["text"]))
         ids += more

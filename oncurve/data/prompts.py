@@ -197,7 +197,7 @@ def render_prompts(
     else:
         texts = [_plain_text(row, place, template, few_shot) for place, row in enumerate(rows)]
         conversations = [None] * len(rows)
-    all_ids = _encode(texts, tokenizer, add_special_tokens=not chat)
+    all_ids = encode_all(texts, tokenizer, add_special_tokens=not chat)
     prompts: list[Prompt] = []
     excluded: list[Excluded] = []
     for index, (row, text, ids, messages) in enumerate(zip(rows, texts, all_ids, conversations, strict=True)):
@@ -321,7 +321,7 @@ def chat_texts(
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
     """The tokens of a text, without an end token behind them."""
-    return list(_encode([text], tokenizer, add_special_tokens=add_special_tokens)[0])
+    return list(encode_all([text], tokenizer, add_special_tokens=add_special_tokens)[0])
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
@@ -338,8 +338,11 @@ def _opened(text: str, opening: str) -> str:
     return text if not opening or text.rstrip().endswith(opening) else text + opening
 
 
-def _encode(texts: list[str], tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[tuple[int, ...]]:
-    encoded = tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False)
+def encode_all(
+    texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = False
+) -> list[tuple[int, ...]]:
+    """The same of several texts in one call, which takes longer than a text."""
+    encoded = tokenizer(list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False)
     return [
         tuple(_without_end(ids, text, tokenizer) if add_special_tokens else ids)
         for text, ids in zip(texts, encoded["input_ids"], strict=True)

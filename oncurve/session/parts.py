@@ -20,7 +20,6 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.policy.teacher import Teacher
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.rollouts.prefetch import Prefetch
@@ -31,6 +30,7 @@ from oncurve.train.state import checksum
 
 if TYPE_CHECKING:
     from oncurve.rollouts.servers.server_sampler import ServerSampler
+    from oncurve.rollouts.servers.teacher_server import TeacherServer
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Parts:
     """What grades in measurements; None where the training's reward does."""
 
     @property
-    def closing(self) -> list[Sampler | RewardFunction | Teacher]:
+    def closing(self) -> list[Sampler | RewardFunction | TeacherServer]:
         """What must be closed at the end."""
         parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler, self.policy.teacher)
         return [part for part in parts if part is not None]

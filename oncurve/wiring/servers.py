@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncurve.rollouts.servers.children import ChildServers
     from oncurve.rollouts.servers.local_vllm import VllmServers
     from oncurve.rollouts.servers.server_sampler import ServerSampler
-    from oncurve.rollouts.servers.transfer.transfer import Transfer
+    from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 
 
 def settle(config: Config) -> tuple[Config, str | None]:
@@ -153,7 +153,7 @@ def make_server_sampler(config: Config, *, run: Path | None = None) -> ServerSam
     from oncurve.wiring.sampling_params import make_sampling  # lazy
 
     chosen = config.rollouts
-    transfer = make_transfer(config)
+    push = make_push(config)
     local: ChildServers | None = None
     if chosen.vllm_servers:
         local = start_vllm(config)
@@ -172,24 +172,23 @@ def make_server_sampler(config: Config, *, run: Path | None = None) -> ServerSam
         max_rows=USUAL_ROWS if chosen.max_rows == "auto" else chosen.max_rows,
         deadlines=chosen.deadlines,
         local=local,
-        transfer=transfer,
+        push=push,
+        trains_meanwhile=push is not None and chosen.staleness > 0,
         sleep=chosen.sleep,
         deltas=chosen.deltas,
         chain=run / "weights.json" if run is not None and goes_on else None,
     )
 
 
-def make_transfer(config: Config) -> Transfer | None:
+def make_push(config: Config) -> GroupPush | None:
     """The way of weights from this GPU to servers without files; None where they are fetched.
 
     Raises ConfigError where there is no GPU, or no vLLM in this environment.
     """
     import torch
 
-    from oncurve.rollouts.servers.children import free_ports  # lazy
-    from oncurve.rollouts.servers.transfer.endpoints import NcclEnd, check_device  # lazy
+    from oncurve.rollouts.servers.transfer.endpoints import check_device  # lazy
     from oncurve.rollouts.servers.transfer.nccl_group import GroupPush  # lazy
-    from oncurve.rollouts.servers.transfer.transfer import Transfer  # lazy
 
     chosen = config.rollouts
     if chosen.transfer != "nccl":
@@ -197,9 +196,7 @@ def make_transfer(config: Config) -> Transfer | None:
     check_device(has_gpu=torch.cuda.is_available() and config.policy.device != "cpu")
     seconds = chosen.deadlines.push_seconds
     address = chosen.weights_address.rpartition(":")[0] if chosen.weights_address else None
-    push = GroupPush(NcclEnd, free_port=lambda: free_ports(1)[0], address=address, push_seconds=seconds)
-    matrix_type = vllm_matrix_type(config, on_cpu=False)
-    return Transfer(push, matrix_type, trains_meanwhile=chosen.staleness > 0)
+    return GroupPush(address=address, push_seconds=seconds)
 
 
 def starts_all(config: Config) -> bool:

@@ -42,7 +42,7 @@ STYLES: dict[str, dict[str, Any]] = {
         "    def test_five(self):\n        self.assertAlmostEqual(double(5), 10)\n"
     },
 }
-LIMITS = Limits(cpu_seconds=1, wall_seconds=4.0, program_seconds=30.0, memory_mib=256, max_exhausted_tests=1)
+LIMITS = Limits(cpu_seconds=1, wall_seconds=6.0, program_seconds=30.0, memory_mib=256, max_exhausted_tests=1)
 
 
 class World:
@@ -215,7 +215,7 @@ def main() -> None:
     """Prints the report as JSON; ends with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tier", choices=("bubblewrap", "landlock"), default=None)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--once", action="store_true", help="each program with one style of tests")
     parser.add_argument("--file", type=Path, default=Path(__file__).with_name("programs.jsonl"))

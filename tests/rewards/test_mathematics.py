@@ -110,8 +110,7 @@ def test_a_hostile_answer_is_wrong_and_costs_at_most_the_time_limit(name: str, c
     started = time.monotonic()
     reward = graded(Mathematics(checker=checker), rf"\boxed{{{HOSTILE[name]}}}", r"\sqrt{3}")
     assert reward.value == 0.0
-    # three times the limit on a busy machine, twice: once for the pair and once for the reference by itself
-    assert time.monotonic() - started < 6 * TIMEOUT_SECONDS + 3.0
+    assert time.monotonic() - started < 60  # what is not stopped takes minutes, also on a busy machine
     assert not Path("/tmp/oncurve-was-here").exists()
 
 

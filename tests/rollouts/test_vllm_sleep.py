@@ -23,12 +23,10 @@ from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers.children import free_ports
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.transfer.endpoints import packing
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
-from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
 from oncurve.settings import Deadlines, OptimizerSettings
 
@@ -74,10 +72,10 @@ class NoEnd:
         """Nothing was joined."""
 
 
-def transfers() -> Iterator[Transfer | None]:
+def transfers() -> Iterator[GroupPush | None]:
     """Both ways."""
     yield None
-    yield Transfer(GroupPush(NoEnd, free_port=lambda: free_ports(1)[0]))
+    yield GroupPush(NoEnd)
 
 
 def is_sleeping(url: str) -> bool:
@@ -126,10 +124,10 @@ def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_f
     [url] = servers.urls
     said: list[str] = []
     try:
-        for transfer in transfers():
-            sleeps = transfer is None
+        for push in transfers():
+            sleeps = push is None
             limits = Deadlines(gone_seconds=300.0)
-            options: dict[str, Any] = {"transfer": transfer, "sleep": sleeps, "deadlines": limits}
+            options: dict[str, Any] = {"push": push, "sleep": sleeps, "deadlines": limits}
             options["notify"] = said.append
             sampler = ServerSampler(GREEDY, urls=servers.urls, weights_folder=tmp_path, **options)
             for version in range(3):
