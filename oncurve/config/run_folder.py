@@ -50,3 +50,17 @@ def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
         seed = cast("Mapping[str, Any]", run).get("seed", 0)
         recorded["evaluation"] = {"split_seed": seed, **cast("Mapping[str, Any]", evaluation)}
     return recorded
+
+
+def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """The leaves of a recipe with dots in their keys; sections in a list by their place.
+
+    >>> flat({"run": {"steps": 3}, "rewards": [{"type": "format"}]})
+    [('run.steps', 3), ('rewards.0.type', 'format')]
+    """
+    if isinstance(tree, list) and any(isinstance(item, (Mapping, list)) for item in cast("list[Any]", tree)):
+        tree = dict(enumerate(cast("list[Any]", tree)))
+    if isinstance(tree, Mapping) and tree:
+        sections = cast("Mapping[Any, Any]", tree)
+        return [pair for key, value in sections.items() for pair in flat(value, f"{prefix}{key}.")]
+    return [(prefix.rstrip("."), tree)]
