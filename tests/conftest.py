@@ -153,12 +153,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def for_all_workers(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A file that all processes of one pytest have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"{name}-for-all"
+
+
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """Processes of Python that need not import torch, since they are forked from one that has."""
     from nursery import Nursery
 
-    made = Nursery(tmp_path_factory.mktemp("output"))
+    made = Nursery(tmp_path_factory.mktemp("output"), shared=for_all_workers(tmp_path_factory, "nursery"))
     yield made
     made.close()
 
@@ -166,11 +172,16 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 @pytest.fixture(scope="session")
 def deepspeed_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """The same in the Python that has DeepSpeed: this one, or that of ONCURVE_DEEPSPEED_PYTHON."""
-    from nursery import ONCURVE, Nursery
+    from nursery import Nursery
 
     python = os.environ.get("ONCURVE_DEEPSPEED_PYTHON", sys.executable)
-    modules, variables = (*ONCURVE, "nursery_deepspeed"), {"DS_ACCELERATOR": "cpu"}
-    made = Nursery(tmp_path_factory.mktemp("deepspeed"), python=python, modules=modules, variables=variables)
+    made = Nursery(
+        tmp_path_factory.mktemp("deepspeed"),
+        python=python,
+        module="nursery_deepspeed",
+        variables={"DS_ACCELERATOR": "cpu"},
+        shared=for_all_workers(tmp_path_factory, "deepspeed"),
+    )
     yield made
     made.close()
 
@@ -182,7 +193,13 @@ def vllm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     folder = tmp_path_factory.mktemp("vllm")
     variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TORCHDYNAMO_DISABLE": "1"}
-    made = Nursery(folder, python=os.environ["ONCURVE_VLLM_PYTHON"], modules=["nursery_vllm"], variables=variables)
+    made = Nursery(
+        folder,
+        python=os.environ["ONCURVE_VLLM_PYTHON"],
+        module="nursery_vllm",
+        variables=variables,
+        shared=for_all_workers(tmp_path_factory, "vllm"),
+    )
     yield str(made.stand_in(folder / "python"))
     made.close()
 

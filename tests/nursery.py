@@ -7,9 +7,11 @@ Python itself, as the launcher of several processes does, that is a fork too.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,21 +28,6 @@ ROOM = "-" * 8000
 """A word that makes room for the command lines of children, which are written over it."""
 STARTED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "agg"}
 """What the process that forks has read from its environment when it imported, and its children have."""
-ONCURVE = (
-    "oncurve.commands.examine",
-    "oncurve.commands.runs",
-    "oncurve.session.resume",
-    "oncurve.rewards.custom",
-    "oncurve.rollouts.engine.engine",
-    "oncurve.session.session",
-    "oncurve.session.training",
-    "torch.distributed.fsdp",
-    "transformers.generation.utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.models.qwen2.tokenization_qwen2",
-)
-"""What most commands import. None of it may start a thread, which a fork would lose."""
 
 
 @dataclass
@@ -83,21 +70,45 @@ class Nursery:
         folder: Path,
         *,
         python: str = sys.executable,
-        modules: Sequence[str] = ONCURVE,
+        module: str = "nursery_oncurve",
         variables: Mapping[str, str] | None = None,
+        shared: Path | None = None,
     ) -> None:
-        """``modules`` are imported by ``python`` before the first fork, with more ``variables`` in its environment."""
+        """``module`` is imported by ``python`` before the first fork, with more ``variables`` in its environment.
+
+        Processes that name the same ``shared`` file have one that forks for all of them; it ends with the last.
+        """
         self.folder = folder
         self.variables = STARTED | dict(variables or {})
         self.count = 0
-        self.place = tempfile.mkdtemp(prefix="nursery")  # the name of a socket must be short
-        self.address = f"{self.place}/at"
-        self.process = subprocess.Popen(
-            [python, str(PROCESS), self.address, ROOM, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | self.variables | {"PYTHONPATH": str(ROOT)}, cwd=folder,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n"
+        self.process: subprocess.Popen[bytes] | None = None
+        with (shared or folder / "nursery").open("a+", encoding="utf-8") as note:
+            fcntl.flock(note, fcntl.LOCK_EX)
+            note.seek(0)
+            try:
+                self._use(note.read() or "/nowhere")
+            except OSError:  # there is none, or none any more
+                place = tempfile.mkdtemp(prefix="nursery")  # the name of a socket must be short
+                self.process = self._begin(place, [python, str(PROCESS), f"{place}/at", ROOM, module])
+                self._use(place)
+                note.truncate(0)
+                note.write(place)
+
+    def _begin(self, place: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Its input is at its end when everybody has let go of it."""
+        os.mkfifo(f"{place}/held")
+        held = os.open(f"{place}/held", os.O_RDONLY | os.O_NONBLOCK)
+        environment = os.environ | self.variables | {"PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(command, stdin=held, stdout=subprocess.PIPE, env=environment, cwd=self.folder)
+        os.close(held)
+        return process
+
+    def _use(self, place: str) -> None:
+        self.held = os.open(f"{place}/held", os.O_WRONLY | os.O_NONBLOCK)
+        self.address = f"{place}/at"
+        if self.process is not None:
+            assert self.process.stdout is not None
+            assert self.process.stdout.readline() == b"ready\n"
 
     def start(self, *words: object, **limits: Any) -> Child:
         """``oncurve`` with these words; the limits are those of ``python``."""
@@ -150,10 +161,11 @@ class Nursery:
         return path
 
     def close(self) -> None:
-        """End it and whoever it forked."""
-        self.process.communicate()
-        Path(self.address).unlink()
-        Path(self.place).rmdir()
+        """End it and whoever it forked, unless others still need it: who began it waits for them."""
+        os.close(self.held)
+        if self.process is not None:
+            self.process.communicate()
+            shutil.rmtree(Path(self.address).parent)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """That of this process, with what the forking one has read already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import cpuinfo
+import nursery_oncurve  # noqa: F401
 
 cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # it starts a Python of its own each time
 cpuinfo.get_cpu_info()

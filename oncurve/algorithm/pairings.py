@@ -22,18 +22,6 @@ WHOLE_LOSSES = ("sequence_clipped", "sequence_soft_gated")
 """Losses that put the number of the whole completion on each of its tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class PairingFinding:
-    """Choices that do not fit, and what to do about it."""
-
-    severity: Severity
-    """A refused recipe does not run; a warning is shown and the run goes on."""
-    what: str
-    """The choices, in the words of a recipe."""
-    why: str
-    do: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """A row of the table, and what else of a recipe bears on it."""
@@ -92,24 +80,25 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One pairing: when it applies, and what is found then."""
+    """Choices that do not fit: when it applies, and what to do about it."""
 
     severity: Severity
+    """A refused recipe does not run; a warning is shown and the run goes on."""
     what: str
+    """The choices, in the words of a recipe."""
     applies: Callable[[Choices], bool]
     why: str
     do: str
 
 
-def check_pairing(choices: Choices) -> list[PairingFinding]:
-    """What is wrong with these choices, refusals first.
+def check_pairing(choices: Choices) -> list[Rule]:
+    """The rules that these choices break, refusals first.
 
     >>> from oncurve.algorithm.table import resolve
-    >>> [finding.severity for finding in check_pairing(Choices(row=resolve("cispo", ratio_max=0.2)))]
+    >>> [rule.severity for rule in check_pairing(Choices(row=resolve("cispo", ratio_max=0.2)))]
     ['refuse']
     """
-    found = [PairingFinding(rule.severity, rule.what, rule.why, rule.do) for rule in RULES if rule.applies(choices)]
-    return sorted(found, key=lambda finding: finding.severity != "refuse")
+    return sorted((rule for rule in RULES if rule.applies(choices)), key=lambda rule: rule.severity != "refuse")
 
 
 RULES: tuple[Rule, ...] = (

@@ -211,21 +211,14 @@ def _measured(
         done = len(kept.examples) // kept.samples
         console.print(f"{benchmark.title}: {done} of {len(prompts)} problems were done before", highlight=False)
 
-    def stopped() -> str:
-        done = len(kept.examples) // kept.samples
-        return (
-            f"stopped: {done} of {len(prompts)} problems of {benchmark.title} are kept in {kept.folder}. "
-            f"The same command goes on from there"
-        )
-
     return measure(
         prompts,
         subject.sampler,
         grader.strict,
         params,
         kept,
-        label=lambda: f"{subject.label} on {benchmark.title}",
-        stopped=stopped,
+        what=f"{subject.label} on {benchmark.title}",
+        goes_on="The same command goes on from there",
         console=console,
         loose_reward_function=grader.loose,
         extract=grader.extract,

@@ -93,11 +93,8 @@ def _measured(
                 grader.strict,
                 params,
                 kept,
-                label=lambda: f"evaluating {short_name(config.model)}",
-                stopped=lambda: (
-                    f"stopped: what is measured so far is kept in {unfinished}. The same command with "
-                    f"--output {unfinished.parents[1]} resumes it"
-                ),
+                what=f"evaluating {short_name(config.model)}",
+                goes_on=f"The same command with --output {unfinished.parents[1]} resumes it",
                 console=console,
                 loose_reward_function=grader.loose,
             )

@@ -164,8 +164,8 @@ def _sampled(
                 rewards,
                 params,
                 parts,
-                label=lambda: f"sampling, {sum(one.is_correct for one in parts.examples):,} correct",
-                stopped=lambda: f"stopped: what is sampled so far is kept in {unfinished}. The same command resumes it",
+                what="sampling",
+                goes_on="The same command resumes it",
                 console=console,
             ).examples
     finally:

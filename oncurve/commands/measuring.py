@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,15 +46,19 @@ def measure(
     params: SamplingParams,
     kept: PartialResults,
     *,
-    label: Callable[[], str],
-    stopped: Callable[[], str],
+    what: str,
+    goes_on: str,
     console: Console,
     **options: Any,
 ) -> Evaluation:
-    """The evaluation, with ``options`` of ``evaluate``; Ctrl-C leaves what is whole and says ``stopped``."""
+    """The evaluation, with ``options`` of ``evaluate``; Ctrl-C leaves what is whole and says how it ``goes_on``."""
+
+    def said() -> str:
+        return f"{what}, {sum(one.is_correct for one in kept.examples):,} correct"
+
     try:
         with bar(console) as progress:
-            shown = progress.add_task(label(), total=len(prompts))
+            shown = progress.add_task(said(), total=len(prompts))
             return evaluate(
                 prompts,
                 sampler,
@@ -64,8 +68,11 @@ def measure(
                 prompts_per_call=prompts_per_call(kept.samples),
                 kept=kept,
                 seed=params.seed,
-                on_progress=lambda done, total: progress.update(shown, completed=done, description=label()),
+                on_progress=lambda done, total: progress.update(shown, completed=done, description=said()),
                 **options,
             )
     except KeyboardInterrupt:
-        raise Stopped(stopped(), exit_code=130) from None
+        done = len(kept.examples) // kept.samples
+        raise Stopped(
+            f"stopped: {done} of {len(prompts)} problems are kept in {kept.folder}. {goes_on}", exit_code=130
+        ) from None

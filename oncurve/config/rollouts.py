@@ -82,9 +82,6 @@ class RolloutSection(Section):
     """Completions sampled at a time. auto: 256; with the engine on a GPU as many as free memory allows, up to 1,024."""
     kv_tokens: PositiveInt | None = None
     """engine: most positions in the KV cache. None: what fits into free GPU memory; no limit on a CPU."""
-    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """engine: type of the KV cache. auto: that of the arithmetic, or float32 on a CPU without the kernels. Other
-    types are slower on a CPU."""
     cuda_graphs: bool = True
     """engine: on a GPU, record the decode steps of Llama, Qwen2 and Qwen3 as CUDA graphs, on bfloat16 copies of the
     weights. false: the model's own modules, slower and without copies."""
@@ -239,15 +236,6 @@ class RolloutSection(Section):
             raise ValueError(
                 "rollouts.deltas is set, which is for servers that fetch files, not for those on the trainer's GPUs. "
                 "Set `rollouts.transfer=fetch rollouts.sleep=false`, or `rollouts.deltas=null`"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_kv_dtype(self) -> RolloutSection:
-        if self.kv_dtype != "auto" and self.type != "engine":
-            raise ValueError(
-                f"rollouts.kv_dtype is {self.kv_dtype}, which the engine alone can keep; rollouts.type is {self.type}. "
-                f"Set `rollouts.kv_dtype=auto`, or give vLLM its own option in rollouts.vllm_options"
             )
         return self
 

@@ -29,8 +29,10 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
     return validate_tree(as_of_today(parse_tree(text, overrides, source=source)), source=source)
 
 
-GONE = {"policy": ("liger", "train_only"), "run": ("profile", "track_aliases")}
-"""Keys that recorded recipes have and recipes have no more; none of them changed what a run without it learns."""
+GONE = {"policy": ("liger", "train_only"), "rollouts": ("kv_dtype",), "run": ("profile", "track_aliases")}
+CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
+"""Keys that recorded recipes have and recipes have no more, and the values with which those changed nothing that do
+change what a run learns."""
 
 
 def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,10 +43,24 @@ def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(section, Mapping):
             known = cast("Mapping[str, Any]", section)
             recorded[name] = {
-                key: value for key, value in known.items() if key not in gone or (key == "train_only" and value)
+                key: value for key, value in known.items() if key not in gone or CHANGES.get(key, value) != value
             }
     evaluation, run = recorded.get("evaluation"), recorded.get("run")
     if isinstance(evaluation, Mapping) and isinstance(run, Mapping):
         seed = cast("Mapping[str, Any]", run).get("seed", 0)
         recorded["evaluation"] = {"split_seed": seed, **cast("Mapping[str, Any]", evaluation)}
     return recorded
+
+
+def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """The leaves of a recipe with dots in their keys; sections in a list by their place.
+
+    >>> flat({"run": {"steps": 3}, "rewards": [{"type": "format"}]})
+    [('run.steps', 3), ('rewards.0.type', 'format')]
+    """
+    if isinstance(tree, list) and any(isinstance(item, (Mapping, list)) for item in cast("list[Any]", tree)):
+        tree = dict(enumerate(cast("list[Any]", tree)))
+    if isinstance(tree, Mapping) and tree:
+        sections = cast("Mapping[Any, Any]", tree)
+        return [pair for key, value in sections.items() for pair in flat(value, f"{prefix}{key}.")]
+    return [(prefix.rstrip("."), tree)]

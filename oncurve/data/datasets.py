@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
-from oncurve.data.sources import Row, read_generated, read_stored
+from oncurve.data.sources import MAKERS, Row, read_generated, read_stored
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.rewards.answers import last_boxed
 from oncurve.rewards.choices import LETTERS
@@ -31,8 +31,6 @@ DatasetType = Literal[
     "csv",
     "huggingface",
 ]
-GENERATED = ("word_problems", "program_problems", "calculator_problems", "calculator_chains", "number_games", "mazes")
-"""Types whose rows are made on the spot."""
 Adapt = Callable[[str, Row], Row | None]
 """A row, with its place for messages, in our columns; None for one in a form that it does not know."""
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
@@ -88,7 +86,7 @@ def load_rows(
         raise ConfigError(f"data.type: there is no {type!r}. {hint}Use one of {listed(DATASET_TYPES)}.")
     if limit is not None and limit < 1:
         raise ConfigError(f"data.limit is {limit}. Keep at least one row, or leave it out to keep all.")
-    if type in GENERATED:
+    if type in MAKERS:
         located = read_generated(type, split, limit, seed=seed, levels=levels)
     else:
         located = read_stored(type, path, split=split, subset=subset, revision=revision)

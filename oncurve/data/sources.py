@@ -7,8 +7,9 @@ import io
 import json
 from dataclasses import asdict
 from glob import escape
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 
@@ -81,6 +82,17 @@ def read_csv(path: Path) -> list[Located]:
     return rows
 
 
+MAKERS = {
+    "word_problems": ("word_problems", "word_problems", "word problem"),
+    "program_problems": ("program_problems", "program_problems", "program problem"),
+    "calculator_problems": ("calculator_problems", "calculator_problems", "calculator problem"),
+    "calculator_chains": ("calculator_problems", "calculator_problems", "calculator problem"),
+    "number_games": ("guess_number", "number_games", "number game"),
+    "mazes": ("maze", "mazes", "maze"),
+}
+"""Types of rows that are made on the spot: the module and the function that makes them, and what one is called."""
+
+
 def read_generated(type: str, split: str, count: int | None, *, seed: int, levels: tuple[int, ...]) -> list[Located]:
     """The problems of a split that are made on the spot, as rows.
 
@@ -90,30 +102,14 @@ def read_generated(type: str, split: str, count: int | None, *, seed: int, level
         raise ConfigError(f"data.limit: {type} are generated. Say how many, for example limit: 2000.")
     if split not in ("train", "validation", "test"):
         raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
-    known = cast(Literal["train", "validation", "test"], split)
-    if type in ("calculator_problems", "calculator_chains"):
-        from oncurve.tasks.calculator_problems import calculator_problems  # lazy
-
-        asked = calculator_problems(known, count, seed=seed, operations=1 if type == "calculator_problems" else 2)
-        return [(f"calculator problem {number}", asdict(problem)) for number, problem in enumerate(asked, 1)]
-    if type == "number_games":
-        from oncurve.tasks.guess_number import number_games  # lazy
-
-        games = number_games(known, count, seed=seed)
-        return [(f"number game {number}", asdict(game)) for number, game in enumerate(games, 1)]
-    if type == "mazes":
-        from oncurve.tasks.maze import mazes  # lazy
-
-        return [(f"maze {number}", asdict(maze)) for number, maze in enumerate(mazes(known, count, seed=seed), 1)]
-    if type == "program_problems":
-        from oncurve.tasks.program_problems import program_problems  # lazy
-
-        programs = program_problems(known, count, seed=seed)
-        return [(f"program problem {number}", asdict(problem)) for number, problem in enumerate(programs, 1)]
-    from oncurve.tasks.word_problems import word_problems  # lazy
-
-    problems = word_problems(known, count, seed=seed, levels=levels)
-    return [(f"word problem {number}", asdict(problem)) for number, problem in enumerate(problems, 1)]
+    module, function, what = MAKERS[type]
+    options = {
+        "word_problems": {"levels": levels},
+        "calculator_problems": {"operations": 1},
+        "calculator_chains": {"operations": 2},
+    }.get(type, {})
+    made = vars(import_module(f"oncurve.tasks.{module}"))[function](split, count, seed=seed, **options)
+    return [(f"{what} {number}", asdict(one)) for number, one in enumerate(made, 1)]
 
 
 def read_stored(

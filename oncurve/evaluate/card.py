@@ -51,9 +51,6 @@ class CardFacts:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The resolved recipe; empty if the model was not trained here."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    before: Mapping[str, Any] = field(default_factory=dict)
-    """Summary of the measurement before training."""
-    after: Mapping[str, Any] = field(default_factory=dict)
     comparison: str = ""
     """The table of before and after, as Markdown."""
     results: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +67,6 @@ def run_facts(run: Path, **more: Any) -> CardFacts:
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise DataError(f"{run}: no run whose recipe can be read ({' '.join(str(error).split())})") from None
-    parts = {key: run / "evaluations" / f"{name}.json" for key, name in (("before", "base"), ("after", "trained"))}
     table = run / "comparison.md"
     lora = (config.get("policy") or {}).get("lora") is not None
     return CardFacts(
@@ -80,7 +76,6 @@ def run_facts(run: Path, **more: Any) -> CardFacts:
             "is_adapter": lora,
             "config": config,
             "manifest": read_json(run / "manifest.json"),
-            **{key: read_json(path) for key, path in parts.items() if path.is_file()},
             "comparison": table.read_text(encoding="utf-8").split("~~~~")[0].strip() if table.is_file() else "",
             **more,
         }
@@ -111,7 +106,6 @@ def card_text(facts: CardFacts) -> str:
         license=facts.license,
         pipeline_tag="text-generation",
         tags=["grpo", "reinforcement-learning", "oncurve", *(["lora"] if facts.is_adapter else [])],
-        eval_results=list(_eval_results(facts)) or None,
     )
     body = "\n".join(_sections(facts))
     return f"---\n{data.to_yaml()}\n---\n\n{body}\n"
@@ -208,56 +202,6 @@ def _limits(facts: CardFacts) -> Iterator[str]:
     if facts.config:
         yield "- It was rewarded for answers in one form, and may do worse on prompts of another form."
     yield "- It was not evaluated for safety, and is no assistant that was made fit for the public.\n"
-
-
-def _eval_results(facts: CardFacts) -> Iterator[Any]:
-    """The numbers as the hub's ``model-index`` wants them."""
-    from huggingface_hub import EvalResult
-
-    if facts.after:
-        data = ((facts.config.get("evaluation") or {}).get("data")) or facts.config.get("data") or {}
-        correct = facts.after["correct"]
-        hub = HUB_NAMES.get(str(data.get("type")), (None, None))[0]
-        own = data.get("path") if is_hub_name(data.get("path")) else data.get("type", "unknown")
-        yield EvalResult(
-            task_type="text-generation",
-            dataset_type=str(hub or own),
-            dataset_name=f"{data.get('type', 'unknown')}, held out",
-            dataset_split=f"{data.get('split')}, held out",  # the hub puts results of equal type and split together
-            metric_type="accuracy",
-            metric_name=f"avg@{facts.after['samples_per_prompt']}",
-            metric_value=round(correct["fraction"], 4),
-            metric_args={"low": correct["low"], "high": correct["high"], **_drawn(facts.after["params"])},
-        )
-    for name, entry in (facts.results or {}).get("benchmarks", {}).items():
-        yield from _benchmark_results(name, entry)
-
-
-def _benchmark_results(name: str, entry: Mapping[str, Any]) -> Iterator[Any]:
-    from huggingface_hub import EvalResult
-
-    numbers, dataset = entry["numbers"], entry["source"]["dataset"]
-    sizes = [("pass", k, v) for k, v in numbers["pass"].items() if int(k) > 1]
-    sizes += [("maj", k, v) for k, v in (numbers["majority"] or {}).items()]
-    for kind, k, estimate in [("avg", numbers["avg"]["k"], numbers["avg"]), *sizes]:
-        if estimate["value"] is None:
-            continue
-        low, high = estimate["over_prompts"]
-        yield EvalResult(
-            task_type="text-generation",
-            dataset_type=dataset["path"] or name,
-            dataset_name=entry["title"] if entry["is_whole"] else f"{entry['title']} (part)",
-            dataset_config=dataset["subset"],
-            dataset_split=dataset["split"] if entry["is_whole"] else f"{dataset['split']}, part",
-            metric_type="accuracy" if kind == "avg" else f"{kind}@k",
-            metric_name=f"{kind}@{k}",
-            metric_value=round(estimate["value"], 4),
-            metric_args={"low": low, "high": high, "num_prompts": estimate["num_prompts"], **_drawn(entry["decoding"])},
-        )
-
-
-def _drawn(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: params[key] for key in ("temperature", "top_p", "max_completion_tokens") if key in params}
 
 
 def _training_datasets(facts: CardFacts) -> list[str]:

@@ -1,4 +1,4 @@
-"""Majority vote among k completions, and the spread of results over completions and over runs."""
+"""Majority vote among k completions, and the spread of results over runs."""
 
 from __future__ import annotations
 
@@ -56,30 +56,8 @@ def _ways(rivals: Sequence[int], silent: int, *, left: int, most: int) -> dict[i
     return found
 
 
-def completions_interval(
-    values: Sequence[Sequence[float]], *, seed: int, confidence: float = 0.95, num_resamples: int = 4000
-) -> tuple[float, float] | None:
-    """Interval of the mean over prompts of the mean over completions, if the same prompts were sampled again.
-
-    A bootstrap within each prompt: of n completions n - 1 are drawn, since drawing n would give (n - 1) / n of the
-    variance (Rao and Wu 1988, JASA 83, 231). None where the completions of every prompt came out alike, as with one of
-    each: they show no chance, and no width would say that there is none.
-    """
-    rows = [np.asarray(row, dtype=np.float64) for row in values if len(row)]
-    if all(np.ptp(row) == 0 for row in rows):
-        return None
-    generator = np.random.default_rng(seed)
-    total = np.zeros(num_resamples)
-    for row in rows:
-        size = max(len(row) - 1, 1)
-        total += row[generator.integers(0, len(row), size=(num_resamples, size))].mean(axis=1)
-    return _ends(total / len(rows), confidence)
-
-
-def runs_interval(
-    values: Sequence[Sequence[float]], *, seed: int, confidence: float = 0.95, num_resamples: int = 4000
-) -> tuple[float, float]:
-    """Interval of the mean over runs and prompts, if both the training seeds and the prompts were others.
+def runs_interval(values: Sequence[Sequence[float]], *, seed: int, num_resamples: int = 4000) -> tuple[float, float]:
+    """95 % interval of the mean over runs and prompts, if both the training seeds and the prompts were others.
 
         values[s][p]: mean over the completions of prompt p by the model of training seed s
         each resample draws S runs and P prompts, and takes the mean over the chosen rows and columns
@@ -100,10 +78,5 @@ def runs_interval(
     for place in range(num_resamples):
         rows = data[generator.integers(0, num_runs, num_runs)].mean(axis=0)
         means[place] = rows[generator.integers(0, num_prompts, num_prompts)].mean()
-    return _ends(means, confidence)
-
-
-def _ends(means: np.ndarray, confidence: float) -> tuple[float, float]:
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
+    low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)

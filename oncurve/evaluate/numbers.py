@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, median, quantiles, stdev
+from statistics import fmean, median, quantiles
 from typing import Any
 
-from oncurve.evaluate.estimators import completions_interval, majority_at_k
+from oncurve.evaluate.estimators import majority_at_k
 from oncurve.evaluate.evaluate import Evaluation, Example
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
 
@@ -52,21 +52,12 @@ def report_numbers(
 
 
 def mean_of_prompts(prompts: Prompts, *, seed: int) -> Numbers:
-    """avg@k: the mean over prompts of the share of right completions, its error and its two intervals.
+    """avg@k: the mean over prompts of the share of right completions, 1/P sum_p c_p / n_p, and its interval.
 
-        avg@k = 1/P sum_p c_p / n_p,     standard error = sd over p of c_p / n_p, over sqrt(P)
-
-    "over_prompts" is for other prompts of the same kind: the means of prompts differ by both the prompts and the
-    chance of decoding, so it holds both. "over_completions" is for these prompts decoded again.
+    It is for other prompts of the same kind: the means of prompts differ by both the prompts and the chance of
+    decoding, so it holds both.
     """
-    outcomes = [[float(example.is_correct) for example in row] for row in prompts]
-    means = [fmean(row) for row in outcomes]
-    redrawn = completions_interval(outcomes, seed=seed)
-    return {
-        **_estimate(means, seed=seed),
-        "standard_error": stdev(means) / len(means) ** 0.5 if len(means) > 1 else None,
-        "over_completions": None if redrawn is None else list(redrawn),
-    }
+    return _estimate([fmean(example.is_correct for example in row) for row in prompts], seed=seed)
 
 
 def pooled_outcomes(evaluations: Iterable[Evaluation]) -> list[list[float]]:

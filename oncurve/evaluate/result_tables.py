@@ -92,15 +92,12 @@ def describe(entry: Mapping[str, Any]) -> list[str]:
     drawn = "greedy" if warmth == 0 else f"temperature {warmth}, top-p {params['top_p']}"
     samples = numbers["samples_per_prompt"]
     each = "1 completion each" if samples == 1 else f"{samples} completions each"
-    redrawn = numbers["avg"].get("over_completions")
     lines = [
         f"{source['path'] or 'made on the spot'}, {source['split']}, part {source['chosen']}: "
         f"{numbers['num_prompts']} problems, {each}, {drawn}, at most {params['max_completion_tokens']} tokens, "
         f"seed {params['seed']}. Prompt: {entry['prompt']['template']['name']}"
         f"{', chat template' if entry['prompt']['chat'] else ''}. Grader: {entry['grader']}."
     ]
-    if redrawn:
-        lines.append(f"The same problems decoded again: {_ends(redrawn)}.")
     if entry["num_excluded"]:
         lines.append(f"{entry['num_excluded']} problems were left out because their prompt is too long for the model.")
     if bounds := numbers["avg_if_errors_were"]:
@@ -111,10 +108,6 @@ def describe(entry: Mapping[str, Any]) -> list[str]:
             f"{100 * bounds['right']:.1f} if they were right."
         )
     return lines
-
-
-def _ends(interval: list[float]) -> str:
-    return f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 def _length_lines(groups: list[Mapping[str, Any]]) -> list[str]:

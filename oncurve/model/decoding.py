@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import head_type
-from oncurve.model import ops_torch
 from oncurve.model.allocator import give_back
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import Drawn, RecordedLayers
@@ -42,14 +41,12 @@ class Decoder:
         prompt_slots: int,
         prompt_tokens: int,
         completion_tokens: int,
-        kv_type: torch.dtype | None = None,
         records: bool = True,
     ) -> None:
         """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
 
-        Keys and values are kept in ``kv_type``; None is the compute type on a GPU and where kernels decode, which know
-        no other, and the wide type where torch does on a CPU, except for long prompts. With ``records`` a GPU repeats
-        steps as CUDA graphs.
+        Keys and values are kept in the compute type on a GPU and where kernels decode, and in the wide type where torch
+        does on a CPU, except for long prompts. With ``records`` a GPU repeats steps as CUDA graphs.
         """
         self.backbone, self.compute_type, self.device = backbone, compute_type, backbone.device
         on_cpu = self.device.type == "cpu"
@@ -57,18 +54,16 @@ class Decoder:
         self.words = len(head)
         self.head = self.ops.head_matrix(head.detach(), head_type(self.device, compute_type, backbone.wide))
         self.weights = backbone.weights(compute_type)
-        own_type = prompt_type = kv_type or compute_type
-        if kv_type is None and on_cpu and not isinstance(self.ops, NativeOps):
+        own_type = prompt_type = compute_type
+        if on_cpu and not isinstance(self.ops, NativeOps):
             own_type, prompt_type = backbone.wide, compute_type if prompt_tokens >= LONG else backbone.wide
-        self.cache_ops = ops = self.ops if own_type == compute_type else ops_torch
         self.layers: NativeLayers | TorchLayers
-        if isinstance(self.cache_ops, NativeOps):
-            self.layers = NativeLayers(backbone, self.cache_ops, slots)
+        if isinstance(self.ops, NativeOps):
+            self.layers = NativeLayers(backbone, self.ops, slots)
         elif on_cpu:
             self.layers = TorchLayers(backbone, self.weights, self.ops, compute_type, slots=slots)
         else:
-            is_flash = own_type == compute_type and can_decode(backbone.sizes, compute_type, self.device)
-            kind = FlashLayers if is_flash else RecordedLayers
+            kind = FlashLayers if can_decode(backbone.sizes, compute_type, self.device) else RecordedLayers
             self.layers = kind(backbone, self.weights, self.ops, compute_type, slots=slots, records=records)
         self.completion_tokens = completion_tokens
         self.angles = Angles(*backbone.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
@@ -76,7 +71,9 @@ class Decoder:
         own = (slots, self.capacity, backbone.sizes, own_type)
         prompts = (prompt_slots, whole_blocks(prompt_tokens), backbone.sizes, prompt_type)
         with self.device:
-            self.caches = [LayerCache(ops.own_cache(*own), *ops.prompt_cache(*prompts)) for _ in backbone.layers]
+            self.caches = [
+                LayerCache(self.ops.own_cache(*own), *self.ops.prompt_cache(*prompts)) for _ in backbone.layers
+            ]
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""
@@ -100,7 +97,7 @@ class Decoder:
 
             def store(qkv: Tensor, cache: LayerCache = cache) -> None:
                 caches = (cache.prompt_keys, cache.prompt_values)
-                self.cache_ops.store_prompts(qkv, angles, layout, places, caches, self.backbone.sizes)
+                self.ops.store_prompts(qkv, angles, layout, places, caches, self.backbone.sizes)
 
             state = pass_.forward(layer, matrices, residual, added, store)
             residual, added = pass_.feed_forward(state, matrices)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncurve.algorithm.table import PRESETS
 from oncurve.config.data import DemonstrationsData
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
@@ -165,15 +164,12 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
 
 def needs_reference(config: Config) -> bool:
     """A KL term whose other side is not the policy that sampled."""
-    row = PRESETS["grpo" if config.algorithm.type == "custom" else config.algorithm.type]
-    coefficient = row.kl_coef if config.algorithm.kl_coef is None else config.algorithm.kl_coef
-    return coefficient > 0 and (config.algorithm.reference or row.reference) != "old"
+    return bool(config.algorithm.kl_coef) and config.algorithm.reference != "old"
 
 
 def recomputes_old(config: Config) -> bool:
     """Several updates on one batch, with old log-probabilities from the trainer: one more forward pass."""
-    row = PRESETS["grpo" if config.algorithm.type == "custom" else config.algorithm.type]
-    return config.updates_per_step > 1 and (config.algorithm.old_logprobs or row.old_logprobs) == "trainer"
+    return config.updates_per_step > 1 and config.algorithm.old_logprobs == "trainer"
 
 
 def check_ranks(work: Work, setup: Setup) -> None:

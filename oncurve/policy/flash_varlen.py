@@ -8,7 +8,7 @@ both together: it takes the probabilities exp(score - logarithm) and, by query, 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,36 +21,19 @@ HEAD_STEP, LARGEST_HEAD = 8, 256
 """Sizes of heads that it knows: multiples of the first up to the second."""
 
 
-class Kernel(Protocol):
-    """Attention of runs: q [M, heads, D] to k and v [N, kv_heads, D], as ``runs`` cuts M and N."""
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, causal: bool, scale: float | None
-    ) -> tuple[Tensor, Tensor]:
-        """What every query gathers [M, heads, D], and the logarithms of its sums of exp(score) [heads, M]."""
-        ...
-
-    def backward(
-        self,
-        grad: Tensor,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        kept: tuple[Tensor, Tensor],
-        runs: Runs,
-        *,
-        causal: bool,
-        scale: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v; ``kept`` is what ``forward`` gave, or the same for these and further keys."""
-        ...
-
-
 class Flash:
-    """Torch's own flash kernel; it needs a CUDA device."""
+    """Torch's own flash kernel, which needs a CUDA device.
+
+    Attention of runs: q [M, heads, D] to k and v [N, kv_heads, D], as ``runs`` cuts M and N.
+    """
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor]:
-        """See ``Kernel``. Raises NotImplementedError where torch gives the logarithms in another shape."""
+        """What every query gathers [M, heads, D], and the logarithms of its sums of exp(score) [heads, M].
+
+        Raises NotImplementedError where torch gives the logarithms in another shape.
+        """
         out, logs, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, runs.query_starts, runs.key_starts, runs.longest_queries, runs.longest_keys, 0.0, causal, False,
             scale=scale,
@@ -69,7 +52,7 @@ class Flash:
         causal: bool,
         scale: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``Kernel``."""
+        """The gradients of q, k and v; ``kept`` is what ``forward`` gave, or the same for these and further keys."""
         out, logs = (part.contiguous() for part in kept)  # the kernel reads both without asking for their strides
         no_dropout = (grad.new_empty(2, dtype=torch.uint64), grad.new_empty(0))
         return torch.ops.aten._flash_attention_backward(
@@ -78,7 +61,7 @@ class Flash:
         )  # fmt: skip
 
 
-def kernel_for(device: torch.device, product_type: torch.dtype) -> Kernel | None:
+def kernel_for(device: torch.device, product_type: torch.dtype) -> Flash | None:
     """The kernel for products of a type on a device; None where there is none."""
     return Flash() if device.type == "cuda" and product_type in HALF else None
 
@@ -89,7 +72,7 @@ def fits(query: Tensor, value: Tensor) -> bool:
     return size == value.shape[-1] and size % HEAD_STEP == 0 and size <= LARGEST_HEAD
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernel: Kernel, *, scale: float | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernel: Flash, *, scale: float | None) -> Tensor:
     """What every token of a packed sequence gathers [N, heads, D]."""
     return _Attention.apply(q, k, v, layout.own_runs, layout.prompt_runs, kernel, scale)  # type: ignore[return-value]
 
@@ -105,7 +88,7 @@ class _Attention(torch.autograd.Function):
         v: Tensor,
         own: Runs,
         prompts: Runs | None,
-        kernel: Kernel,
+        kernel: Flash,
         scale: float | None,
     ) -> Tensor:
         out, logs = kernel.forward(q, k, v, own, causal=True, scale=scale)
@@ -125,7 +108,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, out, logs = ctx.saved_tensors
-        kernel: Kernel = ctx.kernel
+        kernel: Flash = ctx.kernel
         grads = kernel.backward(grad, (q, k, v), (out, logs), ctx.own, causal=True, scale=ctx.scale)
         if ctx.prompts is not None:
             readers, read = ctx.prompts.queries, ctx.prompts.keys

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -16,21 +16,12 @@ from oncurve.errors import ConfigError
 from oncurve.policy.distributed import Processes, own_rows
 from oncurve.policy.model_folder import load_model
 
-
-class Teacher(Protocol):
-    """A teacher outside this process."""
-
-    def logprobs(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """log p of the tokens of each completion behind its prompt."""
-        ...
-
-    def close(self) -> None:
-        """Give back what was taken."""
-        ...
+if TYPE_CHECKING:
+    from oncurve.rollouts.servers.teacher_server import TeacherServer
 
 
 def taught_logprobs(
-    teacher: Teacher, batch: Batch, processes: Processes, *, share_prompts: bool
+    teacher: TeacherServer, batch: Batch, processes: Processes, *, share_prompts: bool
 ) -> Float[Tensor, "B T"]:
     """What a teacher outside says of the completion tokens, 0 outside the mask. Each process asks for its own rows."""
     found = torch.zeros_like(batch.sampler_logprobs)

@@ -23,6 +23,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from oncurve.config.run_folder import flat
 from oncurve.doctor.read import read_config
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate.compare import compare
@@ -114,7 +115,7 @@ def _side(run: Path, name: str, usd_per_hour: float | None) -> Side:
     told = overview(run, usd_per_hour=usd_per_hour)
     folder = run / "evaluations"
     kept = [one for one in ("base", "trained") if (folder / f"{one}.json").is_file()]
-    config = {key: _written(value) for key, value in _flat(read_config(run))}
+    config = {key: _written(value) for key, value in flat(read_config(run))}
     return Side(name, run, read_metrics(run), told, config, {one: read_evaluation(folder, one) for one in kept})
 
 
@@ -241,17 +242,6 @@ def _differences(sides: Sequence[Side]) -> list[tuple[str, list[str]]]:
     keys = sorted({key for side in sides for key in side.config} - set(_OWN_KEYS))
     found = [(key, [side.config.get(key, "not there") for side in sides]) for key in keys]
     return [(key, values) for key, values in found if len(set(values)) > 1]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a recipe with dots in their keys; the rewards of a list by their place."""
-    for key, value in tree.items():
-        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            value = {str(place): item for place, item in enumerate(value)}
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _written(value: Any) -> str:

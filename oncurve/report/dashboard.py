@@ -23,7 +23,7 @@ from oncurve.report.blocks import as_json, read_step
 from oncurve.report.comparing import compare_runs, comparison_page
 from oncurve.report.curves import glossary
 from oncurve.report.examples import example_groups
-from oncurve.report.follow import read_news, step_list
+from oncurve.report.follow import Row, fingerprint, read_news, step_list
 from oncurve.report.page import render
 from oncurve.report.viewer import Viewer
 from oncurve.report.write import page_constants
@@ -63,8 +63,7 @@ def make_app(viewer: Viewer, *, token: str | None = None, hosts: Sequence[str] =
 
     async def events(request: Request) -> Response:
         run = await run_in_threadpool(_find, viewer, request.path_params["name"])
-        after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        return StreamingResponse(stream(viewer, run, after), media_type="text/event-stream")
+        return StreamingResponse(stream(viewer, run), media_type="text/event-stream")
 
     async def groups(request: Request) -> Response:
         run = await run_in_threadpool(_find, viewer, request.path_params["name"])
@@ -82,24 +81,26 @@ def make_app(viewer: Viewer, *, token: str | None = None, hosts: Sequence[str] =
     return Gate(app, token=token, hosts=hosts)
 
 
-async def stream(viewer: Viewer, run: Path, position: str) -> AsyncIterator[str]:
+async def stream(viewer: Viewer, run: Path) -> AsyncIterator[str]:
     """What is new in a run, as server-sent events, until the watcher is gone or the server ends.
 
-    ``reset`` and ``rows`` bring metrics and carry the position from which a new connection goes on; ``overview`` and
-    ``steps`` come when they have changed, ``problem`` when a file cannot be read, ``alive`` now and then.
+    ``reset`` brings all rows of metrics, ``rows`` those that came since; ``overview`` and ``steps`` come when they have
+    changed, ``problem`` when a file cannot be read, ``alive`` now and then.
     """
     yield "retry: 1000\n\n"
     said: dict[str, str] = {}
+    sent: list[Row] = []
+    seen: Any = None
     alive = time.monotonic()
     while not viewer.is_closing():
         told: list[str] = []
         try:
-            news = await run_in_threadpool(read_news, run, position)
-            if news.rows or (news.is_reset and position):
-                keys = {key for row in news.rows for key in row}
-                kind = "reset" if news.is_reset else "rows"
-                told.append(_event(kind, {"rows": news.rows, "glossary": glossary(keys)}, news.position))
-            position = news.position
+            if (now := fingerprint(run)[0]) != seen:
+                is_reset, rows = await run_in_threadpool(read_news, run, sent)
+                if rows or (is_reset and sent):
+                    keys = {key for row in rows for key in row}
+                    told.append(_event("reset" if is_reset else "rows", {"rows": rows, "glossary": glossary(keys)}))
+                seen, sent = now, rows if is_reset else sent + rows
             current = {
                 "steps": await run_in_threadpool(step_list, run),
                 "overview": await run_in_threadpool(viewer.overview, run),
@@ -126,9 +127,8 @@ def _lasting(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, "state": {key: item for key, item in value["state"].items() if key != "age_seconds"}}
 
 
-def _event(kind: str, value: Any, identity: str = "") -> str:
-    named = f"id: {identity}\n" if identity else ""
-    return f"event: {kind}\n{named}data: {as_json(value)}\n\n"
+def _event(kind: str, value: Any) -> str:
+    return f"event: {kind}\ndata: {as_json(value)}\n\n"
 
 
 def _find(viewer: Viewer, name: str) -> Path:

@@ -2,79 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ConfigError, DataError
-from oncurve.observe.record import METRICS, step_of
+from oncurve.errors import ConfigError
+from oncurve.observe.record import METRICS, read_rows, step_of
 from oncurve.report.blocks import recorded_steps
 from oncurve.report.curves import plain_row
 
-_MARK_BYTES = 4096
+Row = dict[str, float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """Rows of metrics that a reader has not seen."""
+def read_news(run: Path, sent: Sequence[Row]) -> tuple[bool, list[Row]]:
+    """The rows of metrics behind those that were ``sent``; with True, all rows: the file begins in another way.
 
-    is_reset: bool
-    """The file was rewritten, as a resumed run does: forget what was read before."""
-    rows: list[dict[str, float | None]]
-    position: str
-    """Where to go on, to be handed in the next time, also by another process."""
-
-
-def read_news(run: Path, position: str = "") -> News:
-    """The whole rows that stand after a position; everything if what stood before it is no longer there.
-
-    A position is the number of bytes read and a checksum of the last of them, so that a file that was cut back to an
-    earlier step and has grown again is noticed.
+    That is so at the start, and where a resumed run has rewritten it.
 
     Raises DataError if the file is missing or a whole line of it is no JSON object.
     """
     path = run / METRICS
-    try:
-        with path.open("rb") as file:
-            start = _verified(file, position)
-            file.seek(start)
-            fresh = file.read()
-            end = start + fresh.rfind(b"\n") + 1
-            mark = _mark(file, end)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}). Name the folder of a run.") from error
-    lines = fresh[: end - start].decode("utf-8", errors="replace").split("\n")
-    rows = [_row(line, path) for line in lines if line.strip()]
-    return News(start == 0, rows, f"{end}-{mark:x}")
-
-
-def _verified(file: Any, position: str) -> int:
-    """Bytes before a position that are still what they were; 0 if they are not."""
-    offset, _, mark = position.partition("-")
-    if not offset.isdecimal() or int(offset) == 0:
-        return 0
-    return int(offset) if f"{_mark(file, int(offset)):x}" == mark else 0
-
-
-def _mark(file: Any, end: int) -> int:
-    start = max(0, end - _MARK_BYTES)
-    file.seek(start)
-    found = file.read(end - start)
-    return zlib.crc32(found, end) if len(found) == end - start else -1
-
-
-def _row(line: str, path: Path) -> dict[str, float | None]:
-    try:
-        row = json.loads(line)
-        if not isinstance(row, dict):
-            raise TypeError(f"a {type(row).__name__}")
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: a line is no JSON object ({error}). Restore or remove it.") from error
-    step_of(row, path)
-    return plain_row(row)
+    found = read_rows(path)
+    for row in found:
+        step_of(row, path)
+    rows = [plain_row(row) for row in found]
+    is_more = bool(sent) and rows[: len(sent)] == sent
+    return not is_more, rows[len(sent) :] if is_more else rows
 
 
 def find_runs(paths: Sequence[Path]) -> dict[str, Path]:

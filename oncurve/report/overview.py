@@ -171,18 +171,8 @@ def _spent(
         "devices": money.count,
         "hours": money.hours,
         "usd": money.usd,
-        "usd_per_point": _usd_per_point(rows, money.usd),
         "basis": money.basis,
     }
-
-
-def _usd_per_point(rows: Sequence[Mapping[str, Any]], usd: float | None) -> float | None:
-    """Money per percentage point of held-out accuracy that was won; None if nothing was won or nothing is known."""
-    key = "evaluation/correct_fraction"
-    points = [value for row in rows if math.isfinite(value := row.get(key, math.nan))]
-    if usd is None or len(points) < 2 or points[-1] <= points[0]:
-        return None
-    return usd / (100 * (points[-1] - points[0]))
 
 
 def json_if_there(path: Path) -> dict[str, Any]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import logging
 import os
 import random
-import socket
 import ssl
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import httpx
 
 from oncurve.errors import ConfigError
 
@@ -119,6 +119,7 @@ class ChatEndpoint:
         self.price = price or TokenPrice()
         self.budget = budget or Budget()
         self._key = _key_from(api_key_env)
+        self._certificates = ssl.create_default_context()
         self._random = random.Random()  # pauses only: no result depends on it
         if self._key and self.url.scheme == "http" and self.url.hostname not in ("localhost", "127.0.0.1", "::1"):
             logger.warning("the key in %s is sent to %s unencrypted", api_key_env, self.url.hostname)
@@ -173,39 +174,27 @@ class ChatEndpoint:
 
     def _post(self, body: bytes, seconds: float) -> tuple[int, float, str]:
         """Status, seconds to wait as Retry-After says, and body; all of it within so many seconds."""
-        connection = self._connection(seconds)
-        started = time.monotonic()
-        timer: threading.Timer | None = None
         try:
-            connection.connect()
-            timer = _cut_off(connection.sock, seconds - (time.monotonic() - started))
-            connection.request("POST", self.url.path, body, self._headers())
-            with connection.getresponse() as response:
-                text = response.read(MAX_REPLY_BYTES).decode("utf-8", "replace")
-                pause = response.getheader("Retry-After", "")
-            is_late = time.monotonic() - started >= seconds  # the cut may look like a short reply
-            if not is_late:
-                return response.status, min(float(pause), 600.0) if pause.isdecimal() else 0.0, text
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            if not isinstance(error, TimeoutError) and time.monotonic() - started < seconds:
-                raise _Temporary("judge_unreachable", f"{type(error).__name__}: {error}") from None
-        finally:
-            if timer is not None:
-                timer.cancel()
-            connection.close()
-        raise _Temporary("timeout", f"no reply within {seconds:.1f} s")
+            return asyncio.run(asyncio.wait_for(self._posted(body), max(seconds, 0.001)))
+        except TimeoutError:
+            raise _Temporary("timeout", f"no reply within {seconds:.1f} s") from None
+        except (OSError, httpx.HTTPError, ValueError) as error:
+            raise _Temporary("judge_unreachable", f"{type(error).__name__}: {error}") from None
 
-    def _connection(self, seconds: float) -> http.client.HTTPConnection:
-        host, timeout = str(self.url.hostname), max(seconds, 0.001)
-        if self.url.scheme == "http":
-            return http.client.HTTPConnection(host, self.url.port, timeout=timeout)
-        context = ssl.create_default_context()
-        proxy = urllib.parse.urlsplit(urllib.request.getproxies().get("https", ""))
-        if not proxy.hostname or urllib.request.proxy_bypass(host):
-            return http.client.HTTPSConnection(host, self.url.port, timeout=timeout, context=context)
-        connection = http.client.HTTPSConnection(proxy.hostname, proxy.port, timeout=timeout, context=context)
-        connection.set_tunnel(host, self.url.port)
-        return connection
+    async def _posted(self, body: bytes) -> tuple[int, float, str]:
+        is_secure, text = self.url.scheme == "https", bytearray()
+        options: dict[str, Any] = {"timeout": None, "trust_env": is_secure, "verify": is_secure and self._certificates}
+        async with (
+            httpx.AsyncClient(**options) as client,
+            client.stream("POST", self.url.geturl(), content=body, headers=self._headers()) as response,
+        ):
+            async for part in response.aiter_bytes():
+                text += part
+                if len(text) >= MAX_REPLY_BYTES:
+                    break
+        pause = response.headers.get("Retry-After", "")
+        seconds = min(float(pause), 600.0) if pause.isdecimal() else 0.0
+        return response.status_code, seconds, text[:MAX_REPLY_BYTES].decode("utf-8", "replace")
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
@@ -215,21 +204,6 @@ class ChatEndpoint:
         """One line without the key."""
         text = text.replace(self._key, "***") if self._key else text
         return " ".join(ascii(text)[1:-1].split())[:300]
-
-
-def _cut_off(connected: socket.socket, seconds: float) -> threading.Timer:
-    """Ends a connection after so many seconds: a server that sends a byte now and then never times out by itself."""
-
-    def cut() -> None:
-        try:
-            socket.socket.shutdown(connected, socket.SHUT_RDWR)
-        except OSError:
-            return
-
-    timer = threading.Timer(max(seconds, 0.001), cut)
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 def _checked_url(base_url: str) -> urllib.parse.SplitResult:

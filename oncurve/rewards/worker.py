@@ -1,6 +1,7 @@
 """What runs inside a grading process: one handler, one item at a time, under a memory limit.
 
-Started by `oncurve.rewards.worker_pool`; imports neither torch nor the caller's main module.
+Started by `oncurve.rewards.worker_pool`; imports neither torch nor the caller's main module. Items and results travel
+as JSON text in a frame, because what comes back from a worker must never be able to run code in the trainer.
 """
 
 from __future__ import annotations
@@ -11,64 +12,39 @@ import json
 import os
 import resource
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from oncurve.errors import Failure, attempt
+from oncurve.sandbox.inside.frames import Frame, receive, send
 
-HEADER = struct.Struct("!I")
-"""Length of a frame in bytes, before the frame."""
-MAX_FRAME_BYTES = 64 * 2**20
-"""A longer frame is refused by either side."""
 _PR_SET_PDEATHSIG = 1
 
 
-def encode(message: object) -> bytes:
-    """A frame: JSON, because what comes back from a worker must never be able to run code here."""
-    body = json.dumps(message).encode("ascii")
-    return HEADER.pack(len(body)) + body
-
-
-def serve(connection: socket.socket, handler: Callable[[Any], object]) -> None:
-    """Answers every payload until the other side closes: ``{"result": ...}`` or ``{"error": kind, "detail": ...}``."""
-    connection.sendall(encode({"ready": True}))
+def serve(descriptor: int, handler: Callable[[Any], object]) -> None:
+    """Answers every item until the other side closes."""
+    send(descriptor, {"k": "ready"})
     while True:
-        header = _receive(connection, HEADER.size)
-        body = _receive(connection, HEADER.unpack(header)[0]) if header else b""
-        if not body:
+        try:
+            item = receive(descriptor)
+        except EOFError:
             return
-        connection.sendall(encode(_answer(handler, json.loads(body))))
+        send(descriptor, _answer(handler, json.loads(item["text"])))
 
 
-def _answer(handler: Callable[[Any], object], payload: Any) -> dict[str, object]:
-    outcome = attempt(lambda: _run(handler, payload), log=False)
+def _answer(handler: Callable[[Any], object], item: Any) -> Frame:
+    outcome = attempt(lambda: _run(handler, item), log=False)
     if isinstance(outcome, Failure):
-        return {"error": outcome.error, "detail": outcome.detail}
+        return {"k": "failed", "error": outcome.error, "detail": outcome.detail}
     return outcome
 
 
-def _run(handler: Callable[[Any], object], payload: Any) -> dict[str, object]:
+def _run(handler: Callable[[Any], object], item: Any) -> Frame:
     try:
-        answer: dict[str, object] = {"result": handler(payload)}
-        json.dumps(answer)
-        return answer
+        return {"k": "result", "text": json.dumps(handler(item))}
     except MemoryError:
-        return {"error": "memory", "detail": "the memory limit of the grading process"}
-
-
-def _receive(connection: socket.socket, num_bytes: int) -> bytes:
-    """Exactly so many bytes; nothing if the other side has closed."""
-    chunks, missing = [], num_bytes
-    while missing:
-        chunk = connection.recv(min(missing, 2**20))
-        if not chunk:
-            return b""
-        chunks.append(chunk)
-        missing -= len(chunk)
-    return b"".join(chunks)
+        return {"k": "failed", "error": "memory", "detail": "the memory limit of the grading process"}
 
 
 def _limit(memory_bytes: int, parent: int) -> None:
@@ -84,10 +60,9 @@ def _limit(memory_bytes: int, parent: int) -> None:
 def main(handler: str, descriptor: int, memory_bytes: int, parent: int) -> None:
     """Serves the handler ``module:function`` on an inherited socket."""
     _limit(memory_bytes, parent)
-    connection = socket.socket(fileno=descriptor)
     module, _, function = handler.partition(":")
     loaded = attempt(lambda: getattr(importlib.import_module(module), function), log=False)
     if isinstance(loaded, Failure):
-        connection.sendall(encode({"ready": False, "detail": loaded.detail}))
+        send(descriptor, {"k": "broken", "detail": loaded.detail})
         return
-    serve(connection, loaded)
+    serve(descriptor, loaded)

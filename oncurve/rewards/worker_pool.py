@@ -13,13 +13,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from oncurve.rewards.worker import HEADER, MAX_FRAME_BYTES, encode
+from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent, Connection
+from oncurve.sandbox.inside.frames import Frame
 
 START_SECONDS = 60.0
 """A worker that has not imported its handler by then counts as dead."""
+MAX_FRAME_BYTES = 128 * 2**20
+"""A worker that sends a longer result counts as dead."""
 _MAX_FAILED_STARTS = 3
 _STARVED_FACTOR = 3.0
 _START = (
@@ -45,65 +49,74 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """One process and the item it is busy with."""
+    """A place for one process, which is there when it is needed. Used by one thread at a time."""
 
-    process: subprocess.Popen[bytes]
-    connection: socket.socket
-    deadline: float
+    handler: str
+    memory_bytes: int
+    process: subprocess.Popen[bytes] | None = None
+    connection: Connection | None = None
     is_ready: bool = False
-    item: int | None = None
-    """Index of the item in flight; None when it waits for one."""
-    started: float = 0.0
-    cpu_at_start: float = 0.0
     num_served: int = 0
-    outgoing: bytes = b""
-    incoming: bytearray = field(default_factory=bytearray)
 
-    def send(self) -> None:
-        """Writes as much of the outgoing frame as fits without waiting."""
-        try:
-            self.outgoing = self.outgoing[self.connection.send(self.outgoing) :]
-        except BlockingIOError:
+    def start(self) -> None:
+        """A fresh process, unless there is one."""
+        if self.process is not None:
             return
-        except OSError:
-            self.outgoing = b""  # the worker is gone; reading finds the end of the stream
+        ours, theirs = socket.socketpair()
+        arguments = {
+            "path": [os.path.abspath(entry) for entry in sys.path],
+            "handler": self.handler,
+            "descriptor": theirs.fileno(),
+            "memory_bytes": self.memory_bytes,
+            "parent": os.getpid(),
+        }
+        self.connection = Connection(ours)
+        self.process = subprocess.Popen(
+            [sys.executable, "-s", "-P", "-c", _START, json.dumps(arguments)],
+            env=_empty_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            cwd="/",
+            start_new_session=True,
+        )
+        theirs.close()
 
-    def receive(self) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the stream is open, and a whole message if one has arrived."""
-        try:
-            chunk = self.connection.recv(2**20)
-        except BlockingIOError:
-            return True, None
-        except OSError:
-            chunk = b""
-        self.incoming += chunk
-        if not chunk:
-            return False, None
-        if len(self.incoming) < HEADER.size:
-            return True, None
-        length = HEADER.unpack(self.incoming[: HEADER.size])[0]
-        if length > MAX_FRAME_BYTES:
-            return False, None
-        if len(self.incoming) < HEADER.size + length:
-            return True, None
-        body = bytes(self.incoming[HEADER.size : HEADER.size + length])
-        del self.incoming[: HEADER.size + length]
-        return True, json.loads(body)
+    def get_ready(self, deadline: float) -> Connection:
+        """Wait until the handler is imported. Raises RuntimeError if it cannot be, and what a connection raises."""
+        assert self.connection is not None
+        if not self.is_ready:
+            frame = self.connection.receive(deadline, MAX_FRAME_BYTES)
+            if frame["k"] == "broken":
+                raise RuntimeError(f"a grading process cannot import {self.handler}: {frame['detail']}")
+            self.is_ready = True
+        return self.connection
 
+    def reply(self, connection: Connection, seconds: float, ends: float) -> Frame:
+        """What the process answers. Raises ChildSilent if that takes longer than ``seconds``.
 
-@dataclass(slots=True)
-class _Batch:
-    """The items of one call and what is known of them so far."""
+        A process that has not had the time goes on: a busy machine must not flip a verdict.
+        """
+        assert self.process is not None
+        started, cpu_before = time.monotonic(), _cpu_seconds(self.process.pid)
+        deadline, latest = started + seconds, min(started + _STARVED_FACTOR * seconds, ends)
+        while not _has_more(connection, min(deadline, latest)):
+            used = _cpu_seconds(self.process.pid) - cpu_before
+            if deadline >= latest or used >= 0.9 * seconds or not _is_running(self.process.pid):
+                raise ChildSilent
+            deadline = time.monotonic() + seconds - used
+        return connection.receive(time.monotonic() + seconds, MAX_FRAME_BYTES)
 
-    payloads: Sequence[object]
-    ends: float
-    waiting: deque[int]
-    outcomes: dict[int, Outcome]
-    deaths: dict[int, int]
-
-    @property
-    def is_open(self) -> bool:
-        return len(self.outcomes) < len(self.payloads)
+    def end(self) -> int | None:
+        """End the process, if there is one; its exit code."""
+        process, connection = self.process, self.connection
+        self.process, self.connection, self.is_ready, self.num_served = None, None, False, 0
+        if process is None or connection is None:
+            return None
+        connection.close()
+        process.kill()
+        return process.wait()
 
 
 class WorkerPool:
@@ -111,12 +124,13 @@ class WorkerPool:
 
     Each worker is a fresh interpreter (never a fork of the trainer) with an empty environment and a memory limit, and
     holds one item at a time. An item over its deadline is killed with its worker, which is replaced; a worker that
-    dies gets its item tried once more. After the first such end a spare worker is kept ready. Workers start with the
-    first item, and die with the process that started them.
+    dies gets its item tried once more. There is one worker more than work at a time, so that one is ready where another
+    was killed. Workers start when they are needed, and die with the process that started them.
 
     ``map`` consumes a list of payloads, waits for all of them, and is unblocked by results, deaths and deadlines, at
-    the latest after ``batch_seconds``. The pool owns its processes; calls from several threads wait for each other, and
-    ``close`` ends a call that is under way in another thread.
+    the latest after ``batch_seconds``. The pool owns its processes, and a thread for each, since a process ends with
+    the thread that started it. Calls from several threads wait for each other, and ``close`` ends a call that is under
+    way in another thread.
     """
 
     def __init__(
@@ -133,14 +147,15 @@ class WorkerPool:
         self.num_workers = workers
         self.timeout_seconds = timeout_seconds
         self.batch_seconds = batch_seconds
-        self.memory_bytes = int(memory_gib * 2**30)
         self.items_per_worker = items_per_worker
-        self._workers: list[_Worker] = []
-        self._failed_starts = 0
-        self._num_spares = 0
+        self._workers = [_Worker(handler, int(memory_gib * 2**30)) for _ in range(workers + 1)]
+        self._free = deque(self._workers)
+        self._threads = self._new_threads()
         self._lock = threading.Lock()
-        self._is_closing = False
-        self._finalizer = weakref.finalize(self, _kill_all, self._workers, os.getpid())
+        self._ends = 0.0
+        """Of the call under way."""
+        self._is_closing = self._is_stopped = False
+        self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
 
     def map(self, payloads: Iterable[object]) -> list[Outcome]:
         """One outcome per payload, in order.
@@ -149,164 +164,123 @@ class WorkerPool:
         """
         items = list(payloads)
         with self._lock:
-            batch = _Batch(items, time.monotonic() + self.batch_seconds, deque(range(len(items))), {}, {})
+            self._ends, self._is_stopped = time.monotonic() + self.batch_seconds, False
+            futures = [self._threads.submit(self._outcome, item) for item in items]
             is_done = False
             try:
-                while batch.is_open:
-                    if self._is_closing:
-                        raise RuntimeError(f"the grading processes for {self.handler} were closed")
-                    self._dispatch(batch)
-                    self._wait(batch)
+                outcomes = self._wait(futures)
                 is_done = True
             finally:
                 if not is_done:  # a busy worker would answer the next batch with this one's result
-                    _kill_all(self._workers, os.getpid())
-        return [batch.outcomes[place] for place in range(len(items))]
+                    self._is_stopped = True
+                    self._kill()
+                    for future in futures:
+                        future.cancel()
+                    wait(futures)
+                    _end_all(self._workers, os.getpid())
+        return outcomes
 
     def close(self) -> None:
         """Kills every worker and waits for its end; the next ``map`` starts new ones."""
         self._is_closing = True
-        for worker in list(self._workers):
-            worker.process.kill()  # whoever waits for it in another thread wakes up
+        self._kill()  # whoever waits for them in another thread wakes up
         with self._lock:
-            _kill_all(self._workers, os.getpid())
+            self._threads.shutdown()
+            _end_all(self._workers, os.getpid())
+            self._threads = self._new_threads()
             self._is_closing = False
 
-    def _dispatch(self, batch: _Batch) -> None:
-        """Gives an item to every worker that waits, and starts workers while there are more items than that."""
-        for worker in list(self._workers):
-            if worker.is_ready and worker.item is None and worker.num_served >= self.items_per_worker:
-                self._remove(worker)
-        num_busy = sum(worker.item is not None for worker in self._workers)
+    def _new_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.num_workers, thread_name_prefix="grading-process")
+
+    def _wait(self, futures: Sequence[Future[Outcome]]) -> list[Outcome]:
+        return [future.result() for future in futures]
+
+    def _kill(self) -> None:
         for worker in self._workers:
-            if worker.is_ready and worker.item is None and batch.waiting and num_busy < self.num_workers:
-                num_busy += 1
-                worker.item = batch.waiting.popleft()
-                worker.outgoing = encode(batch.payloads[worker.item])
-                worker.started = time.monotonic()
-                worker.deadline = worker.started + self.timeout_seconds
-                worker.cpu_at_start = _cpu_seconds(worker.process.pid)
-                worker.send()
-        num_wanted = min(self.num_workers, num_busy + len(batch.waiting)) + self._num_spares
-        for _ in range(num_wanted - len(self._workers)):
-            self._workers.append(self._start())
+            if (process := worker.process) is not None:
+                process.kill()
 
-    def _start(self) -> _Worker:
-        ours, theirs = socket.socketpair()
-        arguments = {
-            "path": [os.path.abspath(entry) for entry in sys.path],
-            "handler": self.handler,
-            "descriptor": theirs.fileno(),
-            "memory_bytes": self.memory_bytes,
-            "parent": os.getpid(),
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-c", _START, json.dumps(arguments)],
-            env=_empty_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            cwd="/",
-            start_new_session=True,
-        )
-        theirs.close()
-        ours.setblocking(False)
-        return _Worker(process, ours, deadline=time.monotonic() + START_SECONDS)
+    def _outcome(self, payload: object) -> Outcome:
+        """What becomes of one item; a worker that dies of it is replaced, and the item tried once more."""
+        code = None
+        for _ in range(2):
+            if self._is_late:
+                return self._not_reached()
+            worker = self._free.popleft()
+            try:
+                return self._tried(worker, payload)
+            except (ChildGone, ChildMisbehaved):
+                code = worker.end()
+                self._check_open()
+            except ChildSilent:
+                worker.end()
+                if self._is_late:
+                    return self._not_reached()
+                return Outcome(error="timeout", detail=f"over the time limit of {self.timeout_seconds:g} s")
+            finally:
+                self._give_back(worker)
+        return Outcome(error="died", detail=f"the grading process ended with code {code}, twice")
 
-    def _wait(self, batch: _Batch) -> None:
-        """Sleeps until a worker has something to say or a deadline passes, and acts on it."""
-        active = [worker for worker in self._workers if worker.item is not None or not worker.is_ready]
-        next_deadline = min([worker.deadline for worker in active] + [batch.ends])
-        poll = select.poll()
-        by_descriptor = {worker.connection.fileno(): worker for worker in active}
-        for descriptor, worker in by_descriptor.items():
-            poll.register(descriptor, select.POLLIN | (select.POLLOUT if worker.outgoing else 0))
-        for descriptor, event in poll.poll(max(0.0, next_deadline - time.monotonic()) * 1000 + 1):
-            worker = by_descriptor[descriptor]
-            if event & select.POLLOUT:
-                worker.send()
-            if event & ~select.POLLOUT:
-                self._read(worker, batch)
-        now = time.monotonic()
-        for worker in active:
-            if worker in self._workers and worker.deadline <= now and (worker.item is not None or not worker.is_ready):
-                self._overdue(worker, batch)
-        if batch.ends <= now:
-            self._give_up(batch)
+    def _tried(self, worker: _Worker, payload: object) -> Outcome:
+        connection = self._ready(worker)
+        connection.send({"k": "item", "text": json.dumps(payload)}, min(time.monotonic() + START_SECONDS, self._ends))
+        frame = worker.reply(connection, self.timeout_seconds, self._ends)
+        worker.num_served += 1
+        if worker.num_served >= self.items_per_worker:
+            worker.end()
+        if frame["k"] == "result":
+            return Outcome(result=json.loads(frame["text"]))
+        return Outcome(error=frame["error"], detail=frame["detail"])
 
-    def _read(self, worker: _Worker, batch: _Batch) -> None:
-        is_open, message = worker.receive()
-        if message is not None and "ready" in message:
-            worker.is_ready = bool(message["ready"])
-            if not worker.is_ready:
-                raise RuntimeError(f"a grading process cannot import {self.handler}: {message.get('detail')}")
-            self._failed_starts = 0
-        elif message is not None and worker.item is not None:
-            batch.outcomes[worker.item] = Outcome(
-                result=message.get("result"), error=message.get("error"), detail=message.get("detail", "")
-            )
-            worker.item = None
-            worker.num_served += 1
-        elif not is_open:
-            self._died(worker, batch)
+    def _ready(self, worker: _Worker) -> Connection:
+        """Raises RuntimeError for workers that end, again and again, before they are ready."""
+        for _ in range(_MAX_FAILED_STARTS):
+            worker.start()
+            self._check_open()
+            limit = time.monotonic() + START_SECONDS
+            try:
+                return worker.get_ready(min(limit, self._ends))
+            except (ChildGone, ChildSilent):
+                self._check_open()
+                if self._is_late:
+                    raise ChildSilent from None
+                worker.end()
+        raise RuntimeError(f"grading processes for {self.handler} end before they are ready")
 
-    def _died(self, worker: _Worker, batch: _Batch) -> None:
-        """Replaces a worker that ended by itself; its item is tried once more, by another worker."""
-        self._remove(worker)
-        if worker.item is None:
-            self._failed_starts += 1
-            if self._failed_starts >= _MAX_FAILED_STARTS:
-                raise RuntimeError(f"grading processes for {self.handler} end before they are ready")
+    def _check_open(self) -> None:
+        if self._is_closing or self._is_stopped:
+            raise RuntimeError(f"the grading processes for {self.handler} were closed")
+
+    def _give_back(self, worker: _Worker) -> None:
+        """Let the next item have the worker; one that was killed starts anew and is taken last."""
+        if worker.process is not None:
+            self._free.appendleft(worker)
             return
-        self._num_spares = 1
-        batch.deaths[worker.item] = batch.deaths.get(worker.item, 0) + 1
-        if batch.deaths[worker.item] < 2:
-            batch.waiting.appendleft(worker.item)
-            return
-        detail = f"the grading process ended with code {worker.process.returncode}, twice"
-        batch.outcomes[worker.item] = Outcome(error="died", detail=detail)
+        if not (self._is_closing or self._is_stopped or self._is_late):
+            worker.start()
+        self._free.append(worker)
 
-    def _overdue(self, worker: _Worker, batch: _Batch) -> None:
-        """Kills a worker past its deadline, unless it has not had the time: a busy machine must not flip a verdict."""
-        if worker.item is None:
-            self._died(worker, batch)
-            return
-        used = _cpu_seconds(worker.process.pid) - worker.cpu_at_start
-        latest = worker.started + _STARVED_FACTOR * self.timeout_seconds
-        is_starved = used < 0.9 * self.timeout_seconds and _is_running(worker.process.pid)
-        if is_starved and worker.deadline < latest:
-            worker.deadline = min(latest, time.monotonic() + self.timeout_seconds - used)
-            return
-        self._remove(worker)
-        self._num_spares = 1
-        detail = f"over the time limit of {self.timeout_seconds:g} s"
-        batch.outcomes[worker.item] = Outcome(error="timeout", detail=detail)
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self._ends
 
-    def _give_up(self, batch: _Batch) -> None:
-        for worker in [worker for worker in self._workers if worker.item is not None]:
-            self._remove(worker)
-        detail = f"the batch was not graded within {self.batch_seconds:g} s"
-        for place in range(len(batch.payloads)):
-            batch.outcomes.setdefault(place, Outcome(error="not_run", detail=detail))
-
-    def _remove(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        _kill(worker)
+    def _not_reached(self) -> Outcome:
+        return Outcome(error="not_run", detail=f"the batch was not graded within {self.batch_seconds:g} s")
 
 
-def _kill(worker: _Worker) -> None:
-    worker.connection.close()
-    worker.process.kill()
-    worker.process.wait()
-
-
-def _kill_all(workers: list[_Worker], owner: int) -> None:
+def _end_all(workers: Sequence[_Worker], owner: int) -> None:
     """Ends all workers, unless this process is a fork of the one that owns them."""
-    if os.getpid() != owner:
-        return
-    while workers:
-        _kill(workers.pop())
+    if os.getpid() == owner:
+        for worker in workers:
+            worker.end()
+
+
+def _has_more(connection: Connection, until: float) -> bool:
+    """Something comes before a moment on the monotonic clock, and be it the end."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1))
 
 
 def _empty_environment() -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,7 +19,6 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.policy.teacher import Teacher
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.rollouts.prefetch import Prefetch
@@ -31,6 +29,7 @@ from oncurve.train.state import checksum
 
 if TYPE_CHECKING:
     from oncurve.rollouts.servers.server_sampler import ServerSampler
+    from oncurve.rollouts.servers.teacher_server import TeacherServer
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Parts:
     """What grades in measurements; None where the training's reward does."""
 
     @property
-    def closing(self) -> list[Sampler | RewardFunction | Teacher]:
+    def closing(self) -> list[Sampler | RewardFunction | TeacherServer]:
         """What must be closed at the end."""
         parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler, self.policy.teacher)
         return [part for part in parts if part is not None]
@@ -128,8 +127,7 @@ def make_sampler(
     if config.rollouts.type != "servers":
         sampler = wiring.make_sampler(config, given)
         return ShardedSampler(sampler, processes, interruption) if several else sampler, None
-    run = Path(config.run.folder) / config.run.name if config.run.name else None
-    servers = wiring.make_server_sampler(config, run=run) if processes.is_main else None
+    servers = wiring.make_server_sampler(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
     if leader is not None and servers is not None and config.rollouts.staleness and config.sft is None:
         leader = Prefetch(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)

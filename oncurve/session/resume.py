@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve.config.load import resolved
-from oncurve.config.run_folder import as_of_today, read_run_config
+from oncurve.config.run_folder import as_of_today, flat, read_run_config
 from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
@@ -262,7 +262,7 @@ def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
         )  # with the defaults of keys that are newer than the checkpoint
     except ValueError:
         was = dict(was)  # of an older version: shown as it is
-    old, new, harmless = dict(_flat(was)), dict(_flat(recorded(config))), harmless_keys(Config)
+    old, new, harmless = dict(flat(was)), dict(flat(recorded(config))), harmless_keys(Config)
     return [
         f"{key}: {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
         for key in sorted(old.keys() | new.keys())
@@ -299,11 +299,3 @@ def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, wa
             if isinstance(old, Mapping):
                 old, new = ({k: v for k, v in one.items() if old.get(k) != new.get(k)} for one in (old, new))
             warn(f"{key}: {old} when it was saved, {new} now. The run goes on, but its last bits may differ")
-
-
-def _flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(tree, Mapping) and tree:
-        return [pair for key, value in tree.items() for pair in _flat(value, f"{prefix}{key}.")]
-    if isinstance(tree, list) and any(isinstance(item, (Mapping, list)) for item in tree):
-        return [pair for place, value in enumerate(tree) for pair in _flat(value, f"{prefix}{place}.")]
-    return [(prefix.rstrip("."), tree)]

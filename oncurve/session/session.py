@@ -203,8 +203,6 @@ class Session:
             trained = self.evaluator.measure(self.parts.prompts.test, name="trained", step=self.run.steps_done)
         keep_evaluation(self.folder, trained)
         self.folder.write_status(self.run.steps_done, "finished")
-        if self.parts.servers is not None:
-            self.parts.servers.forget()
         return trained
 
     def leave(self, base: Evaluation) -> Result:

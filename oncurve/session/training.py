@@ -32,12 +32,12 @@ MAX_RETURNS = 3
 """How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""
 
 
-def run_recipe(config: Config, recipe: str, *, console: Console, quiet: bool = False, given: Given = NOTHING) -> Result:
+def run_recipe(config: Config, recipe: str, *, console: Console, given: Given = NOTHING) -> Result:
     """Train as the recipe says and leave everything worth keeping in the run's folder.
 
     Raises Stopped if a signal ended it where there is nothing to show.
     """
-    return finish(recipe_steps(config, recipe, console=console, quiet=quiet, given=given))
+    return finish(recipe_steps(config, recipe, console=console, given=given))
 
 
 def recipe_steps(
@@ -45,7 +45,6 @@ def recipe_steps(
     recipe: str,
     *,
     console: Console,
-    quiet: bool = False,
     given: Given = NOTHING,
     owns_process: bool = True,
     load: Load = make_parts,
@@ -60,7 +59,7 @@ def recipe_steps(
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.name})})
         wish = ResumeRequest(path, (), False, True, console, None, given, owns_process, load)
-        start = partial(_start, config, recipe, wish, processes, quiet=quiet)
+        start = partial(_start, config, recipe, wish, processes)
         return (yield from _to_the_end(start, wish, processes))
 
 
@@ -125,7 +124,7 @@ def _to_the_end(attempt: Callable[[], Steps], wish: ResumeRequest, processes: Pr
     return result
 
 
-def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processes, *, quiet: bool = False) -> Steps:
+def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processes) -> Steps:
     """All of a new run up to the measurement of its model."""
     console, given = wish.console, wish.objects
     given.check_place(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
@@ -148,7 +147,7 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
             with interruption.interruptible():
                 parts = wish.load(config, processes, interruption, given)
                 facts = identity(parts)
-            if not quiet and not console.is_jupyter:
+            if not console.is_jupyter:
                 console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
             with processes.on_main(lambda: RunFolder(wish.path)) or NullRunFolder(wish.path) as folder:
                 started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)

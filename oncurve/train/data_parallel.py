@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from oncurve.errors import OncurveError
 from oncurve.policy.distributed import Processes
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rollouts.base import PolicyView, Sampler, SamplingParams
 from oncurve.train.interruption import Interrupted, Interruption
 
 T = TypeVar("T")
-
-
-class InParts(Protocol):
-    """A policy whose weights may lie in parts on several processes."""
-
-    def publish(self) -> None:
-        """Put them together to sample from."""
-        ...
 
 
 class ShardedSampler:
@@ -37,7 +30,7 @@ class ShardedSampler:
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on. Weights in parts are put together here, by all processes."""
-        cast("InParts", policy).publish()
+        cast("TrainedPolicy", policy).publish()
         self.sampler.load_weights(policy, version)
 
     def sample(
@@ -70,7 +63,7 @@ class MainRankSampler:
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on. All processes must call it."""
-        cast("InParts", policy).publish()
+        cast("TrainedPolicy", policy).publish()
         if self.sampler is not None:
             self.sampler.load_weights(policy, version)
 

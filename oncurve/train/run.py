@@ -31,13 +31,8 @@ from oncurve.train.guards import Guards, attempts
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.train.profiling import Profiler
 
-
-class Due(Protocol):
-    """Something that happens after some steps."""
-
-    def __call__(self, step: int) -> Mapping[str, float]:
-        """Do it after ``step`` steps are done; metrics to record with the step."""
-        ...
+Due = Callable[[int], Mapping[str, float]]
+"""Something that happens after so many steps; metrics to record with the step."""
 
 
 class Watcher(Protocol):

@@ -36,11 +36,6 @@ _SFT_ALONE: tuple[Option, ...] = (
     Option("dataset_kwargs", None, "unsupported", why="Rows are prepared here, from text or messages."),
     Option("truncation_mode", "keep_start", "nothing", why="Longer rows are left out and counted, not cut."),
 )
-LOST_VALUES = {
-    "loss_type": "the loss of a supervised stage is the negative log-likelihood",
-    "shuffle_dataset": "",
-    "remove_unused_columns": "",
-}
 _OLDER = {"max_seq_length": "max_length"}
 _GONE = ("dataset_batch_size", "num_of_sequences", "chars_per_token", "use_liger")
 """Names that SFTConfig had before and that say nothing here."""

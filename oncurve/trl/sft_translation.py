@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from oncurve.convert.options import Note, OptionOutcome
+from oncurve.convert.options import Note, OptionOutcome, table
 from oncurve.convert.trl import convert_supervised
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
 from oncurve.errors import ConfigError, DataError, counted, listed
@@ -50,7 +50,7 @@ def translate_supervised(asked: TrainerArguments, formatting: Formatting | None)
     for name in ("loss_type", "shuffle_dataset", "remove_unused_columns"):
         shared.pop(name, None)
     shared.setdefault("learning_rate", args.learning_rate)
-    alone = {name: shared.pop(name) for name in list(shared) if name not in _in_grpo()}
+    alone = {name: shared.pop(name) for name in list(shared) if name not in table()}
     found = OptionOutcome("the script", asked.model if isinstance(asked.model, str) else _name(asked), shared)
     for name in asked.lost:
         found.notes.append(
@@ -84,12 +84,6 @@ def translate_supervised(asked: TrainerArguments, formatting: Formatting | None)
     if evaluation and str(args.eval_strategy) == "steps":
         every = max(int(args.eval_steps or args.logging_steps), 1)
     return Translation(asked, draft, tokenizer, rows, evaluation, [], every)
-
-
-def _in_grpo() -> Mapping[str, Any]:
-    from oncurve.convert.options import table  # lazy
-
-    return table()
 
 
 def _name(asked: TrainerArguments) -> str:

@@ -11,7 +11,7 @@ from oncurve.wiring.rewards import part_weights
 
 if TYPE_CHECKING:
     from oncurve.algorithm.algorithm import Algorithm
-    from oncurve.algorithm.pairings import PairingFinding
+    from oncurve.algorithm.pairings import Rule
     from oncurve.algorithm.table import Preset
 
 
@@ -28,7 +28,7 @@ def algorithm_name(config: Config) -> str:
     return "grpo" if config.algorithm.type == "custom" else config.algorithm.type
 
 
-def check_algorithm(config: Config) -> list[PairingFinding]:
+def check_algorithm(config: Config) -> list[Rule]:
     """Choices that do not go together, for the user to read. Loads nothing heavy.
 
     Raises ConfigError for those that a run must not have.

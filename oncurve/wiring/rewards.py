@@ -155,7 +155,7 @@ def _make_rotating(rotating: Sequence[Reward], seed: int, around: Surroundings) 
     functions = [make_reward(reward, around) for reward in rotating]
     for function, reward in zip(functions, rotating, strict=True):
         function.name = reward.name or function.name
-    return Rotating(functions, every_steps=rotating[0].rotate_every_steps, seed=seed, grade_all=True)
+    return Rotating(functions, every_steps=rotating[0].rotate_every_steps or 1, seed=seed)
 
 
 def have_right_answer(rewards: Sequence[Reward], given: Mapping[str, Any] | None = None) -> bool:

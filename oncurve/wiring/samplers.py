@@ -27,19 +27,12 @@ def _make_plain_sampler(config: Config) -> Sampler:
     params = make_sampling(config)
     match config.rollouts.type:
         case "engine" | "auto":  # what is only measured samples in this process
-            import torch
-
             from oncurve.rollouts.engine.engine import InProcessEngine  # lazy
 
             chosen = config.rollouts
             max_rows = None if chosen.max_rows == "auto" else chosen.max_rows
-            kv_type = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[chosen.kv_dtype]
             return InProcessEngine(
-                params,
-                max_rows=max_rows,
-                kv_tokens=chosen.kv_tokens,
-                kv_type=kv_type,
-                cuda_graphs=chosen.cuda_graphs,
+                params, max_rows=max_rows, kv_tokens=chosen.kv_tokens, cuda_graphs=chosen.cuda_graphs
             )
         case "transformers":
             from oncurve.model.decode_memory import USUAL_ROWS  # lazy

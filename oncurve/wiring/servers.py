@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncurve.rollouts.servers.children import ChildServers
     from oncurve.rollouts.servers.local_vllm import VllmServers
     from oncurve.rollouts.servers.server_sampler import ServerSampler
-    from oncurve.rollouts.servers.transfer.transfer import Transfer
+    from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 
 
 def settle(config: Config) -> tuple[Config, str | None]:
@@ -139,9 +139,8 @@ def trainers_here(gpus: int) -> int:
     return 1 if count == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", gpus))
 
 
-def make_server_sampler(config: Config, *, run: Path | None = None) -> ServerSampler:
-    """A sampler over the servers of a recipe; those that it asks for are started here and end with it. With the folder
-    of a ``run``, the servers' weights go on from those that an interrupted trainer of it published."""
+def make_server_sampler(config: Config) -> ServerSampler:
+    """A sampler over the servers of a recipe; those that it asks for are started here and end with it."""
     from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
 
     require_aiohttp()
@@ -153,18 +152,17 @@ def make_server_sampler(config: Config, *, run: Path | None = None) -> ServerSam
     from oncurve.wiring.sampling_params import make_sampling  # lazy
 
     chosen = config.rollouts
-    transfer = make_transfer(config)
+    push = make_push(config)
     local: ChildServers | None = None
     if chosen.vllm_servers:
         local = start_vllm(config)
     elif chosen.own_servers:
         local = start_own(config)
-    goes_on = run is not None and chosen.deltas is not None and not starts_all(config)
     return ServerSampler(
         make_sampling(config),
         urls=chosen.servers,
         registry=None if chosen.registry is None else Path(chosen.registry),
-        weights_folder=Path(chosen.weights_folder or (run if run is not None and goes_on else config.run.folder)),
+        weights_folder=Path(chosen.weights_folder or config.run.folder),
         memory_folder=memory_folder() if starts_all(config) and chosen.weights_folder is None else None,
         matrix_type=vllm_matrix_type(config, on_cpu=not torch.cuda.is_available()),
         weights_address=chosen.weights_address,
@@ -172,24 +170,22 @@ def make_server_sampler(config: Config, *, run: Path | None = None) -> ServerSam
         max_rows=USUAL_ROWS if chosen.max_rows == "auto" else chosen.max_rows,
         deadlines=chosen.deadlines,
         local=local,
-        transfer=transfer,
+        push=push,
+        trains_meanwhile=push is not None and chosen.staleness > 0,
         sleep=chosen.sleep,
         deltas=chosen.deltas,
-        chain=run / "weights.json" if run is not None and goes_on else None,
     )
 
 
-def make_transfer(config: Config) -> Transfer | None:
+def make_push(config: Config) -> GroupPush | None:
     """The way of weights from this GPU to servers without files; None where they are fetched.
 
     Raises ConfigError where there is no GPU, or no vLLM in this environment.
     """
     import torch
 
-    from oncurve.rollouts.servers.children import free_ports  # lazy
-    from oncurve.rollouts.servers.transfer.endpoints import NcclEnd, check_device  # lazy
+    from oncurve.rollouts.servers.transfer.endpoints import check_device  # lazy
     from oncurve.rollouts.servers.transfer.nccl_group import GroupPush  # lazy
-    from oncurve.rollouts.servers.transfer.transfer import Transfer  # lazy
 
     chosen = config.rollouts
     if chosen.transfer != "nccl":
@@ -197,9 +193,7 @@ def make_transfer(config: Config) -> Transfer | None:
     check_device(has_gpu=torch.cuda.is_available() and config.policy.device != "cpu")
     seconds = chosen.deadlines.push_seconds
     address = chosen.weights_address.rpartition(":")[0] if chosen.weights_address else None
-    push = GroupPush(NcclEnd, free_port=lambda: free_ports(1)[0], address=address, push_seconds=seconds)
-    matrix_type = vllm_matrix_type(config, on_cpu=False)
-    return Transfer(push, matrix_type, trains_meanwhile=chosen.staleness > 0)
+    return GroupPush(address=address, push_seconds=seconds)
 
 
 def starts_all(config: Config) -> bool:

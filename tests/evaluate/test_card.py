@@ -67,11 +67,6 @@ def test_the_hub_reads_the_metadata_of_a_run(run: Path) -> None:
     assert card.data.library_name == "transformers"
     assert card.data.pipeline_tag == "text-generation"
     assert card.data.model_name == "my-run"
-    [result] = card.data.eval_results
-    assert (result.metric_type, result.metric_name) == ("accuracy", "avg@1")
-    assert result.metric_value == pytest.approx(2 / 3, abs=1e-4)
-    assert result.dataset_type == "openai/gsm8k"
-    assert result.metric_args["low"] < result.metric_value < result.metric_args["high"]
 
 
 def test_a_card_says_all_that_a_reader_needs(run: Path) -> None:
@@ -87,12 +82,8 @@ def test_a_card_says_all_that_a_reader_needs(run: Path) -> None:
 
 def test_benchmarks_become_results_with_their_intervals(run: Path) -> None:
     card = ModelCard(card_text(run_facts(run, results=results())))
-    found = {one.metric_name: one for one in card.data.eval_results if one.dataset_name == "GSM8K"}
-    assert set(found) == {"avg@4", "pass@2", "pass@4", "maj@2", "maj@4"}
-    assert found["avg@4"].metric_value == round((2 / 3 + 1 / 4) / 2, 4)
-    assert (found["avg@4"].dataset_type, found["avg@4"].dataset_config) == ("openai/gsm8k", "main")
-    assert found["pass@4"].metric_args["num_prompts"] == 1
     body = card.content
+    assert "4: 45.8 [" in body
     assert "1 completions could not be graded (1 timeout) and count neither way" in body
     assert "1 problems were left out because their prompt is too long" in body
     assert "was not checked for all of them" in body
@@ -100,14 +91,12 @@ def test_benchmarks_become_results_with_their_intervals(run: Path) -> None:
 
 def test_a_part_of_a_benchmark_does_not_pass_for_all_of_it(run: Path) -> None:
     card = ModelCard(card_text(run_facts(run, results=results(is_whole=False))))
-    assert "GSM8K (part)" in {one.dataset_name for one in card.data.eval_results}
     assert "not to be compared with others" in card.content
 
 
 def test_what_nothing_was_graded_of_is_no_result() -> None:
     nothing = report_numbers(evaluation_of(["boom"]))
     text = card_text(CardFacts(name="mine", results=results(numbers=nothing)))
-    assert ModelCard(text).data.eval_results is None
     assert "nothing graded" in text
 
 

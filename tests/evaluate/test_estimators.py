@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from oncurve.evaluate.estimators import completions_interval, majority_at_k, runs_interval
+from oncurve.evaluate.estimators import majority_at_k, runs_interval
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
 
 Votes = list[tuple[str | None, bool]]
@@ -121,20 +121,6 @@ def test_the_interval_of_one_completion_each_covers(truth: float, total: int) ->
     assert 0.93 <= share_of_hits(intervals, truth) <= 0.985
 
 
-def test_the_interval_over_completions_covers_the_truth_of_these_prompts_and_is_narrower() -> None:
-    draw = np.random.default_rng(3)
-    chances = draw.beta(0.8, 1.2, size=60)
-    narrow, wide = [], []
-    for repetition in range(300):
-        outcomes = (draw.random((60, 4)) < chances[:, None]).astype(float)
-        found = completions_interval(outcomes.tolist(), seed=repetition, num_resamples=600)
-        assert found is not None
-        narrow.append(found)
-        wide.append(bootstrap_interval(outcomes.mean(axis=1).tolist(), seed=repetition, num_resamples=600))
-    assert 0.92 <= share_of_hits(narrow, float(chances.mean())) <= 0.98
-    assert np.mean([high - low for low, high in narrow]) < np.mean([high - low for low, high in wide])
-
-
 def test_the_interval_over_runs_covers_more_than_that_over_prompts_alone() -> None:
     """Eight training seeds that differ by a standard deviation of 0.05: the interval over prompts does not know it."""
     draw = np.random.default_rng(4)
@@ -157,14 +143,7 @@ def test_one_run_gives_the_bootstrap_over_prompts_in_width() -> None:
 
 def test_intervals_depend_on_their_seed_alone() -> None:
     values = [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
-    assert completions_interval(values, seed=5) == completions_interval(values, seed=5)
     assert runs_interval(values, seed=5) == runs_interval(values, seed=5)
-
-
-def test_without_chance_there_is_no_interval_over_completions() -> None:
-    assert completions_interval([[1.0], [0.0]], seed=0) is None
-    assert completions_interval([[1.0, 1.0], [0.0, 0.0]], seed=0) is None
-    assert completions_interval([], seed=0) is None
 
 
 def test_runs_over_other_prompts_cannot_be_put_together() -> None:

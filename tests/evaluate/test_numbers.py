@@ -22,7 +22,6 @@ def test_one_completion_each_gives_a_share_with_wilsons_interval() -> None:
     numbers = report_numbers(evaluation_of(["[1]", "[9]", "3", "[4]"]))
     assert numbers["avg"]["value"] == 0.5
     assert tuple(numbers["avg"]["over_prompts"]) == wilson_interval(2, 4)
-    assert numbers["avg"]["over_completions"] is None
     assert numbers["majority"] is None
     assert numbers["pass"] == {"1": {"value": 0.5, "over_prompts": list(wilson_interval(2, 4)), "num_prompts": 4}}
     assert numbers["any_format"]["value"] == 0.75

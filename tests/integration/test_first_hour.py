@@ -146,6 +146,7 @@ def test_a_run_from_before_the_split_seed_is_resumed_on_its_own_problems(here: P
     del config["evaluation"]["split_seed"]
     config["policy"] |= {"liger": "auto", "train_only": []}
     config["run"] |= {"profile": False, "track_aliases": []}
+    config["rollouts"]["kv_dtype"] = "auto"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     before = [one.question for one in read_evaluation(run / "evaluations", "trained").examples]
     command("resume", str(run), "run.steps=3", "--allow-change")

@@ -53,7 +53,6 @@ def advice(message: str) -> list[list[str]]:
         [*SERVERS, "rollouts.servers=[http://a:1]", "rollouts.sleep=true"],
         [*SERVERS, "rollouts.registry=r", "rollouts.sleep=true"],
         [*VLLM, "rollouts.transfer=nccl", "policy.lora={}"],
-        [*VLLM, "rollouts.kv_dtype=bfloat16"],
         [*VLLM, "rollouts.staleness=1", "data.retire_above=0.9"],
         ["rollouts.min_completion_tokens=300"],
     ],

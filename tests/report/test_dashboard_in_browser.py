@@ -162,7 +162,7 @@ def test_a_broken_file_is_told_and_the_page_stays(made_run: MakeRun, open_page: 
     page.wait_for_selector("text=step 4 of 8")
     good = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(good + b"not json\n")
-    page.wait_for_selector(".notice >> text=is no JSON object")
+    page.wait_for_selector(".notice >> text=is not a JSON object")
     (run / "metrics.jsonl").write_bytes(good)
     page.wait_for_selector(".notice", state="detached")
     assert "step 4 of 8" in page.inner_text("header.top")

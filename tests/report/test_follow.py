@@ -17,52 +17,46 @@ def lines(*steps: int, value: float = 0.5) -> str:
 def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(lines(1, 2))
-    first = read_news(tmp_path)
-    assert first.is_reset
-    assert [row["step"] for row in first.rows] == [1, 2]
-    assert read_news(tmp_path, first.position).rows == []
+    is_reset, first = read_news(tmp_path, [])
+    assert is_reset
+    assert [row["step"] for row in first] == [1, 2]
+    assert read_news(tmp_path, first) == (False, [])
     file.write_text(lines(1, 2, 3))
-    second = read_news(tmp_path, first.position)
-    assert not second.is_reset
-    assert [row["step"] for row in second.rows] == [3]
+    is_reset, second = read_news(tmp_path, first)
+    assert not is_reset
+    assert [row["step"] for row in second] == [3]
 
 
 def test_a_line_that_is_being_written_waits_for_its_end(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(lines(1) + '{"step": 2, "rew')
-    first = read_news(tmp_path)
-    assert [row["step"] for row in first.rows] == [1]
+    _, first = read_news(tmp_path, [])
+    assert [row["step"] for row in first] == [1]
     file.write_text(lines(1, 2))
-    assert [row["step"] for row in read_news(tmp_path, first.position).rows] == [2]
+    assert [row["step"] for row in read_news(tmp_path, first)[1]] == [2]
 
 
 @pytest.mark.parametrize("again", [lines(1), lines(1, 2, value=0.9), lines(1, 2, 3, 4, 5, value=0.9), ""])
 def test_a_file_that_was_rewritten_is_read_anew(tmp_path: Path, again: str) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(lines(1, 2, 3))
-    position = read_news(tmp_path).position
+    _, sent = read_news(tmp_path, [])
     file.write_text(again)
-    news = read_news(tmp_path, position)
-    assert news.is_reset
-    assert len(news.rows) == again.count("\n")
-
-
-@pytest.mark.parametrize("position", ["", "0-0", "99999-abc", "x", "-1", "12", "1e3-0"])
-def test_a_position_from_nowhere_reads_everything(tmp_path: Path, position: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text(lines(1, 2))
-    assert [row["step"] for row in read_news(tmp_path, position).rows] == [1, 2]
+    is_reset, rows = read_news(tmp_path, sent)
+    assert is_reset
+    assert len(rows) == again.count("\n")
 
 
 def test_numbers_that_are_not_finite_are_none(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a/b": null, "a/c": NaN}\n')
-    assert read_news(tmp_path).rows == [{"step": 1, "a/b": None, "a/c": None}]
+    assert read_news(tmp_path, [])[1] == [{"step": 1, "a/b": None, "a/c": None}]
 
 
 @pytest.mark.parametrize("broken", ["nothing\n", "[1]\n", '{"reward/mean": 1}\n'])
 def test_a_broken_line_is_told(tmp_path: Path, broken: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(lines(1) + broken)
     with pytest.raises(DataError, match=r"metrics\.jsonl"):
-        read_news(tmp_path)
+        read_news(tmp_path, [])
 
 
 def test_runs_are_found_by_name_and_inside_folders(tmp_path: Path) -> None:

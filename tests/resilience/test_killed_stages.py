@@ -1,4 +1,4 @@
-"""Does a supervised stage on 1,000 rows, and GRPO from it, end with the same bits when each of them is killed?"""
+"""Does a supervised stage on 200 rows, and GRPO from it, end with the same bits when each of them is killed?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SMALL = ["evaluation.num_prompts=8", "evaluation.num_prompts_during=8", "evaluation.every_steps=2",
          "run.save_every_steps=2", "rollouts.max_completion_tokens=24"]  # fmt: skip
-STAGE = ["sft", "word_problems", "run.name=warm", "data.limit=1000", "sft.epochs=1", "run.prompts_per_step=125", *SMALL]
+STAGE = ["sft", "word_problems", "run.name=warm", "data.limit=200", "sft.epochs=1", "run.prompts_per_step=25", *SMALL]
 AFTER = ["train", "word_problems", "run.name=after", "run.steps=4", "run.prompts_per_step=4", *SMALL]
 
 

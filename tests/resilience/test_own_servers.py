@@ -127,8 +127,8 @@ def test_a_server_takes_its_whole_group_along_and_is_started_again(
         command=lambda port: [sys.executable, "-c", STUBBORN, "parent", STUBBORN, mark],
         environment=dict(os.environ),
         devices=["4,5", "7"],
-        notify=said.append,
     )
+    servers.notify = said.append
     try:
         until(lambda: sorted(path.read_text().split() for path in tmp_path.iterdir()) == [["4,5"] * 2, ["7"] * 2])
         assert len(processes_with(mark)) == 6, "a leader, a server and its child, twice"

@@ -92,7 +92,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], RewardFunction], str]] = {
     "json schema": (lambda: JsonSchema(schema=PERSON), ANN),
     "tool calls": (ToolCalls, CALL),
     "judge": (_LocalJudge, "5"),
-    "rotating": (lambda: Rotating([Mathematics(name="m"), BoxedFormat()], every_steps=1, grade_all=True), BOXED),
+    "rotating": (lambda: Rotating([Mathematics(name="m"), BoxedFormat()], every_steps=1), BOXED),
     "held out": (lambda: HeldOut(Mathematics(), BoxedFormat()), BOXED),
 }
 ODD_TEXTS = [

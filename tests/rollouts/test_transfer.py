@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -22,11 +22,13 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers import protocol
-from oncurve.rollouts.servers.children import ChildServers, free_ports, own_environment
+from oncurve.rollouts.servers.children import ChildServers, own_environment
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
-from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
 LIMITS = FAST.model_copy(update={"push_seconds": 3.0, "gone_seconds": 30.0})
@@ -65,14 +67,15 @@ def prompts(make_prompts: Callable[..., list[Prompt]]) -> list[Prompt]:
 
 
 @pytest.fixture
-def servers_of(tmp_path: Path) -> Iterator[Callable[[int], ChildServers]]:
+def servers_of(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[[int], ChildServers]]:
     made: list[ChildServers] = []
 
     def make(count: int) -> ChildServers:
         script = str(Path(__file__).with_name("recorder.py"))
+        python = str(nursery.stand_in(tmp_path / "python"))
         environment = own_environment(count) | {"PYTHONPATH": ":".join(sys.path)}
         logs = tmp_path / "logs"
-        command = lambda port: [sys.executable, script, str(port)]  # noqa: E731
+        command = lambda port: [python, script, str(port)]  # noqa: E731
         made.append(ChildServers(count, name="recorder", logs=logs, command=command, environment=environment))
         wait_for(lambda: all(answers(url) for url in made[-1].urls), 60)
         return made[-1]
@@ -88,6 +91,7 @@ def sampler_of(tmp_path: Path) -> Iterator[MakeSampler]:
 
     def make(servers: ChildServers, **options: Any) -> ServerSampler:
         options = {"urls": [], "deadlines": LIMITS, "local": servers, "weights_folder": tmp_path / "weights"} | options
+        options |= {"matrix_type": torch.bfloat16} if "push" in options else {}
         made.append(ServerSampler(PARAMS, **options))
         return made[-1]
 
@@ -96,9 +100,8 @@ def sampler_of(tmp_path: Path) -> Iterator[MakeSampler]:
         sampler.close()
 
 
-def over_nccl(nccl: list[int] | None = None) -> Transfer:
-    push = GroupPush(lambda: GlooEnd(nccl), free_port=lambda: free_ports(1)[0], push_seconds=LIMITS.push_seconds)
-    return Transfer(push, torch.bfloat16)
+def over_nccl(nccl: list[int] | None = None) -> GroupPush:
+    return GroupPush(lambda: GlooEnd(nccl), push_seconds=LIMITS.push_seconds)
 
 
 def wait_for(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -151,7 +154,7 @@ def test_a_group_gets_every_version_over_the_device_and_no_files_after_the_first
     tmp_path: Path,
 ) -> None:
     servers = servers_of(2)
-    sampler = sampler_of(servers, transfer=over_nccl())
+    sampler = sampler_of(servers, push=over_nccl())
     sampler.load_weights(policy, version=0)
     wait_for(lambda: all_ready(sampler))
     for url in servers.urls:
@@ -191,7 +194,7 @@ def test_a_server_that_cannot_join_fetches_files_and_the_others_are_a_group_at_t
 ) -> None:
     servers = servers_of(2)
     unable, able = servers.urls
-    sampler = sampler_of(servers, transfer=over_nccl())
+    sampler = sampler_of(servers, push=over_nccl())
     sampler.load_weights(policy, version=0)
     wait_for(lambda: all_ready(sampler))
     tell(unable, {protocol.INIT: "fail"})
@@ -218,7 +221,7 @@ def test_a_server_with_another_nccl_gets_files_and_nobody_waits_for_it(
     servers = servers_of(2)
     other, alike = servers.urls
     said: list[str] = []
-    sampler = sampler_of(servers, transfer=over_nccl(NCCL))
+    sampler = sampler_of(servers, push=over_nccl(NCCL))
     sampler.notify = said.append
     sampler.load_weights(policy, version=0)
     wait_for(lambda: all_ready(sampler))
@@ -254,7 +257,7 @@ def test_a_member_that_is_lost_in_the_middle_costs_the_others_a_restart_and_no_h
     prompts: list[Prompt],
 ) -> None:
     servers = servers_of(2)
-    sampler = sampler_of(servers, transfer=over_nccl())
+    sampler = sampler_of(servers, push=over_nccl())
     for version in (0, 1):
         sampler.load_weights(policy, version=version)
         wait_for(lambda: all_ready(sampler))

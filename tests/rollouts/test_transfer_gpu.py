@@ -19,12 +19,9 @@ from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.servers.children import free_ports
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
-from oncurve.rollouts.servers.transfer.endpoints import NcclEnd
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
-from oncurve.rollouts.servers.transfer.transfer import Transfer
 from oncurve.settings import Deadlines, OptimizerSettings
 
 GPUS = torch.cuda.device_count()
@@ -54,12 +51,12 @@ def check(policy: TrainedPolicy, one: Completion) -> None:
     torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-2, rtol=0)
 
 
-def follow(transfer: Transfer, servers: VllmServers, folder: Path) -> set[str]:
+def follow(push: GroupPush, servers: VllmServers, folder: Path) -> set[str]:
     """Three versions through a way; the versions that were written as files."""
     policy, prompts = make_policy()
     limits = Deadlines(gone_seconds=300.0)
     options = {"urls": [], "weights_folder": folder, "deadlines": limits, "local": servers}
-    sampler = ServerSampler(PARAMS, transfer=transfer, **options)  # type: ignore[arg-type]
+    sampler = ServerSampler(PARAMS, push=push, **options)  # type: ignore[arg-type]
     try:
         for version in range(3):
             sampler.load_weights(policy, version=version)
@@ -85,5 +82,5 @@ def test_a_server_on_the_second_gpu_samples_from_weights_that_came_over_nccl(tmp
     servers = VllmServers(
         str(EMBEDDED), 1, python=None, dtype="float32", on_cpu=False, logs=tmp_path, options=SMALL, devices=["1"]
     )
-    push = GroupPush(NcclEnd, free_port=lambda: free_ports(1)[0])
-    assert follow(Transfer(push), servers, tmp_path / "weights") == {"0"}
+    push = GroupPush()
+    assert follow(push, servers, tmp_path / "weights") == {"0"}

@@ -62,7 +62,7 @@ def assert_has(server: LocalServer, policy: TrainedPolicy) -> None:
 
 
 def make(servers: list[LocalServer], folder: Path, **settings: object) -> ServerSampler:
-    address, chain = settings.pop("address", None), settings.pop("chain", None)
+    address = settings.pop("address", None)
     return ServerSampler(
         PARAMS,
         urls=[server.url for server in servers],
@@ -70,7 +70,6 @@ def make(servers: list[LocalServer], folder: Path, **settings: object) -> Server
         weights_address=address,  # type: ignore[arg-type]
         deadlines=PATIENT,
         deltas=DeltaSettings(**settings),  # type: ignore[arg-type]
-        chain=chain,  # type: ignore[arg-type]
     )
 
 
@@ -164,52 +163,6 @@ def test_a_server_gives_to_the_next_and_the_trainer_sends_each_byte_once(
             assert_has(server, policy)
     finally:
         sampler.close()
-
-
-@pytest.mark.parametrize("end", ["stopped", "killed", "damaged"])
-def test_a_resumed_trainer_sends_what_is_different_from_what_servers_have(
-    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, end: str
-) -> None:
-    """It went back to a checkpoint: servers have a newer version than it."""
-    place, chain = tmp_path / "weights", tmp_path / "weights.json"
-    first = make(servers, place, chain=chain)
-    for version in range(4):
-        first.load_weights(policy, version)
-        if version == 2:
-            saved = copy.deepcopy(policy.model.state_dict())
-        train_a_little(policy)
-    if end == "killed":
-        assert first._loop is not None
-        first._loop.call(first._shut())
-        first._loop.close()
-    else:
-        first.close()
-    if end == "damaged":
-        path = max(place.rglob("*.safetensors"))
-        data = path.read_bytes()
-        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    policy.model.load_state_dict(saved)
-    heard: list[str] = []
-    again = make(servers, place, chain=chain)
-    again.notify = heard.append
-    try:
-        for version in range(2, 5):
-            again.load_weights(policy, version)
-            while len(again.pool.ready) < len(servers):
-                again.load_weights(policy, version)
-            for server in servers:
-                assert_has(server, policy)
-                copied = server.server.update.mirror
-                assert again._deltas is not None
-                assert again._deltas.last is not None
-                is_whole = copied.bytes > 0.9 * again._deltas.last.whole_bytes
-                assert is_whole == (end == "damaged" and version == 2)
-            train_a_little(policy)
-    finally:
-        again.forget()
-        again.close()
-    assert [text for text in heard if "all weights are sent" in text] == heard[: end == "damaged"]
-    assert list(tmp_path.rglob("weights*")) == [place], "the run is at its end, and nothing of it is kept"
 
 
 def test_weights_are_fetched_while_servers_sample_the_step_before(

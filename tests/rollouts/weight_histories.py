@@ -106,7 +106,6 @@ class History:
         self.messages: list[dict[str, Any]] = []
         self.checkpoints: list[tuple[int, dict[str, torch.Tensor]]] = []
         self.store: DeltaStore | None = None
-        self.chain = folder / "weights.json"
         self.servers: list[Server] = []
         host.history = self
         self.new_trainer()
@@ -224,8 +223,7 @@ class History:
         if self.store is not None:
             roots.append(self.store.root)
         chosen = self.random.choice(roots)
-        found = sorted(path for path in chosen.rglob("*") if path.is_file() and path.name != ".lock")
-        return [*found, self.chain] if self.chain.exists() and chosen == roots[-1] else found
+        return sorted(path for path in chosen.rglob("*") if path.is_file() and path.name != ".lock")
 
     def flip(self) -> None:
         """A bit flips in a file of the trainer, or of a server."""
@@ -266,18 +264,12 @@ class History:
         self._publish()
 
     def new_trainer(self) -> None:
-        """Another run, or the same one: ended in order or killed, and resumed over what is left."""
-        is_resumed = self.store is not None and self.random.random() < 0.7
-        if self.store is not None and (not is_resumed or self.random.random() < 0.5):
-            if not is_resumed:
-                self.store.forget()
+        """Another trainer; the one before it has ended in order or was killed."""
+        if self.store is not None and self.random.random() < 0.5:
             self.store.close()
-        self.runs += not is_resumed
-        self.out.events["resumed"] += is_resumed
-        if is_resumed and self.random.random() < 0.2:
-            self.flip()
+        self.runs += 1
         every = self.random.choice([2, 3, 6, 50])
-        self.store = DeltaStore(self.folder / "trainer", run=f"run{self.runs}", anchor_every=every, chain=self.chain)
+        self.store = DeltaStore(self.folder / "trainer", run=f"run{self.runs}", anchor_every=every)
 
 
 class Deadly:

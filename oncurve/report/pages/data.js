@@ -93,20 +93,17 @@ class LiveSource {
     this.steps = boot.steps;
     this.num_examples = boot.num_examples;
     this.kept = new Map();
-    this.last = "";
     this.heard = Date.now();
     this.open();
     setInterval(() => this.look(), 1000);
   }
 
-  /** The stream of news, from where the last one ended. */
+  /** The stream of news, which begins with everything. */
   open() {
-    const from = this.last ? `?after=${encodeURIComponent(this.last)}` : "";
-    this.stream = new EventSource(`${this.boot.base}/events${from}`);
+    this.stream = new EventSource(`${this.boot.base}/events`);
     for (const kind of ["reset", "rows", "overview", "steps", "problem", "alive"]) {
       this.stream.addEventListener(kind, (event) => {
         this.heard = Date.now();
-        if (event.lastEventId) this.last = event.lastEventId;
         this.tell("connected", true);
         if (kind !== "alive") this.tell(kind, JSON.parse(event.data));
       });

@@ -45,7 +45,7 @@ function tiles(told, table) {
     table.has("episode/turns") ? tile("Turns per completion", number(table.last("episode/turns")), episodeFacts(table)) : null,
     spent.elapsed_seconds ? tile("Time", duration(spent.elapsed_seconds), spent.seconds_per_step ? `${duration(spent.seconds_per_step)} per step` : null) : null,
     spent.sampled_tokens ? tile("Tokens sampled", compact(spent.sampled_tokens), spent.trained_tokens ? `${compact(spent.trained_tokens)} trained` : null) : null,
-    spent.usd === null ? null : tile("Cost so far", money(spent.usd), isNumber(spent.usd_per_point) ? `${money(spent.usd_per_point)} per point won` : spent.basis));
+    spent.usd === null ? null : tile("Cost so far", money(spent.usd), spent.basis));
 }
 
 /** "1.2 calls, 3% failed" */
@@ -134,7 +134,6 @@ function arithmeticSection(told) {
         ["device hours", number(spent.hours * spent.devices)],
         ...(isNumber(spent.usd) ? [["cost", money(spent.usd)]] : []),
         ...(isNumber(spent.usd) && told.steps_done ? [["per step", money(spent.usd / told.steps_done)]] : []),
-        ...(isNumber(spent.usd_per_point) ? [["per point of held-out accuracy", money(spent.usd_per_point)]] : []),
       ], "pairs"), el("p", { class: "soft small" }, `${spent.basis[0].toUpperCase()}${spent.basis.slice(1)}. Steps that a crash lost and the measurement after training are not in it.`))));
 }
 

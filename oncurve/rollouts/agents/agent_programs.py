@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import json
 import os
@@ -15,7 +16,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.rollouts.agents.agent_client import make_client
 from oncurve.rollouts.episodes.tools import declares
 from oncurve.rollouts.servers.event_loop import EventLoopThread
 
@@ -73,6 +73,7 @@ class FunctionAgent:
                 f"agent {name}: nothing is known for its argument {missing[0]!r}. Write "
                 f"`async def agent(row, client)`; {', '.join(GIVEN)} can be asked for"
             )
+        self._openai = _openai(name) if "client" in self._names.values() else None
 
     def start(self, errand: Errand, loop: EventLoopThread, deliver: Deliver) -> Stop:
         """In the loop of all async agents, or in a thread of its own, which cannot be ended from outside."""
@@ -89,24 +90,44 @@ class FunctionAgent:
         known |= {"api_key": errand.api_key, "seed": errand.seed}
         return {name: known[own] for name, own in self._names.items()}
 
+    def _client(self, errand: Errand, kind: str) -> Any:
+        """One that reaches the policy past any proxy of this machine; None where the function asks for none."""
+        if self._openai is None:
+            return None
+        plain = vars(self._openai)[f"Default{kind}HttpxClient"](trust_env=False)
+        known = {"base_url": errand.base_url, "api_key": errand.api_key, "timeout": None, "http_client": plain}
+        return vars(self._openai)[f"{kind}OpenAI"](**known)
+
     def _run(self, errand: Errand) -> Any:
-        client = make_client(errand.base_url, errand.api_key, is_async=False)
+        client = self._client(errand, "")
         try:
             return self.function(**self._arguments(errand, client))
         except SystemExit as error:
             raise RuntimeError(f"it called sys.exit({error.code})") from None
         finally:
-            client.close()
+            if client is not None:
+                client.close()
 
     async def _run_async(self, errand: Errand) -> Any:
-        client = make_client(errand.base_url, errand.api_key, is_async=True)
+        client = self._client(errand, "Async")
         try:
             value = self.function(**self._arguments(errand, client))
             return await value if isinstance(value, Awaitable) else value
         except SystemExit as error:
             raise RuntimeError(f"it called sys.exit({error.code})") from None
         finally:
-            await client.close()
+            if client is not None:
+                await client.close()
+
+
+def _openai(name: str) -> Any:
+    try:
+        return importlib.import_module("openai")
+    except ImportError:
+        raise ConfigError(
+            f"agent {name} asks for a client, which comes from the openai package, and that is not installed. Run `pip "
+            f"install openai`, or ask for base_url and api_key"
+        ) from None
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -44,8 +44,8 @@ def call_of(prompt_lengths: list[int], group_size: int, params: SamplingParams) 
     )
 
 
-def widths_of(model: PreTrainedModel, compute_type: torch.dtype, kv_type: torch.dtype | None = None) -> Widths:
-    """The widths of a model in this arithmetic; keys and values are in its type if ``kv_type`` is None."""
+def widths_of(model: PreTrainedModel, compute_type: torch.dtype) -> Widths:
+    """The widths of a model in this arithmetic."""
     config = model.config.get_text_config()
     known, heads = vars(config), int(config.num_attention_heads)
     kv_heads = int(known.get("num_key_value_heads") or heads)
@@ -58,7 +58,7 @@ def widths_of(model: PreTrainedModel, compute_type: torch.dtype, kv_type: torch.
         qkv=heads * head_size + kv,
         kv=kv,
         vocabulary=config.vocab_size,
-        kv_bytes=(kv_type or compute_type).itemsize,
+        kv_bytes=compute_type.itemsize,
         compute_bytes=compute_type.itemsize,
         heads_per_kv=heads // kv_heads,
     )
@@ -92,7 +92,6 @@ class RowBudget:
     """At most; None: on a GPU as many as its memory takes, elsewhere the usual number."""
     kv_tokens: int | None = None
     """Positions of keys and values at most; None: on a GPU as many as its memory takes."""
-    kv_type: torch.dtype | None = None
     limit: int | None = None
     """What memory took when it ran out; None while it has not."""
 
@@ -106,7 +105,7 @@ class RowBudget:
             if self.kv_tokens is None:
                 compute_type = arithmetic_type(device, next(model.parameters()).dtype)
                 free = free_bytes(device) - copied_bytes(model, backbone, compute_type)
-                widths = widths_of(model, compute_type, self.kv_type)
+                widths = widths_of(model, compute_type)
                 most = most_rows(widths, call, free, most=most, by_module=backbone is None)
                 log.debug("%d completions at a time, with %.2f GiB free", most, free / 2**30)
         return most if self.limit is None else min(most, self.limit)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
 from oncurve.model.allocator import give_back
@@ -57,7 +56,6 @@ class InProcessEngine:
         *,
         max_rows: int | None = None,
         kv_tokens: int | None = None,
-        kv_type: torch.dtype | None = None,
         cuda_graphs: bool = True,
     ) -> None:
         """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions.
@@ -65,11 +63,10 @@ class InProcessEngine:
         Where None is given, a GPU takes what fits into the memory that is free when it samples, other devices the
         usual number of rows and any number of positions.
 
-        Keys and values are kept in ``kv_type``; None: in the type of the arithmetic, or in float32, except for long
-        prompts, where torch alone decodes on a CPU. Without ``cuda_graphs`` a GPU samples through the model's modules.
+        Without ``cuda_graphs`` a GPU samples through the model's modules.
         """
         self.params = params
-        self.budget = RowBudget(max_rows, kv_tokens, kv_type)
+        self.budget = RowBudget(max_rows, kv_tokens)
         self.on_group: Callable[[Group], None] | None = None
         self._policy: PolicyView | None = None
         self._proof = Proof(on_gpu=cuda_graphs)
@@ -132,8 +129,6 @@ class InProcessEngine:
         """
         assert self._policy is not None
         backbone = self._proof.backbone(self._policy)
-        if backbone is None:
-            self._check_kv_type(self._policy.model)
         left = list(range(len(asked.prompts)))
         while left:
             now = asked.of(left)
@@ -165,7 +160,6 @@ class InProcessEngine:
             end_ids=asked.end_ids,
             max_rows=rows,
             kv_tokens=self.budget.kv_tokens,
-            kv_type=self.budget.kv_type,
         )
         fused.run(asked.prompts, asked.group_size, asked.keys, finish)
 
@@ -186,18 +180,6 @@ class InProcessEngine:
                     sampled[number // count].append((row.token_ids, row.logprobs, row.finish_reason or "abort"))
             for place, completions in enumerate(sampled):
                 finish(first + place, completions)
-
-    def _check_kv_type(self, model: PreTrainedModel) -> None:
-        """Raises SamplerError for keys and values in another type than that of the module's arithmetic."""
-        device = model.device.type
-        is_narrow = torch.is_autocast_enabled(device)
-        computed = torch.get_autocast_dtype(device) if is_narrow else next(model.parameters()).dtype
-        if self.budget.kv_type not in (None, computed):
-            raise SamplerError(
-                f"rollouts.kv_dtype is {str(self.budget.kv_type).removeprefix('torch.')}, but {type(model).__name__} "
-                f"on {device} is sampled through its own module, which keeps keys and values in the type of the "
-                f"arithmetic ({str(computed).removeprefix('torch.')}). Set it to auto"
-            )
 
 
 def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:

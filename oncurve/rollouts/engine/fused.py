@@ -45,9 +45,7 @@ class FusedSampling:
         end_ids: tuple[int, ...],
         max_rows: int,
         kv_tokens: int | None,
-        kv_type: torch.dtype | None = None,
     ) -> None:
-        self.kv_type = kv_type
         self.policy, self.backbone, self.params = policy, backbone, params
         self.end_ids, self.max_rows, self.kv_tokens = end_ids, max_rows, kv_tokens
         self.stops = StopStrings(params.stop, policy.tokenizer)
@@ -88,7 +86,6 @@ class FusedSampling:
                 prompt_slots=room.prompt_slots,
                 prompt_tokens=longest,
                 completion_tokens=params.max_completion_tokens,
-                kv_type=self.kv_type,
             )
             try:
                 while not rows.is_done:

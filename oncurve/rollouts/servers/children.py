@@ -51,7 +51,6 @@ class ChildServers:
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
         devices: Sequence[str] = (),
-        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``command`` gives the words for a port; ``devices`` the GPUs that each server sees, as CUDA names them."""
         if devices and len(devices) != count:
@@ -59,7 +58,9 @@ class ChildServers:
         self.name, self.logs = name, logs
         self.ports = free_ports(count)
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
-        self._command, self._environment, self._say = command, dict(environment), notify
+        self._command, self._environment = command, dict(environment)
+        self.notify: Callable[[str], None] = lambda text: None
+        """Where a person is told of a server that ended."""
         self._devices = dict(zip(self.ports, devices, strict=False))
         self._ended = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -113,7 +114,9 @@ class ChildServers:
                 if process.poll() is not None:
                     _end_group(process, signal.SIGKILL)  # whoever its leader left behind
                     _close_pipe(process)
-                    self._say(f"the {self.name} server on port {port} has ended; it is started again. See {self.logs}")
+                    self.notify(
+                        f"the {self.name} server on port {port} has ended and is started again. See {self.logs}"
+                    )
                     self._start(port)
 
 

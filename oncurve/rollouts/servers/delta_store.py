@@ -1,35 +1,30 @@
 """The folder of weights for servers that are brought up to date by differences.
 
 A version is published as what changed since the one before, and whole every so often, or where a difference would not
-be smaller. The trainer keeps the files of the last version in memory, bytes that servers have, to compare with. A
-resumed trainer makes them again of what the one before it left, so that servers go on with differences.
+be smaller. The trainer keeps the files of the last version in memory, bytes that servers have, to compare with.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import re
 import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from oncurve.errors import SamplerError
-from oncurve.observe.record import write_text
 from oncurve.rollouts.servers.delta import Bytes, Coded, Region, encode
-from oncurve.rollouts.servers.fetch import side_by_side
-from oncurve.rollouts.servers.mirror import DELTA, built
+from oncurve.rollouts.servers.mirror import DELTA
 from oncurve.rollouts.servers.shards import at_once, cut_into_files, file_pieces
 from oncurve.rollouts.servers.store import Contents, WeightStore
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment
-from oncurve.rollouts.servers.weight_manifest import Link, Manifest, WeightFile, label_of, read_links, read_manifest
+from oncurve.rollouts.servers.weight_manifest import Link, Manifest, WeightFile, label_of
 
 PAYS = 0.7
 """A version whose differences are more than this share of its files is published whole."""
@@ -55,16 +50,10 @@ class Published:
 class DeltaStore(WeightStore):
     """Versions as differences, and whole ones between them."""
 
-    def __init__(
-        self, root: Path, *, run: str, anchor_every: int = 20, chain: Path | None = None, **words: Any
-    ) -> None:
-        """``anchor_every``: a version is written whole at least so often. With ``chain``, a file that says what was
-        published, another store goes on from there. Other ``words`` are those of any store."""
-        super().__init__(root, run=run if chain is None else _run_in(chain) or run, **words)
-        if chain is not None:  # the same in every process of the run
-            self.name = f"weights-{self.run}"
-            self.root = self.root.with_name(self.name)
-        self.anchor_every, self._chain, self._is_begun = anchor_every, chain, chain is None
+    def __init__(self, root: Path, *, run: str, anchor_every: int = 20, **words: Any) -> None:
+        """``anchor_every``: a version is written whole at least so often. Other ``words`` are those of any store."""
+        super().__init__(root, run=run, **words)
+        self.anchor_every = anchor_every
         self.last: Published | None = None
         self._view: dict[str, Bytes] = {}
         """The files of the last version."""
@@ -85,9 +74,6 @@ class DeltaStore(WeightStore):
         """
         begin = time.perf_counter()
         with self._lock:
-            if not self._is_begun:
-                self._is_begun = True
-                self._go_on()
             coding: list[float] = []
             changes: list[Coded | None] = []
 
@@ -101,7 +87,6 @@ class DeltaStore(WeightStore):
                 raise
             if not manifest.chain:
                 manifest = self.published[-1] = replace(manifest, chain=tuple(self._links))
-            self._note()
             link, known = self._links[-1], [one for one in changes if one is not None]
             whole = sum(file.size for file in manifest.files)
             self.last = Published(
@@ -134,67 +119,7 @@ class DeltaStore(WeightStore):
                 raise SamplerError(f"{folder}: weights for the rollout servers cannot be written: {error}") from error
             self._links[-1] = replace(link, whole=manifest.files)
             self.published[-1] = replace(manifest, chain=tuple(self._links))
-            self._note()
             return self.published[-1]
-
-    def close(self) -> None:
-        """What a resumed trainer goes on from stays; without a file that leads there, nothing does."""
-        with self._lock:
-            if self._chain is None or not self._links:
-                super().close()
-                return
-            self._leave(1)
-            self._note()
-
-    def forget(self) -> None:
-        """Nobody resumes this run: nothing stays of its weights."""
-        with self._lock:
-            if self._chain is not None:
-                self._chain.unlink(missing_ok=True)
-            self._chain = None
-
-    def _note(self) -> None:
-        """Say in the file what was published. Raises SamplerError if the disk does not take it."""
-        if self._chain is not None:
-            told = {"run": self.run, "links": [asdict(link) for link in self._links]}
-            try:
-                write_text(self._chain, json.dumps(told))
-            except OSError as error:
-                raise SamplerError(f"{self._chain} cannot be written: {error}") from error
-
-    def _go_on(self) -> None:
-        """Be where the trainer before this one was; at the beginning if what it left is not whole."""
-        assert self._chain is not None
-        if not self._chain.exists():
-            return
-        try:
-            links = list(read_links(json.loads(self._chain.read_text(encoding="utf-8"))["links"]))
-            published = [read_manifest(self.root / link.label, link) for link in links]
-            self._view = self._read_view(links, published[-1].files)
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            self._say(
-                f"all weights are sent to the rollout servers once: what was left in {self.root} is lost: {error}"
-            )
-            shutil.rmtree(self.root, ignore_errors=True)
-            return
-        published[-1] = replace(published[-1], chain=tuple(links))
-        self.published, self._links, self._since_anchor = published, links, len(self._after_anchor(links))
-        for path in self.root.iterdir():
-            if path.name not in {link.label for link in links}:
-                shutil.rmtree(path, ignore_errors=True)
-
-    def _read_view(self, links: list[Link], files: tuple[WeightFile, ...]) -> dict[str, Bytes]:
-        """The files of the last version, made of the last whole one, as servers make them."""
-        after = self._after_anchor(links)
-        whole = links[-len(after) - 1]
-        folder = self.root / whole.label
-
-        def one(file: WeightFile) -> Bytes:
-            name = file.name + DELTA
-            steps = [self.root / link.label / name for link in after if name in {delta.name for delta in link.deltas}]
-            return built(folder / file.name, steps, file)
-
-        return dict(zip([file.name for file in files], side_by_side(one, files), strict=True))
 
     def _write(
         self,
@@ -291,13 +216,6 @@ class DeltaStore(WeightStore):
             for file in link.whole:
                 (self.root / link.label / file.name).unlink(missing_ok=True)
             self._links[place] = replace(link, whole=())
-
-
-def _run_in(chain: Path) -> str | None:
-    """The name under which the versions of a chain were published; None if the file does not tell."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return re.fullmatch(r"[\w.-]+", json.loads(chain.read_text(encoding="utf-8"))["run"])[0]  # type: ignore[index]
-    return None
 
 
 def _assemble(shipment: Shipment, weights: list[str]) -> File:

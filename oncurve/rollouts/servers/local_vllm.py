@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from oncurve.errors import ConfigError
@@ -35,7 +35,6 @@ class VllmServers(ChildServers):
         tensor_parallel: int = 1,
         sleeps: bool = False,
         share: float | None = None,
-        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON. ``devices`` are the GPUs that
         each server sees, over ``tensor_parallel`` of which it spreads the model. With ``sleeps`` it can give
@@ -60,7 +59,6 @@ class VllmServers(ChildServers):
             command=self.command,
             environment=self._common(count),
             devices=devices,
-            notify=notify,
         )
 
     def close(self) -> None:

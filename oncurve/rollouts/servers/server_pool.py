@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -28,28 +28,13 @@ from oncurve.rollouts.servers.weight_manifest import Manifest
 from oncurve.settings import Deadlines
 
 if TYPE_CHECKING:
+    from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
     from oncurve.rollouts.servers.transfer.weight_stream import Shipment
 
 MAX_FAILURES = 6
 """A prompt that servers answered so often with a failure is not tried again: the fault is not theirs."""
 REGISTRY_SECONDS = 0.5
 """How often new servers are looked for."""
-
-
-class Push(Protocol):
-    """A way in which servers get weights from the trainer's GPU. Who does not get them so fetches them as files."""
-
-    def candidates(self, servers: Sequence[RolloutServer]) -> list[RolloutServer]:
-        """Those that can be given the next version so."""
-        ...
-
-    async def hand_over(self, members: Sequence[RolloutServer], shipment: Shipment) -> None:
-        """Give them a version, and tell each what became of it. Failures of servers raise nothing."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what was agreed on, without waiting for it."""
-        ...
 
 
 class ServerPool:
@@ -65,7 +50,7 @@ class ServerPool:
         token: str | None = None,
         address: str | None = None,
         restart: Callable[[str], None] | None = None,
-        push: Push | None = None,
+        push: GroupPush | None = None,
         files: Callable[[str], Manifest | None] = lambda label: None,
         repair: Callable[[str], Manifest | None] = lambda label: None,
         relay: bool = False,

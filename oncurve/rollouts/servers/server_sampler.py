@@ -32,7 +32,7 @@ from oncurve.rollouts.servers.shards import write_weights
 from oncurve.rollouts.servers.store import Contents, WeightStore
 from oncurve.rollouts.servers.transfer.endpoints import give_back_cache
 from oncurve.rollouts.servers.transfer.fallback import Copies
-from oncurve.rollouts.servers.transfer.transfer import Transfer
+from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment, named_weights
 from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
 from oncurve.settings import Deadlines, DeltaSettings
@@ -44,6 +44,10 @@ class ServerSampler:
     Weights are published as files that servers fetch. A step is sampled from its own weights alone: prompts of a
     server that is lost go to others, and what a server gives that has other weights is not taken.
     """
+
+    _loop: EventLoopThread | None = None
+    _policy: PolicyView | None = None
+    _manifest: Manifest | None = None
 
     def __init__(
         self,
@@ -59,32 +63,34 @@ class ServerSampler:
         max_rows: int = 256,
         deadlines: Deadlines | None = None,
         local: ChildServers | None = None,
-        transfer: Transfer | None = None,
+        push: GroupPush | None = None,
+        trains_meanwhile: bool = False,
         sleep: bool = False,
         deltas: DeltaSettings | None = None,
-        chain: Path | None = None,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
         ``matrix_type`` is that of the matrices of vLLM servers, None for full width. ``weights_address`` is host:port
         where servers fetch weights that do not see the folder; ``local`` are servers that were started for this
-        sampler, and end with it; ``transfer`` brings them weights without files; ``sleep`` lets them give memory back
-        whenever the completions of a step are there. With ``deltas`` servers get what changed of the weights, all of
-        them in half width; ``weights_address`` may then be the URL under which others find ``weights_folder``, and
-        ``chain`` a file from which another sampler goes on with differences."""
+        sampler, and end with it; ``push`` brings them weights without files, from a policy that ``trains_meanwhile`` in
+        a copy for those that are late; ``sleep`` lets them give memory back whenever the completions of a step are
+        there. With ``deltas`` servers get what changed of the weights, all of them in half width; ``weights_address``
+        may then be the URL under which others find ``weights_folder``."""
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
-        more = {"anchor_every": deltas.anchor_every, "chain": chain} if deltas is not None else {}
-        self._deltas = DeltaStore(weights_folder, **words, **more) if deltas is not None else None
+        self._deltas: DeltaStore | None = None
+        if deltas is not None:
+            self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words)
         self._store = self._deltas or WeightStore(weights_folder, **words)
         self._prepared: dict[int, Future[Manifest]] = {}  # by version
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
         self._held_seconds, self._num_late = 0.0, 0
-        self._transfer, self._sleep, self._matrix_type = transfer, sleep, matrix_type
-        self._copies = Copies(self._store, trains_meanwhile=transfer is not None and transfer.trains_meanwhile)
-        if transfer is not None:
-            transfer.push.notify = self._say
+        self._push, self._sleep, self._matrix_type = push, sleep, matrix_type
+        self._copies = Copies(self._store, trains_meanwhile=trains_meanwhile)
+        for part in (push, local):
+            if part is not None:
+                part.notify = self._say
         is_url = weights_address is not None and weights_address.startswith(("http://", "https://"))
         self._host = self._make_host(weights_address, token, deltas) if weights_address and not is_url else None
         token = token if self._host is None else self._host.token
@@ -95,16 +101,13 @@ class ServerSampler:
             max_rows=max_rows,
             token=token,
             restart=local.restart if local is not None else None,
-            push=transfer.push if transfer is not None else None,
+            push=push,
             files=self._copies.files,
             address=f"{weights_address.rstrip('/')}/{self._store.name}" if weights_address and is_url else None,
             repair=self._deltas.renew if self._deltas is not None else lambda label: None,
             relay=deltas is not None and deltas.relay,
             notify=self._say,
         )
-        self._loop: EventLoopThread | None = None
-        self._policy: PolicyView | None = None
-        self._manifest: Manifest | None = None
 
     def _make_host(self, address: str, token: str | None, deltas: DeltaSettings | None) -> WeightHost:
         limit = Bandwidth(deltas.mbit) if deltas is not None and deltas.mbit is not None else None
@@ -168,7 +171,7 @@ class ServerSampler:
             self._loop.call(self._open())
         if self._sleep:
             give_back_cache()
-        if self._transfer is not None:
+        if self._push is not None:
             self._hand_over(policy, version)
             return
         manifest = self._published(policy, version)
@@ -178,9 +181,8 @@ class ServerSampler:
 
     def _hand_over(self, policy: PolicyView, version: int) -> None:
         """Weights from the GPU to servers that can take them so; the others fetch files, which are written for them."""
-        assert self._transfer is not None
         assert self._loop is not None
-        shipment = make_shipment(policy, self._store.run, version, matrix_type=self._transfer.matrix_type)
+        shipment = make_shipment(policy, self._store.run, version, matrix_type=self._matrix_type)
         with self._copies.still():
             if self._manifest is None or self._manifest.label != shipment.label:
                 self._policy, self._manifest = policy, self._copies.offer(shipment)
@@ -304,13 +306,8 @@ class ServerSampler:
         label = self._manifest.label
         return ServerTurns(self._loop, self.pool, params, label=label, end_ids=end_ids, post=post, held=held)
 
-    def forget(self) -> None:
-        """The run is at its end: nothing is kept for a trainer that would resume it."""
-        if self._deltas is not None:
-            self._deltas.forget()
-
     def close(self) -> None:
-        """Let go of the servers, and remove the published weights, but for what a resumed trainer goes on from."""
+        """Let go of the servers, and remove the published weights."""
         self._coder.shutdown(cancel_futures=True)
         if self._loop is not None:
             self._loop.call(self._shut())

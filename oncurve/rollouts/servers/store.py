@@ -13,7 +13,7 @@ from typing import Any
 
 from oncurve.errors import SamplerError
 from oncurve.observe.checksums import flush
-from oncurve.rollouts.servers.weight_manifest import Manifest, WeightFile, label_of, write_manifest
+from oncurve.rollouts.servers.weight_manifest import Manifest, WeightFile, label_of
 
 GB = 1e9
 ROOM = 0.5
@@ -81,7 +81,6 @@ class WeightStore:
                 return self.published[-1]
             folder = self.root / label
             manifest = Manifest(label, version, tuple(files), tuple(names), str(folder), adapter)
-            write_manifest(manifest, partial)
             self._keep_for_good(partial, folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)

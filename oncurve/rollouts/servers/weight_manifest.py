@@ -117,25 +117,20 @@ class Manifest:
         }
 
 
-def read_links(told: Any) -> tuple[Link, ...]:
-    """A chain as it was written. Raises ValueError for one that is damaged."""
+def read_chain(message: Mapping[str, Any]) -> tuple[Link, ...]:
+    """The chain in a message. Raises ValueError for one that is damaged or does not lead to the announced version."""
     try:
-        return tuple(
+        chain = tuple(
             Link(
                 str(link["label"]),
                 link["base"],
                 tuple(WeightFile(**file) for file in link["deltas"]),
                 tuple(WeightFile(**file) for file in link["whole"]),
             )
-            for link in told
+            for link in message["chain"]
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"the chain of versions cannot be read: {error}") from None
-
-
-def read_chain(message: Mapping[str, Any]) -> tuple[Link, ...]:
-    """The chain in a message. Raises ValueError if it does not lead to the version that is announced."""
-    chain = read_links(message["chain"])
     if not chain or chain[-1].label != message["label"]:
         raise ValueError(f"the chain of versions does not lead to {message['label']}")
     return chain
@@ -149,23 +144,6 @@ def label_of(run: str, version: int, files: Sequence[WeightFile]) -> str:
     """
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     return f"{run}:{version}:{digest[:12]}"
-
-
-def write_manifest(manifest: Manifest, folder: Path) -> Path:
-    """Write it into a folder."""
-    path = folder / NAME
-    path.write_text(json.dumps(asdict(manifest)), encoding="utf-8")
-    return path
-
-
-def read_manifest(folder: Path, link: Link) -> Manifest:
-    """The manifest in the folder of a version of a chain. Raises ValueError if it is that of another."""
-    told = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    files = tuple(WeightFile(**file) for file in told["files"])
-    run, _, version = link.label.rpartition(":")[0].rpartition(":")
-    if label_of(run, int(version), files) != link.label:
-        raise ValueError(f"{folder / NAME} does not describe {link.label}")
-    return Manifest(link.label, int(version), files, tuple(told["names"]), str(folder), chain=(link,))
 
 
 def describe_files(folder: Path) -> tuple[tuple[WeightFile, ...], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,45 +17,28 @@ BUFFER_BYTES = 2**28
 NUM_BUFFERS = 2
 
 
-class GroupEnd(Protocol):
-    """The trainer's place in a group with servers. Its calls wait for the others and know no deadline: each is made in
-    a thread that may be left behind."""
-
-    def version(self) -> list[int | str] | None:
-        """Of the library that connects the members, which must be the same for all; None where that does not matter."""
-        ...
-
-    def join(self, address: str, port: int, size: int) -> None:
-        """Become member 0 of ``size``, who meet at an address of this machine."""
-        ...
-
-    def send(self, shipment: Shipment) -> None:
-        """Give all weights to all members; they have left this GPU when it returns."""
-        ...
-
-    def leave(self) -> None:
-        """Let go of the group, also in the middle of something."""
-        ...
-
-
 def packing() -> dict[str, Any]:
     """How weights are put together in buffers, which both ends must know."""
     return {"packed": True, "packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": NUM_BUFFERS}
 
 
 class NcclEnd:
-    """vLLM's own communicator and its packed broadcast. Has not yet run: it needs two GPUs."""
+    """The trainer's place in a group with servers: vLLM's own communicator and its packed broadcast.
+
+    Its calls wait for the others and know no deadline: each is made in a thread that may be left behind. Has not yet
+    run: it needs two GPUs.
+    """
 
     def __init__(self) -> None:
         self._device = torch.cuda.current_device()
         self._communicator: Any = None
 
-    def version(self) -> list[int | str] | None:
-        """Of NCCL, as torch brings it along and vLLM loads it."""
+    def version(self) -> list[int | str]:
+        """Of NCCL, as torch brings it along and vLLM loads it; it must be the same for all."""
         return list(nccl.version())
 
     def join(self, address: str, port: int, size: int) -> None:
-        """Become member 0."""
+        """Become member 0 of ``size``, who meet at an address of this machine."""
         from vllm.distributed.weight_transfer.nccl_common import trainer_init  # pyright: ignore[reportMissingImports]
 
         torch.cuda.set_device(self._device)  # each thread has its own
@@ -64,7 +47,7 @@ class NcclEnd:
             raise RuntimeError("NCCL cannot be loaded into the process that trains")
 
     def send(self, shipment: Shipment) -> None:
-        """Broadcast buffer after buffer."""
+        """Give all weights to all members; they have left this GPU when it returns."""
         from vllm.distributed.weight_transfer.packed_tensor import (  # pyright: ignore[reportMissingImports]
             packed_nccl_broadcast_producer,
         )
@@ -81,7 +64,7 @@ class NcclEnd:
         )
 
     def leave(self) -> None:
-        """End the communicator; who waits in it is told of an error."""
+        """Let go of the group, also in the middle of something; who waits in it is told of an error."""
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             communicator.destroy()

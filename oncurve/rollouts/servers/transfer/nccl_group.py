@@ -12,9 +12,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oncurve.errors import SamplerError, counted
+from oncurve.rollouts.servers.children import free_ports
 from oncurve.rollouts.servers.client import ServerFailed, ServerLost
 from oncurve.rollouts.servers.rollout_server import RolloutServer
-from oncurve.rollouts.servers.transfer.endpoints import GroupEnd, packing
+from oncurve.rollouts.servers.transfer.endpoints import NcclEnd, packing
 from oncurve.rollouts.servers.transfer.side_thread import aside
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment
 
@@ -35,18 +36,13 @@ class GroupPush:
     way = "nccl"
 
     def __init__(
-        self,
-        end: Callable[[], GroupEnd],
-        *,
-        free_port: Callable[[], int],
-        address: str | None = None,
-        push_seconds: float = 300.0,
+        self, end: Callable[[], NcclEnd] = NcclEnd, *, address: str | None = None, push_seconds: float = 300.0
     ) -> None:
         """``end`` makes the trainer's place in a group, a new one for each; ``address`` is where servers on other
         machines reach this one, without which only those of this machine are members."""
-        self._make_end, self._free_port, self._address = end, free_port, address
+        self._make_end, self._address = end, address
         self._seconds = push_seconds
-        self._end: GroupEnd | None = None
+        self._end: NcclEnd | None = None
         self._members: list[tuple[str, int]] = []
         """Address and life of each."""
         self._failures = 0
@@ -99,7 +95,7 @@ class GroupPush:
         if lost := await self._unlike(members, end.version()):
             await self._decline(members, lost)
             return False
-        address, port = self._address or "127.0.0.1", self._free_port()
+        address, port = self._address or "127.0.0.1", free_ports(1)[0]
         settings = packing() | {"master_address": address, "master_port": port, "world_size": 1 + sum(sizes)}  # type: ignore[arg-type]
         offsets = [1 + sum(sizes[:place]) for place in range(len(members))]  # type: ignore[arg-type]
         joins = [
@@ -168,7 +164,7 @@ class GroupPush:
 
     async def _dissolve(
         self,
-        end: GroupEnd,
+        end: NcclEnd,
         members: Sequence[RolloutServer],
         joins: Sequence[asyncio.Future[Any]],
         own: asyncio.Future[Any],
