@@ -140,8 +140,8 @@ def test_a_trained_model_is_measured_and_asked(run_of: RunOf, pretend_gpu: Prete
 
 
 def test_a_loss_of_rows_on_the_cpu_is_found(pretend_gpu: PretendGpu, tmp_path: Path) -> None:
+    words = [*small(tmp_path, "mixed"), "policy.device=cuda", "run.steps=1", "rollouts.max_completion_tokens=72"]
     with pytest.raises(AssertionError, match="Expected all tensors to be on the same device"):
-        words = [*small(tmp_path, "mixed"), "policy.device=cuda", "run.steps=1", "rollouts.max_completion_tokens=72"]
         pretend_gpu(on_device.loss_on_the_cpu, words)
 
 
