@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
-import oncurve
 from oncurve.cli.app import app
 from oncurve.observe.record import read_metrics
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 OWN = '''
 class Counting:
@@ -58,27 +57,30 @@ def graded(run: Path) -> None:
         assert row["reward/turns"] >= 1
 
 
-def test_two_processes_grade_the_environments_that_they_hold(own: Path) -> None:
+def test_two_processes_grade_the_environments_that_they_hold(nursery: Nursery, own: Path) -> None:
     words = ["train", "word_problems", "run.steps=2", "run.prompts_per_step=2", f"run.folder={own}", "run.name=run"]
     words += ["algorithm.group_size=2", "rollouts.max_completion_tokens=24", "rollouts.episodes.max_turns=3"]
     words += ["evaluation.num_prompts=2", "evaluation.every_steps=0"]
     words += ["rollouts.environments={count: own.py:Counting}", "rewards=[{type: custom, function: own.py:turns}]"]
-    command = [sys.executable, "-c", "from oncurve.cli.app import main; main()", *words, "--processes", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    status, said = nursery.run(*words, "--processes", 2)
+    assert status == 0, said
     graded(own / "run")
 
 
-def test_environments_of_a_step_that_was_sampled_ahead_are_open_until_it_is_graded(own: Path) -> None:
-    scope: dict[str, Any] = {}
-    exec(OWN, scope)
+AHEAD = """
+import oncurve
+from own import Counting, turns
+rows = [{{"question": f"{{number}}", "answer": str(number)}} for number in range(12)]
+print(oncurve.train("embedded", rows, turns, environments=Counting, **{options}).folder)
+"""
+
+
+def test_environments_of_a_step_that_was_sampled_ahead_are_open_until_it_is_graded(nursery: Nursery, own: Path) -> None:
     ahead = {"type": "servers", "own_servers": 1, "staleness": 1, **SHORT["rollouts"]}
-    rows = [{"question": f"{number}", "answer": str(number)} for number in range(12)]
-    result = oncurve.train(
-        "embedded", rows, scope["turns"], environments=scope["Counting"], **{**SHORT, "rollouts": ahead}
-    )
-    graded(result.folder)
+    (own / "program.py").write_text(AHEAD.format(options={**SHORT, "rollouts": ahead}))
+    done = nursery.run_python("program.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    graded(Path(done.stdout.splitlines()[-1]))
 
 
 def test_a_reward_in_a_process_of_its_own_cannot_ask_for_environments(own: Path) -> None:

@@ -40,12 +40,13 @@ def layout_of(name: str) -> Path:
 def on_own_rows(name: str) -> list[str]:
     """What makes a recipe whose model and data are on the hub one that needs no network."""
     config = load_config(find_recipe(name))
+    few = ["data.limit=400"] if config.sft and config.data.type == "demonstrations" else []  # made by the thousands
     if name.startswith("programs"):  # every program runs in a sandbox
-        few = [] if config.sft else ["data.limit=40"]
+        few = few or ["data.limit=40"]
         return ["model=embedded", *few, "evaluation.data.limit=10", "evaluation.num_prompts_during=10"]
     if config.model == "embedded":
         return ["data.limit=200"] if name == "word_problems" else []
-    changes = [*ON_CPU, "data.chat=false", "evaluation.data.chat=false"]
+    changes = [*few, *ON_CPU, "data.chat=false", "evaluation.data.chat=false"]
     if config.data.type in ("math", "gsm8k"):
         folder = layout_of(name)
         changes += [f"data.path={folder}", f"evaluation.data.path={folder}", "evaluation.num_prompts_during=20"]

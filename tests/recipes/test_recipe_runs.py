@@ -23,8 +23,8 @@ Reaches = Callable[[Path, int], bool]
 WaitFor = Callable[..., None]
 
 
-FEW = ("evaluation.num_prompts=8", "evaluation.num_prompts_during=4")
-"""Enough to see that it was measured: what is measured is not what these tests are about."""
+FEW = ("evaluation.num_prompts=8", "evaluation.num_prompts_during=4", "run.prompts_per_step=4")
+"""Enough to see that it was measured and that it trains: how well is not what these tests are about."""
 
 
 def words_for(name: str, folder: Path, *more: str) -> list[str]:
@@ -107,7 +107,11 @@ def test_instruct_in_two_processes_loses_one_and_goes_on_with_its_refreshed_refe
     nursery: Nursery, wait_for: WaitFor, reaches: Reaches, rows_of: RowsOf, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    trainer = nursery.start(*words_for("gsm8k_instruct/tiny", tmp_path, "policy.silent_seconds=10"), "--processes", 2)
+    trainer = nursery.start(
+        *words_for("gsm8k_instruct/tiny", tmp_path, "policy.silent_seconds=10", "run.prompts_per_step=2"),
+        "--processes",
+        2,
+    )
     wait_for(lambda: reaches(run, 3), trainer)
     os.kill(json.loads((run / "status.json").read_text())["pid"], signal.SIGKILL)
     assert trainer.wait() == 75, trainer.output

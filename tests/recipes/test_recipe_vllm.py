@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-FEW = ("evaluation.num_prompts=8", "evaluation.num_prompts_during=4")
+FEW = ("evaluation.num_prompts=8", "evaluation.num_prompts_during=4", "run.prompts_per_step=4")
 
 
 @pytest.fixture(autouse=True)

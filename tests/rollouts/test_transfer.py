@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ from oncurve.rollouts.servers.children import ChildServers, own_environment
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
 LIMITS = FAST.model_copy(update={"push_seconds": 3.0, "gone_seconds": 30.0})
@@ -64,14 +67,15 @@ def prompts(make_prompts: Callable[..., list[Prompt]]) -> list[Prompt]:
 
 
 @pytest.fixture
-def servers_of(tmp_path: Path) -> Iterator[Callable[[int], ChildServers]]:
+def servers_of(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[[int], ChildServers]]:
     made: list[ChildServers] = []
 
     def make(count: int) -> ChildServers:
         script = str(Path(__file__).with_name("recorder.py"))
+        python = str(nursery.stand_in(tmp_path / "python"))
         environment = own_environment(count) | {"PYTHONPATH": ":".join(sys.path)}
         logs = tmp_path / "logs"
-        command = lambda port: [sys.executable, script, str(port)]  # noqa: E731
+        command = lambda port: [python, script, str(port)]  # noqa: E731
         made.append(ChildServers(count, name="recorder", logs=logs, command=command, environment=environment))
         wait_for(lambda: all(answers(url) for url in made[-1].urls), 60)
         return made[-1]

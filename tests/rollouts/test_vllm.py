@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 import urllib.request
@@ -35,6 +36,8 @@ from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.teacher_server import TeacherServer
+from oncurve.rollouts.servers.transfer.endpoints import packing
+from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
 from oncurve.settings import Deadlines, DeltaSettings, LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
@@ -47,6 +50,21 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 PARAMS = SamplingParams(max_completion_tokens=40)
+READ_IT = """
+import inspect, json, sys
+from pathlib import Path
+from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo, trainer_init
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+folder = Path(sys.argv[1])
+told = json.loads((folder / "told.json").read_text())
+NCCLWeightTransferInitInfo(**told["settings"])
+NCCLWeightTransferUpdateInfo(**told["header"])
+inspect.signature(trainer_init).bind({})
+names = ("iterator", "group", "src", "post_iter_func", "buffer_size_bytes", "num_buffers")
+inspect.signature(packed_nccl_broadcast_producer).bind(**dict.fromkeys(names))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +291,19 @@ def test_a_teacher_behind_vllm_scores_each_token_as_the_model_does(servers: Vllm
         assert scores == pytest.approx(expected, abs=1e-3)
 
 
+def test_what_is_sent_is_what_vllm_reads(vllm_python: str, tmp_path: Path) -> None:
+    """Its own classes take the bodies, its own functions have the arguments. No GPU is in this."""
+    model, tokenizer = load_model("embedded")
+    shipment = make_shipment(
+        TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings()), "run", 0, matrix_type=torch.bfloat16
+    )
+    place = {"master_address": "127.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 2}
+    told: dict[str, Any] = {"settings": packing() | place, "header": shipment.header()}
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    done = subprocess.run([vllm_python, "-c", READ_IT, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_goes_on_when_one_of_two_servers_is_killed(
     servers: VllmServers, nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -285,7 +316,7 @@ def test_a_run_goes_on_when_one_of_two_servers_is_killed(
         "run.steps=6",
         f"run.folder={tmp_path}",
         "run.name=run",
-        "run.prompts_per_step=8",
+        "run.prompts_per_step=4",
     ]
     words += ["evaluation.num_prompts=8", "evaluation.num_prompts_during=4", "rollouts.type=servers"]
     words += [
@@ -309,7 +340,7 @@ def test_a_run_goes_on_when_one_of_two_servers_is_killed(
         assert row["mismatch/max_ratio"] == pytest.approx(1.0, abs=1e-3)
     for path in (run / "rollouts").glob("*.jsonl"):
         groups = [json.loads(line) for line in path.read_text().splitlines()]
-        assert [len(group["completions"]) for group in groups] == [8] * 8
+        assert [len(group["completions"]) for group in groups] == [8] * 4
     end = time.monotonic() + 30
     while servers.process_of(servers.urls[0]).pid == old:
         assert time.monotonic() < end, "the server is started again"
