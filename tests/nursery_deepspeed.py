@@ -10,7 +10,7 @@ import nursery_oncurve  # noqa: F401
 cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # it starts a Python of its own each time
 cpuinfo.get_cpu_info()
 
-import deepspeed  # noqa: E402, F401
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: E402, F401 - its optimizers import torch's compiler
 from deepspeed.ops.op_builder import CPUAdamBuilder, ShareMemCommBuilder  # noqa: E402
 
 for builder in (CPUAdamBuilder, ShareMemCommBuilder):

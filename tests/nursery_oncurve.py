@@ -5,6 +5,7 @@ None of it may start a thread, which a fork would lose.
 
 from __future__ import annotations
 
+import peft  # noqa: F401
 import torch.distributed.fsdp  # noqa: F401
 import transformers.generation.utils
 import transformers.models.auto.modeling_auto
@@ -16,6 +17,8 @@ import oncurve.commands.examine
 import oncurve.commands.runs
 import oncurve.rewards.custom
 import oncurve.rollouts.engine.engine
+import oncurve.rollouts.servers.server_sampler
+import oncurve.rollouts.serving.http_app
 import oncurve.session.resume
 import oncurve.session.session
 import oncurve.session.training  # noqa: F401

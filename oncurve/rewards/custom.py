@@ -98,7 +98,6 @@ def from_function(
     function: Callable[..., Any],
     *,
     name: str | None = None,
-    answer_column: str = "answer",
     completions_as: CompletionsAs = "auto",
     timeout_seconds: float = 60.0,
     is_batched: bool | None = None,
@@ -124,7 +123,6 @@ def from_function(
         function,
         name=known,
         parameters=parameters,
-        answer_column=answer_column,
         completions_as=completions_as,
         timeout_seconds=timeout_seconds,
         extras=extras or {},
@@ -163,7 +161,6 @@ class _Adapted:
         *,
         name: str,
         parameters: Mapping[str, inspect.Parameter],
-        answer_column: str,
         completions_as: CompletionsAs,
         timeout_seconds: float,
         extras: Mapping[str, Any],
@@ -171,7 +168,6 @@ class _Adapted:
         self.name = name
         self.function = self.__wrapped__ = function
         self.extras = extras
-        self.answer_column = answer_column
         self.completions_as: CompletionsAs = completions_as
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
@@ -278,13 +274,13 @@ class _PerSample(_Adapted):
             for key, p in list(self._parameters.items())[1:]
             if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         ]
-        answer = prompt.row.get(self.answer_column)
+        answer = prompt.row.get("answer")
         known = {**dict.fromkeys(ANSWER_NAMES, answer), "prompt": prompt.text, "row": prompt.row, **prompt.row}
         if self._takes_all:
             return {**prompt.row, **{key: known[key] for key in named if key in known}}
         arguments = {key: known[key] for key in named if key in known}
         if named and named[0] not in arguments and self._parameters[named[0]].default is inspect.Parameter.empty:
-            others = tuple(column for column in prompt.row if column != self.answer_column)
+            others = tuple(column for column in prompt.row if column != "answer")
             if not _is_misspelt(named[0], others):
                 arguments[named[0]] = answer
         return arguments

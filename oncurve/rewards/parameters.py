@@ -23,7 +23,7 @@ BATCH_NAMES = (
 """Names that a function in TRL's style gets besides the columns."""
 
 
-def check_parameters(function: Any, columns: Collection[str], *, location: str, answer_column: str = "answer") -> None:
+def check_parameters(function: Any, columns: Collection[str], *, location: str) -> None:
     """Refuse a reward function that asks for something no row has.
 
     ``columns`` are those of the data. Raises ConfigError for a parameter without a default that is neither the answer
@@ -36,7 +36,7 @@ def check_parameters(function: Any, columns: Collection[str], *, location: str, 
         raise ConfigError(f"rewards: the parameters of {location} cannot be read: {signature.detail}")
     parameters = signature.parameters
     is_batched = "completions" in parameters
-    known = {*columns, *(BATCH_NAMES if is_batched else (*ANSWER_NAMES, *ROW_NAMES, answer_column))}
+    known = {*columns, *(BATCH_NAMES if is_batched else (*ANSWER_NAMES, *ROW_NAMES))}
     if not is_batched:
         _check_first(list(parameters), location)
     for name, parameter in list(parameters.items())[0 if is_batched else 1 :]:

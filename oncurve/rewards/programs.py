@@ -25,9 +25,7 @@ Scale = Literal["binary", "pass_rate"]
 _CONTROL = ProgramCases("two", (ProgramCase((), {}, "", 2),))
 
 
-def judge_program(
-    workplace: Workplace, sources: Sequence[str], tests: Tests, *, limits: Limits, float_tolerance: float = 1e-6
-) -> ProgramVerdict:
+def judge_program(workplace: Workplace, sources: Sequence[str], tests: Tests, *, limits: Limits) -> ProgramVerdict:
     """The verdict on one program, with a second and more patient try if the machine was too busy for the first.
 
     Raises SandboxDied.
@@ -35,7 +33,7 @@ def judge_program(
     verdict = ProgramVerdict()
     for attempt in (limits, limits.patient()):
         if isinstance(tests, ProgramCases):
-            verdict = run_cases(workplace.program, sources, tests, limits=attempt, float_tolerance=float_tolerance)
+            verdict = run_cases(workplace.program, sources, tests, limits=attempt)
         else:
             verdict = run_test_program(workplace, sources, tests, limits=attempt)
         if not any(result.was_starved for result in verdict.results):
@@ -65,14 +63,12 @@ class Programs:
         column: str | None = None,
         require_fence: bool = True,
         template: str = "{program}",
-        float_tolerance: float = 1e-6,
         cpu_seconds: int = 3,
         wall_seconds: float = 8.0,
         memory_mib: int = 512,
         max_exhausted_tests: int = 2,
         allow: TierName = "bubblewrap",
         num_workers: int | None = None,
-        import_paths: Sequence[str] = (),
         pool: SandboxPool | None = None,
     ) -> None:
         if "{program}" not in template:
@@ -84,7 +80,6 @@ class Programs:
         self._column = column
         self._require_fence = require_fence
         self._template = template
-        self._float_tolerance = float_tolerance
         self._limits = Limits(
             cpu_seconds=cpu_seconds,
             wall_seconds=wall_seconds,
@@ -92,9 +87,7 @@ class Programs:
             max_exhausted_tests=max_exhausted_tests,
         )
         self._owns_pool = pool is None
-        self._pool = pool or SandboxPool(
-            limits=self._limits, allow=allow, num_workers=num_workers, import_paths=import_paths
-        )
+        self._pool = pool or SandboxPool(limits=self._limits, allow=allow, num_workers=num_workers)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
@@ -131,8 +124,7 @@ class Programs:
 
     def _start(self, program: str, tests: Tests, row: Mapping[str, Any]) -> Future[ProgramVerdict]:
         sources = sources_of(self._template.replace("{program}", program), row)
-        options = {"limits": self._limits, "float_tolerance": self._float_tolerance}
-        return self._pool.submit(partial(judge_program, sources=sources, tests=tests, **options))
+        return self._pool.submit(partial(judge_program, sources=sources, tests=tests, limits=self._limits))
 
     def _without_program(self) -> Reward:
         self.kinds["no_program"] += 1

@@ -19,8 +19,8 @@ class SubprocessReward:
 
     It is named by ``module:name`` or ``path/to/file.py:name``, because every process imports it for itself; a closure
     or state shared with the trainer is out of reach. One item is one group, so that functions that compare the
-    completions of a group still can; with ``by_group=False`` it is one completion, and the limits are per completion.
-    What the function breaks is an error of the item, never a zero: its limits are its author's to keep.
+    completions of a group still can. What the function breaks is an error of the item, never a zero: its limits are its
+    author's to keep.
     """
 
     def __init__(
@@ -28,7 +28,6 @@ class SubprocessReward:
         location: str,
         *,
         name: str | None = None,
-        by_group: bool = True,
         timeout_seconds: float = 10.0,
         batch_seconds: float = 120.0,
         memory_gib: float = 4.0,
@@ -36,7 +35,6 @@ class SubprocessReward:
     ) -> None:
         self.name = name or location.rpartition(":")[2]
         self.location = location
-        self.by_group = by_group
         self._pool = WorkerPool(
             "oncurve.rewards.subprocess_reward:call",
             workers=workers,
@@ -47,11 +45,8 @@ class SubprocessReward:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
-        pairs = list(zip(prompts, completions, strict=True))
-        if self.by_group:
-            items = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].prompt_ids)]
-        else:
-            items = [[pair] for pair in pairs]
+        pairs = zip(prompts, completions, strict=True)
+        items = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].prompt_ids)]
         outcomes = self._pool.map(self._payload(item) for item in items)
         return [
             reward for item, outcome in zip(items, outcomes, strict=True) for reward in _rewards_of(outcome, len(item))

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +70,10 @@ class Sandbox:
     Owned by one thread at a time. It starts when it is first needed and again after it died or was left dirty.
     """
 
-    def __init__(self, *, tier: TierName, limits: Limits, slot: int = 0, import_paths: Sequence[str] = ()) -> None:
+    def __init__(self, *, tier: TierName, limits: Limits, slot: int = 0) -> None:
         self._tier: TierName = tier
         self._limits = limits
         self._uid = sandbox_uid(slot)
-        self._import_paths = tuple(import_paths)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._inner: int | None = None
@@ -159,15 +157,12 @@ class Sandbox:
         is_wrapped = self._tier == "bubblewrap"
         settings = {
             "landlock": not is_wrapped,
-            "readable": startup.readable_paths(python, self._import_paths),
+            "readable": startup.readable_paths(python),
             "scratch": startup.SCRATCH if is_wrapped else None,
-            "import_paths": self._import_paths,
         }
         command = startup.interpreter_command(python.executable)
         if is_wrapped:
-            command = startup.bubblewrap_command(
-                python, scratch_mib=self._limits.scratch_mib, import_paths=self._import_paths, info_fd=info_fd
-            )
+            command = startup.bubblewrap_command(python, scratch_mib=self._limits.scratch_mib, info_fd=info_fd)
         text = _sealed_file(startup.script(control_fd, settings).encode())
         try:
             return subprocess.Popen(

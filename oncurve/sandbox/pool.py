@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Workplace:
     """Two sandboxes that never share a process: one for programs, one for the code that tests them."""
 
-    def __init__(self, *, tier: TierName, limits: Limits, place: int, import_paths: Sequence[str] = ()) -> None:
-        self.program = Sandbox(tier=tier, limits=limits, slot=2 * place, import_paths=import_paths)
-        self.judge = Sandbox(tier=tier, limits=limits, slot=2 * place + 1, import_paths=import_paths)
+    def __init__(self, *, tier: TierName, limits: Limits, place: int) -> None:
+        self.program = Sandbox(tier=tier, limits=limits, slot=2 * place)
+        self.judge = Sandbox(tier=tier, limits=limits, slot=2 * place + 1)
 
     def close(self) -> None:
         """Ends both sandboxes."""
@@ -53,14 +53,12 @@ class SandboxPool:
         allow: TierName = "bubblewrap",
         tier: TierName | None = None,
         num_workers: int | None = None,
-        import_paths: Sequence[str] = (),
     ) -> None:
         self.tier: TierName = tier or choose_isolation(allow)
         self.limits = limits or Limits()
         self.num_workers = num_workers or default_num_workers()
         self._workplaces = [
-            Workplace(tier=self.tier, limits=self.limits, place=place, import_paths=import_paths)
-            for place in range(self.num_workers)
+            Workplace(tier=self.tier, limits=self.limits, place=place) for place in range(self.num_workers)
         ]
         self._free: queue.LifoQueue[Workplace] = queue.LifoQueue()
         for workplace in reversed(self._workplaces):

@@ -26,11 +26,11 @@ from oncurve.sandbox.program_tests import ProgramCase, ProgramCases
 
 _NUMBER_TAGS = ("i", "f")
 _MAX_SHOWN = 120
+FLOAT_TOLERANCE = 1e-6
+"""Of a number where a float is expected, relative to it where it is larger than 1."""
 
 
-def run_cases(
-    sandbox: Sandbox, sources: Sequence[str], tests: ProgramCases, *, limits: Limits, float_tolerance: float
-) -> ProgramVerdict:
+def run_cases(sandbox: Sandbox, sources: Sequence[str], tests: ProgramCases, *, limits: Limits) -> ProgramVerdict:
     """One result per case, every case in a fresh process.
 
     Raises SandboxDied.
@@ -43,17 +43,15 @@ def run_cases(
             results.append(TestResult("not_run", "earlier tests ran out of time or memory"))
             continue
         if tests.function is None:
-            result = _run_script(sandbox, sources, case, limits=limits, float_tolerance=float_tolerance)
+            result = _run_script(sandbox, sources, case, limits=limits)
         else:
-            result = _run_call(sandbox, sources, case, tests.function, limits, float_tolerance)
+            result = _run_call(sandbox, sources, case, tests.function, limits)
         num_exhausted += result.kind in EXHAUSTED
         results.append(result)
     return ProgramVerdict(tuple(results))
 
 
-def _run_call(
-    sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, function: str, limits: Limits, float_tolerance: float
-) -> TestResult:
+def _run_call(sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, function: str, limits: Limits) -> TestResult:
     job = {"mode": "answer", "sources": list(sources), "function": function, "args": list(case.args)}
     max_bytes = max(limits.output_bytes, 2 * len(json.dumps(case.expected)))
     deadline = time.monotonic() + limits.wall_seconds
@@ -75,14 +73,12 @@ def _run_call(
         return result_of_end(child.finish(), limits)
     finally:
         child.finish()
-    if same_value(value, case.expected, float_tolerance=float_tolerance):
+    if same_value(value, case.expected):
         return TestResult("passed")
     return TestResult("wrong", f"got {_shown(value)}")
 
 
-def _run_script(
-    sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, *, limits: Limits, float_tolerance: float
-) -> TestResult:
+def _run_script(sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, *, limits: Limits) -> TestResult:
     deadline = time.monotonic() + limits.wall_seconds
     max_bytes = max(limits.output_bytes, 2 * len(case.expected))
     child = sandbox.child(limits=limits, stdin=case.stdin.encode("utf-8", "surrogatepass"), wants_output=True)
@@ -104,7 +100,7 @@ def _run_script(
     if ended.status != 0:
         return result_of_end(ended, limits)
     text = output.decode("utf-8", "replace")
-    if same_output(text, case.expected, float_tolerance=float_tolerance):
+    if same_output(text, case.expected):
         return TestResult("passed")
     return TestResult("wrong", f"printed {text[:_MAX_SHOWN]!r}")
 
@@ -138,26 +134,24 @@ def last_words(child: Child, deadline: float) -> dict[str, Any] | None:
     raise ChildMisbehaved("more messages than one")
 
 
-def same_value(actual: Payload, expected: Payload, *, float_tolerance: float) -> bool:
+def same_value(actual: Payload, expected: Payload) -> bool:
     """Whether a returned value is the expected one.
 
     Lists and tuples are equal if their items are, as are sets and frozensets; a boolean equals only a boolean, an
     integer only exactly that number, and where a float is expected a number may differ by
-    ``float_tolerance * max(1, |expected|)``. The values are compared as they were sent, without building them.
+    ``FLOAT_TOLERANCE * max(1, |expected|)``. The values are compared as they were sent, without building them.
     """
     if isinstance(expected, bool) or expected is None or isinstance(expected, str):
         return type(actual) is type(expected) and actual == expected
     wanted = _number(expected)
     if wanted is not None:
-        return _same_number(_number(actual), wanted, float_tolerance)
+        return _same_number(_number(actual), wanted)
     if not isinstance(actual, list) or not isinstance(expected, list) or len(actual) != len(expected):
         return False
     if _family(actual[0]) != _family(expected[0]):
         return False
     ours, theirs = _items(actual), _items(expected)
-    return all(
-        same_value(left, right, float_tolerance=float_tolerance) for left, right in zip(ours, theirs, strict=True)
-    )
+    return all(same_value(left, right) for left, right in zip(ours, theirs, strict=True))
 
 
 def _number(payload: Payload) -> int | float | None:
@@ -168,7 +162,7 @@ def _number(payload: Payload) -> int | float | None:
     return None
 
 
-def _same_number(actual: int | float | None, expected: int | float, tolerance: float) -> bool:
+def _same_number(actual: int | float | None, expected: int | float) -> bool:
     if actual is None:
         return False
     if isinstance(expected, int):
@@ -178,7 +172,7 @@ def _same_number(actual: int | float | None, expected: int | float, tolerance: f
     if math.isinf(expected):
         return actual == expected
     try:
-        return abs(actual - expected) <= tolerance * max(1.0, abs(expected))
+        return abs(actual - expected) <= FLOAT_TOLERANCE * max(1.0, abs(expected))
     except OverflowError:
         return False
 
@@ -198,28 +192,27 @@ def _items(payload: list[Payload]) -> list[Payload]:
     return payload[1:]
 
 
-def same_output(actual: str, expected: str, *, float_tolerance: float) -> bool:
+def same_output(actual: str, expected: str) -> bool:
     """Whether a script printed what was expected.
 
     Spaces at the ends of lines and empty lines at the end do not count. A number with a decimal point may differ by
-    ``float_tolerance * max(1, |expected|)``; everything else must be the same.
+    ``FLOAT_TOLERANCE * max(1, |expected|)``; everything else must be the same.
     """
     ours = [line.split() for line in actual.rstrip().splitlines()]
     theirs = [line.split() for line in expected.rstrip().splitlines()]
     return len(ours) == len(theirs) and all(
-        len(left) == len(right)
-        and all(_same_word(one, other, float_tolerance) for one, other in zip(left, right, strict=True))
+        len(left) == len(right) and all(_same_word(one, other) for one, other in zip(left, right, strict=True))
         for left, right in zip(ours, theirs, strict=True)
     )
 
 
-def _same_word(actual: str, expected: str, tolerance: float) -> bool:
+def _same_word(actual: str, expected: str) -> bool:
     if actual == expected:
         return True
     if "." not in expected or len(actual) > 40 or len(expected) > 40:
         return False
     try:
-        return _same_number(float(actual), float(expected), tolerance)
+        return _same_number(float(actual), float(expected))
     except ValueError:
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,9 +69,9 @@ def environment(python: Interpreter, tier: TierName) -> dict[str, str]:
     return {**ENVIRONMENT, "LD_LIBRARY_PATH": ":".join(folders)} if python.prefix != "/usr" else dict(ENVIRONMENT)
 
 
-def readable_paths(python: Interpreter, import_paths: Sequence[str]) -> list[str]:
+def readable_paths(python: Interpreter) -> list[str]:
     """Everything that a program may read when there is no mount namespace."""
-    paths = (*_SYSTEM_LIBRARIES, *_DATA_FILES, *_DEVICES, *python.libraries, *import_paths)
+    paths = (*_SYSTEM_LIBRARIES, *_DATA_FILES, *_DEVICES, *python.libraries)
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
@@ -80,9 +80,7 @@ def interpreter_command(executable: str) -> list[str]:
     return [executable, "-s", "-S", "-P", "-"]
 
 
-def bubblewrap_command(
-    python: Interpreter, *, scratch_mib: int, import_paths: Sequence[str], info_fd: int
-) -> list[str]:
+def bubblewrap_command(python: Interpreter, *, scratch_mib: int, info_fd: int) -> list[str]:
     """The interpreter in namespaces of its own: a read-only root with little in it, no network, one small /tmp.
 
     Raises FileNotFoundError without bubblewrap.
@@ -102,8 +100,6 @@ def bubblewrap_command(
         command += ["--ro-bind", python.executable, inside]
         for folder in python.libraries:
             command += ["--ro-bind", folder, f"{_INSIDE_PYTHON}/{Path(folder).name}"]
-    for path in import_paths:
-        command += ["--ro-bind", path, path]
     for device in _DEVICES:
         command += ["--dev-bind", device, device]
     command += ["--size", str(scratch_mib << 20), "--tmpfs", SCRATCH, "--remount-ro", "/", "--chdir", SCRATCH, "--"]

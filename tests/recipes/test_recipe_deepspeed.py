@@ -34,6 +34,8 @@ needs_deepspeed = pytest.mark.skipif(
     PYTHON is None, reason="DeepSpeed is not installed: pip install 'oncurve[deepspeed]', or ONCURVE_DEEPSPEED_PYTHON"
 )
 
+FEW = ("evaluation.num_prompts=8", "evaluation.num_prompts_during=4", "run.prompts_per_step=4")
+
 
 @needs_deepspeed
 @pytest.mark.slow
@@ -46,7 +48,7 @@ def test_one_process_is_killed_and_two_are_resumed(
     rows_of: Callable[..., Any],
 ) -> None:
     run = tmp_path / "run"
-    train = ["train", "gsm8k_lora_8gb/tiny", f"run.folder={tmp_path}", "run.name=run"]
+    train = ["train", "gsm8k_lora_8gb/tiny", f"run.folder={tmp_path}", "run.name=run", *FEW]
     first = deepspeed_nursery.start(*train)
     wait_for(lambda: reaches(run, 3), first, 400.0)
     first.kill(signal.SIGKILL)

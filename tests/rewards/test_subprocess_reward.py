@@ -47,13 +47,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def function(source: Path) -> Iterator[SubprocessReward]:
-    made = SubprocessReward(f"{source}:pays", by_group=False, timeout_seconds=0.5, memory_gib=1.0)
+    made = SubprocessReward(f"{source}:pays", timeout_seconds=0.5, memory_gib=1.0)
     yield made
     made.close()
 
 
 def graded(function: RewardFunction, *texts: str) -> list[Reward]:
-    return function([prompt_of()] * len(texts), [completion_of(text) for text in texts])
+    prompts = [prompt_of(index=place) for place in range(len(texts))]
+    return function(prompts, [completion_of(text) for text in texts])
 
 
 def test_rewards_come_back_with_their_parts(function: SubprocessReward) -> None:

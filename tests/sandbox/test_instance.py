@@ -162,22 +162,6 @@ def test_no_descriptor_is_left_open_per_process(sandbox: Sandbox) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_extra_folders_can_be_imported_from(tmp_path: Path) -> None:
-    folder = Path("/var/tmp") / f"oncurve-import-test-{os.getpid()}"
-    folder.mkdir()
-    folder.chmod(0o755)
-    try:
-        (folder / "extra_module.py").write_text("value = 5\n")
-        for tier in [tier.values[0] for tier in TIERS if not tier.marks]:
-            sandbox = Sandbox(tier=tier, limits=LIMITS, import_paths=(str(folder),))  # type: ignore[arg-type]
-            assert call(sandbox, "import extra_module\ndef f(): return extra_module.value") == 5
-            assert call(sandbox, f"def f(): open('{folder}/new', 'w')")[0] == "raise"
-            sandbox.close()
-    finally:
-        (folder / "extra_module.py").unlink()
-        folder.rmdir()
-
-
 def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncurve.sandbox.startup.interpreter_command", lambda _: ["/bin/sh", "-c", "echo no >&2"])
     sandbox = Sandbox(tier="landlock", limits=LIMITS)

@@ -53,11 +53,6 @@ class Sampling:
         return self._thread.is_alive()
 
     @property
-    def is_paused(self) -> bool:
-        """No request is taken."""
-        return self._is_paused
-
-    @property
     def num_running(self) -> int:
         """Completions of requests that have no answer yet."""
         return self._num_running

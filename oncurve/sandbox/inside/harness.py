@@ -14,7 +14,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,7 +126,6 @@ def _become_child(parent: int, request: dict[str, Any], fds: list[int], settings
     os.dup2(moved[0], DATA_FD)
     os.closerange(DATA_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.chdir(settings["scratch"] or "/")
-    sys.path[:] = [*settings["import_paths"], *sys.path]
     confine.limit(request["limits"])
     confine.filter_system_calls(os.uname().machine, may_change_files=settings["scratch"] is not None)
     jobs.run(DATA_FD)
