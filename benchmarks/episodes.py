@@ -87,7 +87,8 @@ def game_figures(evaluation: Evaluation) -> dict[str, Any]:
         for number, told in guesses:
             inside.append(low <= number <= high)
             if low < high:
-                distances.append(abs(number - (low + high) / 2) / (high - low + 1))
+                nearest = min(max(number, 0), HIGHEST)  # 13,000,000 is as wrong as the end of the range
+                distances.append(abs(nearest - (low + high) / 2) / (high - low + 1))
             if told == "higher":
                 low = max(low, number + 1)
             elif told == "lower":

@@ -101,6 +101,11 @@ def parse_tree(
     tree = cast("dict[str, Any]", raw)
     if folder is not None:
         find_beside(tree, folder)
+    return apply_overrides(tree, overrides)
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A recipe's keys with ``key=value`` pairs put into them. Raises ConfigError for what is none."""
     for override in overrides:
         _apply(tree, override)
     refuse_glued(tree)

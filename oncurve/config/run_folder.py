@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from oncurve.config.load import parse_tree, validate_tree
+from oncurve.config.load import apply_overrides, parse_tree, validate_tree
 from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 
@@ -26,7 +26,8 @@ def run_folder_path(config: Config) -> Path:
 
 def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) -> Config:
     """The recipe that a run's ``config.yaml`` holds, as this version reads it. Raises ConfigError."""
-    return validate_tree(as_of_today(parse_tree(text, overrides, source=source)), source=source)
+    recorded = as_of_today(parse_tree(text, source=source))
+    return validate_tree(apply_overrides(recorded, overrides), source=source)
 
 
 GONE = {"policy": ("liger", "train_only"), "rollouts": ("kv_dtype",), "run": ("profile", "track_aliases")}

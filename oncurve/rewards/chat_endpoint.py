@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -183,9 +184,9 @@ class ChatEndpoint:
 
     async def _posted(self, body: bytes) -> tuple[int, float, str]:
         is_secure, text = self.url.scheme == "https", bytearray()
-        options: dict[str, Any] = {"timeout": None, "trust_env": is_secure, "verify": is_secure and self._certificates}
+        options: dict[str, Any] = {"timeout": None, "trust_env": False, "verify": is_secure and self._certificates}
         async with (
-            httpx.AsyncClient(**options) as client,
+            httpx.AsyncClient(**options, proxy=self._proxy()) as client,
             client.stream("POST", self.url.geturl(), content=body, headers=self._headers()) as response,
         ):
             async for part in response.aiter_bytes():
@@ -196,8 +197,16 @@ class ChatEndpoint:
         seconds = min(float(pause), 600.0) if pause.isdecimal() else 0.0
         return response.status_code, seconds, text[:MAX_REPLY_BYTES].decode("utf-8", "replace")
 
+    def _proxy(self) -> str | None:
+        """The environment's for https, as for any other program; a server without encryption is nearby."""
+        host = self.url.hostname or ""
+        if self.url.scheme != "https" or urllib.request.proxy_bypass(host):
+            return None
+        return urllib.request.getproxies().get("https")
+
     def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
+        plain = {"Accept": "application/json", "Accept-Encoding": "identity"}  # the limit on a reply is on its bytes
+        headers = {"Content-Type": "application/json", "Connection": "close", **plain}
         return {**headers, "Authorization": f"Bearer {self._key}"} if self._key else headers
 
     def _clean(self, text: str) -> str:

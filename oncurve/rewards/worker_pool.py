@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import socket
@@ -19,6 +20,8 @@ from typing import Any, Literal
 
 from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent, Connection
 from oncurve.sandbox.inside.frames import Frame
+
+log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 """A worker that has not imported its handler by then counts as dead."""
@@ -70,18 +73,23 @@ class _Worker:
             "memory_bytes": self.memory_bytes,
             "parent": os.getpid(),
         }
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-c", _START, json.dumps(arguments)],
+                env=_empty_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                cwd="/",
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self.connection = Connection(ours)
-        self.process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-c", _START, json.dumps(arguments)],
-            env=_empty_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            cwd="/",
-            start_new_session=True,
-        )
-        theirs.close()
 
     def get_ready(self, deadline: float) -> Connection:
         """Wait until the handler is imported. Raises RuntimeError if it cannot be, and what a connection raises."""
@@ -257,9 +265,13 @@ class WorkerPool:
         if worker.process is not None:
             self._free.appendleft(worker)
             return
-        if not (self._is_closing or self._is_stopped or self._is_late):
-            worker.start()
-        self._free.append(worker)
+        try:
+            if not (self._is_closing or self._is_stopped or self._is_late):
+                worker.start()
+        except OSError as error:  # no memory for a process now; the next item that gets the worker tries again
+            log.warning("a grading process did not start (%s)", error)
+        finally:
+            self._free.append(worker)
 
     @property
     def _is_late(self) -> bool:

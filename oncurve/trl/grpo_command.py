@@ -14,8 +14,8 @@ from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.grpo_trainer import GRPOTrainer
 from oncurve.trl.ready_rewards import (
     accuracy_reward,
-    get_soft_overlong_punishment,
     reasoning_accuracy_reward,
+    soft_overlong_punishment,
     think_format_reward,
 )
 from oncurve.trl.script_arguments import (
@@ -32,7 +32,7 @@ READY = {
     "accuracy_reward": accuracy_reward,
     "reasoning_accuracy_reward": reasoning_accuracy_reward,
     "think_format_reward": think_format_reward,
-    "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
+    "get_soft_overlong_punishment": soft_overlong_punishment,
 }
 """Rewards that the command knows by name, with its constants."""
 
@@ -51,10 +51,18 @@ def named_reward(name: str) -> Any:
     if name in READY:
         return READY[name]
     sys.path.insert(0, str(Path.cwd()))
+    missing = ConfigError(f"reward_funcs: there is no {name!r}. Use {listed(READY)}, or module.function")
+    if not module:
+        raise missing
     try:
-        return vars(import_module(module))[last]
-    except (ImportError, ValueError, KeyError):
-        raise ConfigError(f"reward_funcs: there is no {name!r}. Use {listed(READY)}, or module.function") from None
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a package that the module itself needs
+        raise missing from None
+    if last not in vars(found):
+        raise missing
+    return vars(found)[last]
 
 
 def main() -> None:
@@ -65,6 +73,7 @@ def main() -> None:
         raise ConfigError("the options need model_name_or_path, and dataset_name or datasets")
     if model.model_revision != "main":
         args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
+    args.eval_strategy = args.eval_strategy or "no"  # YAML reads a bare no as false
     whole = get_dataset(mixture) if mixture.datasets else None
 
     def rows(split: str) -> Any:
@@ -74,9 +83,11 @@ def main() -> None:
         return [row for _, row in found]
 
     scored = [asked.reward_model_name_or_path] if asked.reward_model_name_or_path else []
+    names: Any = asked.reward_funcs or []
+    names = [names] if isinstance(names, str) else names  # a file may hold one name, and no list
     GRPOTrainer(
         model.model_name_or_path,
-        [*scored, *map(named_reward, asked.reward_funcs or ())],
+        [*scored, *map(named_reward, names)],
         args,
         rows(asked.dataset_train_split),
         rows(asked.dataset_test_split) if args.eval_strategy != "no" else None,

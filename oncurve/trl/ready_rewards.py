@@ -64,6 +64,11 @@ def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int
     return soft_overlong_punishment_reward
 
 
+def soft_overlong_punishment(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """The penalty with the constants of TRL's command: from 1,024 to 1,280 tokens."""
+    return get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)(completion_ids)
+
+
 def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable[..., list[float]]:
     """The share of tokens' n-grams that were there before, times ``max_penalty``; arXiv:2502.03373, appendix C.2."""
     if max_penalty > 0:

@@ -74,6 +74,7 @@ def run_script(
     Raises ConfigError for a file or a package that is not there, and whatever the training raises; an exception of the
     script's own is shown with the script's lines and ends the process.
     """
+    folder = str(script.resolve().parent)
     if script.suffix in OPTION_FILES and script.is_file():
         script, arguments = COMMAND, ["--config", str(script), *arguments]
     if not script.is_file() or script.suffix != ".py":
@@ -84,7 +85,7 @@ def run_script(
     SETTINGS.version, SETTINGS.has_trained = version, False
     before = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
+    sys.path.insert(0, folder)
     try:
         with _Messages(script), trl_resolved():
             runpy.run_path(str(script), run_name="__main__")

@@ -13,6 +13,7 @@ from oncurve.config.data import Gsm8kData, WordProblemsData
 from oncurve.config.load import config_yaml, load_config, parse_config
 from oncurve.config.messages import known_keys
 from oncurve.config.rewards import FormatReward, MathematicsReward
+from oncurve.config.run_folder import read_run_config
 from oncurve.errors import ConfigError
 
 BASE = "model: embedded\ndata: {type: word_problems, levels: [1]}\n"
@@ -23,6 +24,13 @@ def message(text: str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, overrides, source="my.yaml")
     return str(caught.value)
+
+
+def test_a_key_that_is_gone_is_read_where_it_was_recorded_and_refused_where_it_is_typed() -> None:
+    recorded = BASE + "run: {profile: true, steps: 7}\n"
+    assert read_run_config(recorded, ["run.seed=3"], source="config.yaml").run.steps == 7
+    with pytest.raises(ConfigError, match="profile"):
+        read_run_config(recorded, ["run.profile=false"], source="config.yaml")
 
 
 def test_a_recipe_holds_only_what_differs() -> None:

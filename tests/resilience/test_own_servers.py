@@ -128,14 +128,23 @@ def test_a_server_takes_its_whole_group_along_and_is_started_again(
         environment=dict(os.environ),
         devices=["4,5", "7"],
     )
-    servers.notify = said.append
+
+    def tell(text: str) -> None:
+        said.append(text)
+        raise BrokenPipeError  # the terminal is gone
+
+    servers.notify = tell
     try:
         until(lambda: sorted(path.read_text().split() for path in tmp_path.iterdir()) == [["4,5"] * 2, ["7"] * 2])
         assert len(processes_with(mark)) == 6, "a leader, a server and its child, twice"
         first = servers.process_of(servers.urls[0])
         os.kill(first.pid, signal.SIGKILL)  # the leader alone
         until(lambda: servers.process_of(servers.urls[0]).pid != first.pid and len(processes_with(mark)) == 6)
+        until(lambda: len(said) == 1)
         assert "is started again" in said[0]
+        second = servers.process_of(servers.urls[0])
+        os.kill(second.pid, signal.SIGKILL)
+        until(lambda: servers.process_of(servers.urls[0]).pid != second.pid and len(processes_with(mark)) == 6)
     finally:
         servers.close()
     until(lambda: processes_with(mark) == [])

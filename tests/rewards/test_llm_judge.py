@@ -178,6 +178,14 @@ def test_nobody_there_is_an_error(server: _Server) -> None:
     assert rewards_of(judge, "a")[0].error == "judge_unreachable"
 
 
+def test_a_proxy_of_another_kind_is_not_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    judge = Judge(base_url="https://127.0.0.1:1", model="m", retries=0, timeout_seconds=5.0)
+    assert rewards_of(judge, "4")[0].error == "judge_unreachable"
+
+
 def test_a_batch_ends_in_time_and_keeps_what_it_has(server: _Server) -> None:
     server.answers = [says(3), hangs, hangs]
     started = time.monotonic()

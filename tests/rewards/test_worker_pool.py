@@ -55,6 +55,23 @@ def test_data_of_any_kind_goes_there_and_back(value: object, pool: WorkerPool) -
     assert pool.map([give(value)]) == [Outcome(result=value)]
 
 
+def test_processes_that_cannot_start_now_start_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = WorkerPool(HANDLER, workers=1, timeout_seconds=0.5)
+    try:
+        with monkeypatch.context() as patched:
+
+            def refuse(*_: object, **__: object) -> None:
+                raise BlockingIOError("no memory for a process")
+
+            patched.setattr(subprocess, "Popen", refuse)
+            for _ in range(3):
+                with pytest.raises(BlockingIOError):
+                    pool.map([give(1)])
+        assert pool.map([give(1), give(2)]) == [Outcome(result=1), Outcome(result=2)]
+    finally:
+        pool.close()
+
+
 def test_a_large_item_does_not_block(pool: WorkerPool) -> None:
     text = "x" * 5_000_000
     assert pool.map([give(text)])[0].result == text

@@ -49,6 +49,28 @@ def test_a_file_of_options_trains_and_becomes_a_recipe(name: str) -> None:
         assert next(Path("out").glob("*/metrics.jsonl")).read_text().count("reward/mean") == 2
 
 
+def test_a_reward_is_one_of_the_commands_or_one_of_the_users() -> None:
+    (Path.cwd() / "settings.py").write_text(
+        "def exact(completions, solution, **_):\n    return [0.0] * len(completions)\n"
+    )
+    rewards = ["get_soft_overlong_punishment", "settings.exact"]
+    Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": rewards, "eval_strategy": False}))
+    done = oncurve("convert", "a.yaml")
+    assert done.exit_code == 0, done.output
+    found = [str(reward.function) for reward in load_config("recipe.yaml").rewards]
+    assert found[0] == "oncurve.trl.ready_rewards:soft_overlong_punishment"
+    assert found[1].endswith("exact")
+    Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": "think_format_reward"}))
+    assert oncurve("convert", "a.yaml", "--overwrite").exit_code == 0
+    assert load_config("recipe.yaml").rewards[0].function == "oncurve.trl.ready_rewards:think_format_reward"
+
+
+def test_what_a_users_module_fails_of_is_said() -> None:
+    Path("mine.py").write_text("import not_there_at_all\n")
+    Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": ["mine.exact"]}))
+    assert "needs the package not_there_at_all" in str(oncurve("convert", "a.yaml").exception)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [

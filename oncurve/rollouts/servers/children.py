@@ -3,6 +3,7 @@ trainer, however that ends."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -13,8 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, OncurveError
 from oncurve.rollouts.servers.store import MEMORY, own_prefix
+
+log = logging.getLogger(__name__)
 
 ENDING_SECONDS = 10.0
 RESTART_SECONDS = 2.0
@@ -114,10 +117,15 @@ class ChildServers:
                 if process.poll() is not None:
                     _end_group(process, signal.SIGKILL)  # whoever its leader left behind
                     _close_pipe(process)
-                    self.notify(
-                        f"the {self.name} server on port {port} has ended and is started again. See {self.logs}"
-                    )
                     self._start(port)
+                    self._tell(f"the {self.name} server on port {port} has ended and is started again. See {self.logs}")
+
+    def _tell(self, text: str) -> None:
+        """A full disk or a closed terminal keeps no server from coming back."""
+        try:
+            self.notify(text)
+        except (OSError, OncurveError) as error:
+            log.warning("%s (and telling of it failed: %s)", text, error)
 
 
 def own_environment(servers: int) -> dict[str, str]:
