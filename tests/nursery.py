@@ -11,13 +11,13 @@ import fcntl
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,11 +161,13 @@ class Nursery:
         return path
 
     def close(self) -> None:
-        """End it and whoever it forked, unless others still need it: who began it waits for them."""
+        """End it and whoever it forked, unless others still need it: it ends, and removes its folder, with the last."""
         os.close(self.held)
         if self.process is not None:
-            self.process.communicate()
-            shutil.rmtree(Path(self.address).parent)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(5.0)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """That of this process, with what the forking one has read already."""

@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -59,14 +60,21 @@ class Server:
             pass
         if self.asked is None:
             for pid in [pid for pid, status in self.ended.items() if status is None]:
-                (os.killpg if pid in self.tied else os.kill)(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError, PermissionError):  # a group whose leader has ended
+                    (os.killpg if pid in self.tied else os.kill)(pid, signal.SIGKILL)
         return self.asked
 
     def answer(self) -> bool:
         connection, _ = self.listening.accept()
-        with connection.makefile("rb") as file:
-            length, streams, _, _ = socket.recv_fds(connection, 8, 3)
-            message = json.loads(file.read(int.from_bytes(length, "big")))
+        connection.settimeout(10.0)
+        try:
+            with connection.makefile("rb") as file:
+                length, streams, _, _ = socket.recv_fds(connection, 8, 3)
+                message = json.loads(file.read(int.from_bytes(length, "big")))
+        except (OSError, ValueError):  # who asked was killed while it did
+            connection.close()
+            return True
+        connection.setblocking(True)
         if "start" not in message:
             pid = message.get("wait") or message["poll"]
             if self.ended[pid] is None and "wait" in message:
@@ -90,7 +98,7 @@ class Server:
     def tie(self, connection: socket.socket, pid: int) -> None:
         with suppress(OSError):  # it has done so itself, or has ended
             os.setpgid(pid, pid)
-        with suppress(BrokenPipeError):
+        with suppress(ConnectionError):
             connection.sendall(b"%d\n" % pid)
         self.tied[pid] = connection
         self.answers[connection.fileno()] = lambda: self.follow(pid)
@@ -102,7 +110,9 @@ class Server:
             self.tied[pid].recv(1, socket.MSG_DONTWAIT)
         except BlockingIOError:  # it was meant for a connection with this number that was closed just now
             return True
-        with suppress(ProcessLookupError):
+        except ConnectionError:
+            pass  # killed before it has read the number of its fork: gone as well
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         self.untie(pid)
         return True
@@ -114,7 +124,7 @@ class Server:
         self.say(connection, self.ended[pid])
 
     def say(self, connection: socket.socket, answer: int | None) -> None:
-        with connection, suppress(BrokenPipeError):  # who asked may have given up
+        with connection, suppress(ConnectionError):  # who asked may have given up
             connection.sendall(json.dumps(answer).encode())
 
     def reap(self) -> bool:
@@ -214,12 +224,14 @@ def _become_popen(words: list[str], given: dict[str, Any]) -> NoReturn:
 
 def _end(code: int) -> NoReturn:
     """As Python ends, except that memory is not given back object by object: that takes a third of a second."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+    finally:
+        os._exit(code)
 
 
 def _let_go_of_files() -> None:
@@ -337,6 +349,8 @@ def _main(address: str, module: str) -> None:
     asked = server.serve()
     if asked is not None:
         _become(*asked)
+    shutil.rmtree(Path(address).parent, ignore_errors=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
