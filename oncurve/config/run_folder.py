@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,10 @@ def run_folder_path(config: Config) -> Path:
     name = config.run.name
     if name is None:
         model = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(config.model).name)
-        name = f"{model}-{config.data.type}-{config.algorithm.type}-{time.strftime('%Y%m%d-%H%M%S')}"
+        first = name = f"{model}-{config.data.type}-{config.algorithm.type}-{time.strftime('%Y%m%d-%H%M%S')}"
+        others = itertools.count(2)
+        while (Path(config.run.folder) / name).exists():  # begun in the same second
+            name = f"{first}-{next(others)}"
     if Path(name).name != name or name in (".", ".."):
         raise ConfigError(f"run.name is {name!r}, which is not the name of one folder; put parents into run.folder")
     return Path(config.run.folder) / name

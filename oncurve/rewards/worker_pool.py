@@ -237,9 +237,12 @@ class WorkerPool:
         worker.num_served += 1
         if worker.num_served >= self.items_per_worker:
             worker.end()
-        if frame["k"] == "result":
-            return Outcome(result=json.loads(frame["text"]))
-        return Outcome(error=frame["error"], detail=frame["detail"])
+        try:
+            if frame["k"] == "result":
+                return Outcome(result=json.loads(frame["text"]))
+            return Outcome(error=frame["error"], detail=frame["detail"])
+        except (KeyError, ValueError):
+            raise ChildMisbehaved(f"an answer without its parts: {frame!r:.80}") from None
 
     def _ready(self, worker: _Worker) -> Connection:
         """Raises RuntimeError for workers that end, again and again, before they are ready."""

@@ -13,7 +13,7 @@ from oncurve.config.data import Gsm8kData, WordProblemsData
 from oncurve.config.load import config_yaml, load_config, parse_config
 from oncurve.config.messages import known_keys
 from oncurve.config.rewards import FormatReward, MathematicsReward
-from oncurve.config.run_folder import read_run_config
+from oncurve.config.run_folder import read_run_config, run_folder_path
 from oncurve.errors import ConfigError
 
 BASE = "model: embedded\ndata: {type: word_problems, levels: [1]}\n"
@@ -266,3 +266,14 @@ def test_a_config_cannot_change_after_loading() -> None:
 def test_reading_a_recipe_needs_no_torch() -> None:
     code = "import sys, oncurve.config.load; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_runs_without_a_name_that_begin_in_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda layout: "20260102-030405")
+    config = parse_config(BASE + f"run: {{folder: {tmp_path}}}\n")
+    for _ in range(3):
+        run_folder_path(config).mkdir()
+    first = "embedded-word_problems-grpo-20260102-030405"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [first, f"{first}-2", f"{first}-3"]

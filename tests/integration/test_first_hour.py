@@ -221,7 +221,11 @@ def test_a_stopped_evaluation_is_resumed_by_the_same_command(here: Path, monkeyp
         return genuine(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(evaluate, "grade_groups", interrupted)
-    stopped = CliRunner().invoke(app, list(words))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        stopped = CliRunner().invoke(app, list(words))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "--output out resumes it" in str(stopped.exception)
     assert len((here / "out" / "unfinished" / "0-embedded" / "samples.jsonl").read_text().splitlines()) == 2
     command(*words)

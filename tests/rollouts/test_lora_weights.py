@@ -19,7 +19,6 @@ from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.servers.lora_weights import FILE
 from oncurve.rollouts.servers.server_sampler import ServerSampler
-from oncurve.rollouts.servers.weight_manifest import NAME
 from oncurve.rollouts.serving.weight_update import WeightUpdate
 from oncurve.settings import LoraSettings
 
@@ -96,7 +95,7 @@ def test_only_the_adapter_travels_under_the_names_of_peft(
     sampler, policy = served(), with_adapter()
     sampler.load_weights(policy, 7)
     [folder] = tmp_path.glob("weights-*/*:7:*")
-    assert sorted(path.name for path in folder.iterdir()) == [FILE, NAME]
+    assert sorted(path.name for path in folder.iterdir()) == [FILE]
     sizes = [tensor.numel() for tensor in load_file(folder / FILE).values()]
     assert sum(sizes) == sum(one.numel() for one in policy.model.parameters() if one.requires_grad)
     assert all(key.startswith("base_model.model.model.layers.") for key in load_file(folder / FILE))
