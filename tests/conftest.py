@@ -43,6 +43,7 @@ SLOW = (
     "episodes/test_agent_runs.py",
     "gpu/test_commands_on_a_gpu.py",
     "gpu/test_decoding_on_gpu.py",
+    "gpu_kit/test_gpu_first.py",
     "integration/",
     "interface/test_in_a_notebook.py",
     "interface/test_kinds_of_rewards.py",
