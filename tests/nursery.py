@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ PROCESS = Path(__file__).with_name("nursery_process.py")
 ROOT = Path(__file__).resolve().parents[1]
 ROOM = "-" * 8000
 """A word that makes room for the command lines of children, which are written over it."""
+NEEDED_BY_OTHERS: list[subprocess.Popen[bytes]] = []
+"""Processes that go on when who began them is done; an object that is given up before its process is a warning."""
 STARTED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "agg"}
 """What the process that forks has read from its environment when it imported, and its children have."""
 
@@ -166,8 +167,10 @@ class Nursery:
         if self.process is not None:
             assert self.process.stdout is not None
             self.process.stdout.close()
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 self.process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                NEEDED_BY_OTHERS.append(self.process)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """That of this process, with what the forking one has read already."""
