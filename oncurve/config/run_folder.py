@@ -1,4 +1,4 @@
-"""The path of a recipe's run folder."""
+"""The folder of a run, and the recipe that it recorded."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
 
 
 GONE = {"policy": ("liger", "train_only"), "rollouts": ("kv_dtype",), "run": ("profile", "track_aliases")}
+"""Keys that recorded recipes have and recipes have no more."""
 CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
-"""Keys that recorded recipes have and recipes have no more, and the values with which those changed nothing that do
-change what a run learns."""
+"""Those that changed what a run learns, with the value that changed nothing: with another one such a run is refused."""
 
 
 def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
