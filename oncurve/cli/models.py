@@ -90,74 +90,25 @@ def evaluate(
 
 
 def sample(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A run, a model folder, a Hugging Face Hub name, or `embedded`; with --keep-correct a recipe."
-        ),
-    ],
-    question: Annotated[
-        list[str] | None,
-        typer.Argument(help="Questions, asked for if omitted; with --keep-correct key=value settings of the recipe."),
-    ] = None,
-    template: Annotated[str | None, typer.Option(help="Prompt template (default: think_answer).")] = None,
+    model: Annotated[str, typer.Argument(help="A run, a model folder, a Hugging Face Hub name, or `embedded`.")],
+    question: Annotated[list[str] | None, typer.Argument(help="Questions, asked for if omitted.")] = None,
+    template: Annotated[str, typer.Option(help="Prompt template.")] = "think_answer",
     chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
-    count: Annotated[int | None, typer.Option(min=1, help="Completions per question (default: 1).")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Sampling temperature (default: 0, greedy).")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum completion tokens (default: 256).")] = None,
-    keep_correct: Annotated[
-        Path | None, typer.Option(help="New JSON lines file for the correct completions of the recipe's prompts.")
-    ] = None,
-    per_prompt: Annotated[int | None, typer.Option(min=1, help="Most rows to keep of a prompt (default: 4).")] = None,
-    min_reward: Annotated[
-        float | None, typer.Option(help="Keep what earns at least this reward, instead of what is correct.")
-    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Completions per question.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum completion tokens.")] = 256,
 ) -> None:
-    """Ask a model a question and print its completions; or write correct ones to a file to train on.
+    """Ask a model a question and print its completions.
 
-    Examples: `oncurve sample embedded "Tom has 12 apples and buys 7 more. How many apples does Tom have?"` and
-    `oncurve sample word_problems --keep-correct rows.jsonl`, then `oncurve sft`
+    Example: `oncurve sample embedded "Tom has 12 apples and buys 7 more. How many apples does Tom have?"`
     """
-    options = {
-        "--template": template, "--chat": chat or None, "--count": count, "--temperature": temperature,
-        "--max-tokens": max_tokens,
-    }  # fmt: skip
-    if keep_correct is not None:
-        if given := [name for name, value in options.items() if value is not None]:
-            raise ConfigError(
-                f"{', '.join(given)}: not with --keep-correct. Use settings of the recipe, such as "
-                f"algorithm.group_size=16 or rollouts.temperature=0.8"
-            )
-        return sample_recipe(model, question or [], keep_correct, per_prompt=per_prompt or 4, min_reward=min_reward)
-    if per_prompt is not None or min_reward is not None:
-        raise ConfigError("--per-prompt and --min-reward say which completions to keep. Add --keep-correct FILE")
     quiet_libraries()
     from oncurve.commands.examine import ask  # lazy
 
     ask(
-        model, question or (), template=template or "think_answer", chat=chat, count=count or 1,
-        temperature=temperature or 0.0, max_tokens=max_tokens or 256, console=console(),
+        model, question or (), template=template, chat=chat, count=count,
+        temperature=temperature, max_tokens=max_tokens, console=console(),
     )  # fmt: skip
-
-
-def sample_recipe(
-    recipe: str, overrides: list[str], output: Path, *, per_prompt: int, min_reward: float | None
-) -> None:
-    """Rejection sampling with a recipe's prompts, rewards and model."""
-    from oncurve.config.load import load_config  # lazy
-    from oncurve.observe.run_model import resolve_model  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
-    from oncurve.wiring.preflight import check_cheaply  # lazy
-
-    config = load_config(find_recipe(recipe), overrides)
-    config = config.model_copy(update={"model": resolve_model(config.model)})
-    check_cheaply(config)
-    quiet_libraries()
-    from oncurve.commands.keep_correct import keep_correct  # lazy
-
-    keep_correct(config, [recipe, *overrides], output, per_prompt=per_prompt, min_reward=min_reward, console=console())
 
 
 def refuse_given(options: Mapping[str, object]) -> None:

@@ -16,6 +16,13 @@ RecipeArgument = Annotated[
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as run.steps=50.")]
 
 
+REMOVED = dict.fromkeys(
+    ("--keep-correct", "--per-prompt", "--min-reward"),
+    "take algorithm.type=rft, which trains on what is correct in each step",
+)
+"""Options of earlier versions, and what to take instead."""
+
+
 class RecipeCommand(TyperCommand):
     """A command whose arguments may be ``key=value``."""
 
@@ -26,6 +33,8 @@ class RecipeCommand(TyperCommand):
             if word == "--":
                 break
             option, _, value = word.partition("=")
+            if option in REMOVED and option not in known:
+                raise ConfigError(f"{option} was removed: {REMOVED[option]}")
             if option.startswith("--") and option not in {*known, "--help"}:
                 following = args[place + 1] if place + 1 < len(args) else ""
                 if key := key_for(option):

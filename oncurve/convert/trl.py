@@ -59,25 +59,6 @@ def convert(found: OptionOutcome, *, processes: int = 1, rows: int) -> Draft:
     return draft
 
 
-def convert_supervised(found: OptionOutcome, *, processes: int, rows: int) -> Draft:
-    """The recipe of what a script asks of SFTTrainer: what SFTConfig shares with GRPOConfig means the same."""
-    draft = Draft(found, notes=list(found.notes))
-    per_step = draft.ask("per_device_train_batch_size") * draft.ask("gradient_accumulation_steps") * processes
-    step = StepShape(per_step, per_step, 1, 1, True)
-    put_model(draft)
-    _direct(draft, without=("algorithm.", "rollouts."))
-    _policy(draft)
-    asked, epochs = draft.ask("max_steps"), draft.ask("num_train_epochs")
-    steps = asked if asked > 0 else math.ceil(epochs * math.ceil(rows / per_step))
-    draft.put("run.steps", steps, "max_steps" if asked > 0 else "num_train_epochs")
-    draft.put("run.prompts_per_step", min(per_step, rows), "per_device_train_batch_size", "gradient_accumulation_steps")
-    _optimizer(draft, step, steps)
-    _run(draft, step, steps, rows)
-    draft.put("sft.train_on", "assistant", comment="a supervised stage")
-    _idle_and_lost(draft)
-    return draft
-
-
 def _rename(draft: Draft) -> None:
     """Names of earlier versions become today's."""
     for name, given in list(draft.found.options.items()):
@@ -95,12 +76,10 @@ def _rename(draft: Draft) -> None:
             draft.put(old.to, given, comment=f"{name}; {old.how}")
 
 
-def _direct(draft: Draft, *, without: tuple[str, ...] = ()) -> None:
+def _direct(draft: Draft) -> None:
     """Options that are a key of the recipe by another name; defaults only where ours are others."""
     for option in table().values():
         if option.fate != "direct" or option.to is None or option.name == "num_generations":
-            continue
-        if option.to.startswith(without):
             continue
         value = draft.ask(option.name)
         if option.name in OFF and (value is None or value < 0):

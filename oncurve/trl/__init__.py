@@ -23,8 +23,6 @@ _HOMES = {
         "get_peft_config", "get_quantization_config",
     ),
     "settings": ("accept_lost",),
-    "sft_config": ("SFTConfig",),
-    "sft_trainer": ("SFTTrainer",),
 }  # fmt: skip
 """The names of every module, which is loaded when one of them is asked for."""
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}

@@ -144,12 +144,8 @@ class GRPOTrainer:
             return
         if self.oncurve.result is not None or self.state.global_step:
             raise ConfigError("the tokenizer cannot be replaced when training has begun. Pass it to GRPOTrainer")
-        self.translation = self._translate(replace(self.translation.asked, processing_class=tokenizer))
+        self.translation = translate(replace(self.translation.asked, processing_class=tokenizer))
         self._make(is_said=True)
-
-    def _translate(self, asked: TrainerArguments) -> Translation:
-        """The arguments as a recipe."""
-        return translate(asked)
 
     tokenizer = processing_class
 
@@ -177,7 +173,7 @@ class GRPOTrainer:
         try:
             for step in self._watched(steps):
                 seconds += step.metrics.get("time/step_seconds", 0.0)
-                losses.append(step.metrics.get("policy/loss", step.metrics.get("sft/loss", 0.0)))
+                losses.append(step.metrics.get("policy/loss", 0.0))
                 if self.control.should_training_stop:
                     steps.close()  # type: ignore[attr-defined]
         finally:

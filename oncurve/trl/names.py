@@ -42,10 +42,10 @@ class _Elsewhere(type):
 
     def __call__(cls, *_: Any, **__: Any) -> Any:
         """Raises ConfigError."""
-        raise ConfigError(
-            f"the script uses trl.{cls.__name__}, which oncurve has not: it trains with GRPO and on demonstrations. "
-            f"Run that part with TRL"
-        )
+        instead = "Run that part with TRL"
+        if cls.__name__ in ("SFTConfig", "SFTTrainer"):
+            instead = "Run the supervised stage first with `oncurve sft` (docs/sft.md), then GRPOTrainer on its model"
+        raise ConfigError(f"the script uses trl.{cls.__name__}; here a script trains with GRPO alone. {instead}")
 
 
 class ScriptNames(MetaPathFinder, Loader):

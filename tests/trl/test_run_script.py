@@ -57,7 +57,8 @@ def test_names_are_found_wherever_trl_keeps_them(trl: Run) -> None:
     [
         ("from unsloth import FastLanguageModel", "Write instead"),
         ("import not_installed_anywhere", "train.py, line 14: it needs the package not_installed_anywhere"),
-        ("from trl import DPOTrainer\nDPOTrainer()", "the script uses trl.DPOTrainer, which oncurve has not"),
+        ("from trl import DPOTrainer\nDPOTrainer()", "the script uses trl.DPOTrainer; here a script trains with GRPO"),
+        ("from trl import SFTConfig\nSFTConfig(output_dir='warm')", "Run the supervised stage first with `oncurve"),
         ("from trl.trainer.utils import pad", "imports 'pad' from trl.trainer.utils"),
         ("GRPOConfig(num_generation=3)", "Did you mean 'num_generations'"),
         ("GRPOTrainer('embedded', correct, GRPOConfig(**SHORT, neftune_noise_alpha=1.0), rows())", "--accept neftune"),
