@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from offenders import assert_none, at
 from source import files, modules, place
 
-MAX_LINES, MAX_FUNCTION_LINES = 400, 60
+MAX_LINES, MAX_FUNCTION_LINES = 450, 60
 MAX_GUESSES = 1
 """Attributes asked for by a text, in a thousand lines: each is a place that does not know what it was given."""
 

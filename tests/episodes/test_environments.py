@@ -121,7 +121,7 @@ def test_an_episode_ends_where_the_context_of_its_model_does(
     architecture: str, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f'{{"question": "{number}?", "answer": "{number}"}}\n' for number in range(8)), encoding="utf-8")
+    rows.write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(8)), encoding="utf-8")
     data = {"type": "jsonl", "path": str(rows), "template": "plain"}
     result = oncurve.train(
         checkpoints[architecture], data, lambda completion: -float(len(completion)), environments=Talks,
