@@ -5,6 +5,7 @@ from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_al
 from oncurve.wiring.data import (
     Rendered,
     Rows,
+    benchmark_rows,
     context_of,
     make_prompts,
     prompt_limit,
