@@ -6,6 +6,7 @@ from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_al
 from oncurve.wiring.data import (
     Rendered,
     Rows,
+    benchmark_rows,
     make_prompts,
     prompt_limit,
     shared_columns,

@@ -48,19 +48,23 @@ def test_every_name_of_the_table_can_be_built():
                 build("grpo", group_size=4, max_completion_tokens=8, kl_coef=0.1, **{key: value})
 
 
-def of_a_loss(name: str, *, old_of_the_second_token: float) -> list[float]:
-    """What both tokens of a completion contribute."""
+def of_a_loss(name: str, *, old_of_the_second_token: float) -> tuple[float, float, float]:
+    """What both tokens of a completion contribute, and the gradient of the first at the second."""
     logprobs, old = torch.tensor([[-0.5, -0.7]]), torch.tensor([[-0.5001, old_of_the_second_token]])
-    return losses.LOSSES[name](logprobs, old, torch.ones(1), torch.ones(1, 2, dtype=torch.bool))[0].tolist()
+    [both] = losses.LOSSES[name](logprobs.requires_grad_(), old, torch.ones(1), torch.ones(1, 2, dtype=torch.bool))
+    [gradient] = torch.autograd.grad(both[0], logprobs)
+    return both[0].item(), both[1].item(), gradient[0, 1].item()
 
 
 def test_what_the_table_says_of_a_loss_is_what_its_function_does():
     assert {*LOSSES} == {*get_args(table.LossName)} == {*losses.LOSSES, "custom"}
     for name, function in losses.LOSSES.items():
-        (first, second), (changed, other) = (of_a_loss(name, old_of_the_second_token=old) for old in (-0.7, -0.69995))
+        (first, second, reach), (changed, other, _) = (
+            of_a_loss(name, old_of_the_second_token=old) for old in (-0.7, -0.69995)
+        )
         assert LOSSES[name].is_of_completion == (first != changed), name
         assert (LOSSES[name].level is None) == (second == other), name
-        assert LOSSES[name].is_whole == (changed == other), name
+        assert LOSSES[name].is_whole == (reach != 0), name
         bounds = {"clip_low", "ratio_max"} & inspect.signature(function).parameters.keys()
         assert bounds == {"clip": {"clip_low", "ratio_max"}, "cap": {"ratio_max"}, None: set()}[LOSSES[name].limit]
 
