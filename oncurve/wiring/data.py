@@ -294,8 +294,3 @@ def prompt_limit(config: Config, *, context_tokens: int | None) -> int | None:
             f"prompt in the model's context of {context_tokens} tokens. Use at most {context_tokens // 2}"
         )
     return min(asked, room) if asked else room
-
-
-def context_of(model_config: Any) -> int | None:
-    """Positions that the model was made for; None if it does not say."""
-    return getattr(model_config.get_text_config(), "max_position_embeddings", None)
