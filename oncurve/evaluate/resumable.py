@@ -36,8 +36,7 @@ class PartialResults(Kept):
     draws_by_part = True
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], *, samples: int, num_prompts: int) -> None:
-        """Raises ConfigError if the folder holds an evaluation with other settings, or is in use.
-        """
+        """Raises ConfigError if the folder holds an evaluation with other settings, or is in use."""
         self.folder, self.samples = folder, samples
         try:
             folder.mkdir(parents=True, exist_ok=True)
