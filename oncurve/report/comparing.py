@@ -27,7 +27,7 @@ from oncurve.config.run_folder import flat
 from oncurve.doctor.read import read_config
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation, read_evaluation
+from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.progress import duration
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.summary import number
@@ -128,6 +128,9 @@ def _measured(name: str) -> Callable[[Side], Cell]:
     def cell(side: Side) -> Cell:
         if name not in side.evaluations:
             return Cell("-")
+        if not side.evaluations[name].is_binary:
+            mean = side.evaluations[name].mean_reward
+            return Cell(f"reward {mean.value:.3f}", f"[{mean.low:.3f}, {mean.high:.3f}]")
         share = side.evaluations[name].correct
         return Cell(f"{share.fraction:.1%}", f"[{100 * share.low:.1f}, {100 * share.high:.1f}]")
 
