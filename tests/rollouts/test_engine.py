@@ -14,17 +14,17 @@ from oncurve.errors import SamplerError
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.decode_memory import DecodeCall
 from oncurve.model.weights import body_of
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import fused as fused_module
 from oncurve.rollouts.engine import generic as generic_module
-from oncurve.rollouts.engine import proof
+from oncurve.rollouts.engine import proof, row_batch, rows
+from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.cache import RowCache, left_pad
 from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.engine import InProcessEngine, occurrence_indices
-from oncurve.rollouts.engine.rows import Capacity
 from oncurve.rollouts.engine.streams import stream_keys, uniforms
 
 MakePolicy = Callable[..., TrainedPolicy]
@@ -145,7 +145,7 @@ def test_when_finished_rows_leave_the_batch_does_not_matter(
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     usual = what(sampled(policy, prompts, 8))
     monkeypatch.setattr(generic_module, "COMPACT_BELOW", share)
-    monkeypatch.setattr(fused_module, "MOVE_BELOW", share)
+    monkeypatch.setattr(rows, "COMPACT_BELOW", share)
     assert what(sampled(policy, prompts, 8)) == usual
 
 
@@ -222,9 +222,9 @@ class Watched(decoding.Decoder):
         self.read.extend(len(prompt) for prompt in prompts)
         return super().prefill(prompts, slots)
 
-    def step(self, tokens, positions, places):
+    def hidden(self, tokens, positions, places):
         self._watch(tokens)
-        return super().step(tokens, positions, places)
+        return super().hidden(tokens, positions, places)
 
     def draw(self, tokens, positions, places, uniform, choose):
         self._watch(tokens)
@@ -240,7 +240,7 @@ class Watched(decoding.Decoder):
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
     """The engine's decoders from now on."""
     Watched.read, Watched.steps, Watched.held = [], [], []
-    monkeypatch.setattr(fused_module, "Decoder", Watched)
+    monkeypatch.setattr(row_batch, "Decoder", Watched)
     return Watched
 
 
@@ -286,8 +286,9 @@ def test_a_thousand_ragged_rows_pass_through_a_tenth_of_the_room_they_need(
 
 
 def test_room_that_does_not_hold_one_row_is_refused() -> None:
-    with pytest.raises(SamplerError, match=r"rollouts\.kv_tokens is 30, but .* needs 44\. Raise it"):
-        Capacity.of(num_prompts=3, group_size=4, prompt_tokens=10, completion_tokens=14, max_rows=8, kv_tokens=30)
+    call = DecodeCall(num_prompts=3, group_size=4, prompt_tokens=10, completion_tokens=14)
+    with pytest.raises(SamplerError, match=r"rollouts\.kv_tokens is 60, but .* needs 128\. Raise it"):
+        RowBudget(kv_tokens=60).sizes(call, 8)
 
 
 @ways
