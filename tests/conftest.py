@@ -142,8 +142,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"      in {', '.join(sorted(files))}")
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level byte pairs: every text has tokens, a few tokens have two bytes."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
@@ -157,6 +156,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of all tiny models."""
+    return make_tokenizer()
 
 
 def model_config(architecture: str, tokenizer: PreTrainedTokenizerFast) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +28,9 @@ from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 from oncurve.wiring.data import evaluation_section
 from oncurve.wiring.rewards import describe_rewards
+
+Pays = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
+"""Rewards of completions of prompts."""
 
 
 def ask(
@@ -122,16 +126,20 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(describe_isolation().text, markup=False, highlight=False)
     find_template(config.data.template)
     parts = wiring.split_rows(config)
-    reward_function = wiring.make_reward_function(config.rewards, columns=wiring.shared_columns(parts))
+    columns = wiring.shared_columns(parts)
+    with closing(wiring.make_reward_function(config.rewards, columns=columns)) as reward_function:
+        return _check_rows(config, parts, partial(grade, reward_function), console)
+
+
+def _check_rows(
+    config: Config, parts: tuple[wiring.Rows, wiring.Rows, wiring.Rows, wiring.Rows], pays: Pays, console: Console
+) -> bool:
+    """What the rewards pay for the right answers of the rows and for answers that are wrong."""
     rows, few_shot, during, test = parts
     console.print(f"training data: {statistics(rows).describe()}", markup=False, highlight=False)
     model_config, tokenizer = load_tokenizer(
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
-
-    def pays(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        return grade(reward_function, prompts, completions)
-
     limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(model_config))
     has_right_answer = wiring.have_right_answer(config.rewards)
     if not has_right_answer:
@@ -139,7 +147,6 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     counts = f"{len(rows)} training rows, {len(during)} validation, {len(test)} test"
     graded, held_out, section = _rows_to_grade(config, parts, tokenizer, model_config, console)
     if not graded:
-        reward_function.close()
         console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)
         return True
     findings = check_data(
@@ -156,7 +163,6 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config, section, graded, few_shot, tokenizer, pays)
-    reward_function.close()
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     said += [(severity, f"{severity}: {text}") for severity, text in verdicts]
     for _, text in said:
@@ -203,7 +209,7 @@ def probe(
     rows: wiring.Rows,
     few_shot: wiring.Rows,
     tokenizer: PreTrainedTokenizerBase,
-    pays: Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]],
+    pays: Pays,
 ) -> tuple[str, list[tuple[str, str]]]:
     """What the recipe's reward pays for completions that no honest policy writes, as a table, and what follows."""
     if any(isinstance(reward, JudgeReward) for reward in config.rewards):

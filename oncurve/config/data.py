@@ -18,6 +18,8 @@ class DataSection(Section):
     """File, folder or Hugging Face Hub name; None if the type implies it."""
     split: str = "train"
     """Split of a dataset."""
+    subset: str | None = None
+    """Configuration of a dataset on the Hugging Face Hub, such as main; None: its default."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Which column is which, such as {question: problem, answer: label}."""
     template: str = "think_answer"

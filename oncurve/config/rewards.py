@@ -22,6 +22,9 @@ class RewardSection(Section):
     """Grade and log as ``reward/held_out/<name>``, but never train on it."""
     rotate_every_steps: PositiveInt | None = None
     """Terms with this key take turns, each for so many steps."""
+    limited: bool = True
+    """All terms that do not know whether an answer is right pay together at most the weight of those that do; false
+    takes this term out of that limit."""
 
     @model_validator(mode="after")
     def _check_held_out(self) -> RewardSection:

@@ -33,6 +33,8 @@ class EvaluationSection(Section):
     """Problems during the run."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling where the temperature is above 0."""
     samples: PositiveInt = 1
     """Completions per problem; more than one needs a temperature above 0."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
+from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
 from oncurve.data.sources import MAKERS, Row, read_generated, read_stored
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.rewards.answers import last_boxed
@@ -271,7 +272,26 @@ def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:
         case _:
             row = _lettered(row)
     answer = _text(place, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
-    return row | {"question": _text(place, row, "question"), "answer": answer}
+    return row | _question(place, row) | {"answer": answer}
+
+
+def _question(place: str, row: Row) -> Row:
+    """The question as text, and its messages where it is a list of them.
+
+    Raises DataError for a question that is neither text, a number nor a list of messages.
+    """
+    value = _value(place, row, "question")
+    if not isinstance(value, str) and callable(to_list := getattr(value, "tolist", None)):  # of numpy, from parquet
+        value = to_list()
+    if isinstance(value, (list, tuple)):
+        messages = read_messages(place, value, column="question")
+        return {"question": text_of_messages(messages), MESSAGES: messages}
+    if isinstance(value, (bool, bytes, Mapping)):
+        raise DataError(
+            f"{place}: 'question' is {value!r:.60}. Give text, or a list of messages such as "
+            f"[{{role: user, content: text}}], or set data.columns."
+        )
+    return {"question": _text(place, row, "question")}
 
 
 def _lettered(row: Row) -> Row:
@@ -296,7 +316,10 @@ def _gsm8k_row(place: str, row: Row) -> Row:
 
 def _math_row(place: str, row: Row) -> Row:
     row = row | {"question": row["problem"] if "problem" in row else _value(place, row, "question")}
-    if str(row.get("answer") or "").strip():
+    answers = row.get("answer")
+    if isinstance(answers, list) and answers:
+        return row | {"answer": ", ".join(map(str, answers))}
+    if str(answers or "").strip():
         return row
     solution = _text(place, row, "solution")
     bare = _BARE_BOX.findall(solution)

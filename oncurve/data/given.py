@@ -194,7 +194,8 @@ def data_section(data: Any, more: Mapping[str, Any]) -> tuple[dict[str, Any], li
         rows = [dict(row) if isinstance(row, Mapping) else _no_row(place, row) for place, row in enumerate(data)]
         if not rows:
             raise ConfigError("data: there are no rows. Pass at least as many as a step takes (run.prompts_per_step)")
-        return {"type": "given", **more}, rows
+        are_messages = any(isinstance(rows[0].get(name), (list, tuple)) for name in ("question", "prompt"))
+        return {"type": "given", **({"chat": True} if are_messages else {}), **more}, rows
     raise ConfigError(
         f"data: {type(data).__name__} is not a kind of data. Pass a list of dictionaries, a datasets.Dataset, a path, "
         f"or a section such as {{'type': 'gsm8k'}}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from oncurve.data.conversations import MESSAGES
 from oncurve.errors import DataError, listed
 from oncurve.records import SOURCE_ROW
 
@@ -21,7 +22,7 @@ def with_hint(row: Mapping[str, Any], hint: str, *, place: int) -> dict[str, Any
     '2+3?\nIt is 5.'
     """
     source = row.get(SOURCE_ROW) or row
-    if isinstance(source.get("prompt"), list):
+    if MESSAGES in row or isinstance(source.get("prompt"), list):
         raise DataError(
             f"row {place}: algorithm.teacher_hint has no place in a prompt of messages. Give rows with a question"
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oncurve.data.conversations import MESSAGES
 from oncurve.errors import ConfigError, DataError, did_you_mean, listed
 from oncurve.records import SOURCE_ROW, Prompt
 
@@ -108,6 +109,13 @@ TEMPLATES: dict[str, Template] = {
             name="tool_answer",
             turn="User: {user}\nAssistant:",
             completion=" <answer>{answer}</answer>",
+        ),
+        Template(
+            name="complete_program",
+            user="Complete this Python function. Answer with the whole program in one fenced block.\n\n"
+            "```python\n{question}\n```",
+            turn="Question: {user}\nSolution:",
+            completion="\n```python\n{answer}\n```",
         ),
         Template(name="program", turn="User: {user}\nAssistant:", completion=" ```python\n{answer}\n```"),
     )
@@ -224,6 +232,11 @@ def _user_text(row: Mapping[str, Any], place: int | str, template: Template) -> 
 
 
 def _plain_text(row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]) -> str:
+    if MESSAGES in row:
+        raise ConfigError(
+            f"row {place}: its question is a list of messages, and data.chat is false. Set data.chat=true for a model "
+            f"with a chat template, or give questions as text."
+        )
     parts = [template.system] if template.system else []
     for example in few_shot:
         asked = _filled(template.turn, user=_user_text(example, "of the few-shot examples", template))
@@ -237,6 +250,13 @@ def _messages(
 ) -> list[Message]:
     if isinstance(said := row.get(SOURCE_ROW, {}).get("prompt"), list):
         return [dict(message) for message in said]
+    if MESSAGES in row:
+        if few_shot:
+            raise ConfigError(
+                f"row {place}: its question is a list of messages, before which data.few_shot has no place. Put the "
+                f"examples into the messages and set data.few_shot=0."
+            )
+        return [dict(message) for message in row[MESSAGES]]
     messages = [{"role": "system", "content": template.system}] if template.system else []
     for example in few_shot:
         shown = f"{template.opening}{write_gold(example, template)}".strip()

@@ -346,7 +346,7 @@ def _example(
         sample=completion.index,
         extracted=None if extract is None else extract(completion.text),
         error=reward.error,
-        episode={**shown, "token_ids": list(completion.token_ids)} if shown else None,
+        episode=shown or None,
     )
 
 

@@ -35,19 +35,14 @@ class PartialResults(Kept):
 
     draws_by_part = True
 
-    def __init__(
-        self, folder: Path, settings: Mapping[str, Any], *, samples: int, num_prompts: int, option: str = "--output"
-    ) -> None:
-        """``option`` names the folder on the command line.
-
-        Raises ConfigError if the folder holds an evaluation with other settings, or is in use.
-        """
-        self.folder, self.samples, self._option = folder, samples, option
+    def __init__(self, folder: Path, settings: Mapping[str, Any], *, samples: int, num_prompts: int) -> None:
+        """Raises ConfigError if the folder holds an evaluation with other settings, or is in use."""
+        self.folder, self.samples = folder, samples
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = RunLock(folder)
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written ({error}). Choose another {option}") from error
+            raise ConfigError(f"{folder}: cannot be written ({error}). Choose another --output") from error
         try:
             self._check(json.loads(to_json(settings)))
             self.examples = self._read(num_prompts)
@@ -85,7 +80,7 @@ class PartialResults(Kept):
         if changed:
             shown = "; ".join(f"{key} {_short(before.get(key))}, now {_short(settings.get(key))}" for key in changed)
             raise ConfigError(
-                f"{self.folder}: holds an evaluation with other settings ({shown}). Choose another {self._option}, or "
+                f"{self.folder}: holds an evaluation with other settings ({shown}). Choose another --output, or "
                 f"the same settings to go on with it"
             )
 

@@ -118,6 +118,8 @@ class Term:
     """Bounds of the value before it is weighted; None leaves it as it is."""
     decides: bool = False
     """A value of 1 or more means that the answer is correct, where no function has a part "correct"."""
+    is_limited: bool = True
+    """Without a part "correct": pay no more, together with others, than the terms that have one."""
 
     @property
     def key(self) -> str:
@@ -131,12 +133,12 @@ class WeightedSum:
         value = sum over terms of  weight * clip(value)
 
     A term that fails makes the whole reward an error, since a sum with a missing term is another number; only
-    "not_applicable" leaves its term out. With ``limit_shaping`` (the default) the terms that do not know whether the
-    answer is right can together add or take at most the weight of those that do, so that no style outranks a right
-    answer by more than the answer itself is worth.
+    "not_applicable" leaves its term out. The terms that do not know whether the answer is right can together add or
+    take at most the weight of those that do, so that no style outranks a right answer by more than the answer itself is
+    worth; terms with ``is_limited=False`` pay in full.
     """
 
-    def __init__(self, terms: Sequence[Term], *, limit_shaping: bool = True, name: str = "total") -> None:
+    def __init__(self, terms: Sequence[Term], *, name: str = "total") -> None:
         if not terms:
             raise ConfigError("rewards: the list is empty. Name at least one reward function.")
         keys = [term.key for term in terms]
@@ -145,7 +147,6 @@ class WeightedSum:
                 raise ConfigError(f"rewards: two of them are named {key!r}. Give one of them another name.")
         self.name = name
         self.terms = tuple(terms)
-        self.limit_shaping = limit_shaping
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, its parts unweighted."""
@@ -178,19 +179,19 @@ class WeightedSum:
         return next((each.value for term, each in zip(self.terms, rewards, strict=True) if term.decides), None)
 
     def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
-        correctness, shaping, limit = 0.0, 0.0, 0.0
+        total, shaping, limit = 0.0, 0.0, 0.0
         for term, reward in zip(self.terms, rewards, strict=True):
             if reward.value is None or (term.only_if_correct and not is_correct):
                 continue
             value = reward.value if term.clip is None else min(max(reward.value, term.clip[0]), term.clip[1])
             if "correct" in reward.parts:
-                correctness += term.weight * value
+                total += term.weight * value
                 limit += abs(term.weight)
-            else:
+            elif term.is_limited:
                 shaping += term.weight * value
-        if self.limit_shaping and limit > 0:
-            shaping = min(max(shaping, -limit), limit)
-        return correctness + shaping
+            else:
+                total += term.weight * value
+        return total + (min(max(shaping, -limit), limit) if limit > 0 else shaping)
 
 
 def _merged_parts(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, float]:

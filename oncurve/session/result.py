@@ -12,12 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from oncurve.errors import OncurveError
-from oncurve.evaluate.card import run_card
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import Evaluation
 from oncurve.observe.record import read_manifest, read_metrics
+from oncurve.observe.run_model import MODEL
 from oncurve.observe.summary import summarize
 from oncurve.report.write import write_report
+from oncurve.session.publish import write_card
 from oncurve.train.run import Step
 
 
@@ -90,7 +91,7 @@ def report(result: Result, *, console: Console) -> None:
             console.print(comparison.table())
             console.print(comparison.examples_text(limit=1), markup=False, highlight=False)
         try:
-            run_card(result.folder)
+            write_card(result.folder / MODEL, name=result.folder.name, run=result.folder)
         except (OncurveError, OSError) as error:  # the recipe's file may be gone; the model is saved all the same
             console.print(f"no model card ({error})", markup=False, highlight=False)
     try:

@@ -17,6 +17,7 @@ from oncurve import wiring
 from oncurve.config.load import read_text, read_tree, validate_tree
 from oncurve.config.run_folder import run_folder_path
 from oncurve.config.schema import Config, EvaluationSection, RunSection
+from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, data_section, episodes_of, recipe_of, recipe_text
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
@@ -265,8 +266,10 @@ class Trainer:
         draws anew.
         """
         rows = [questions] if isinstance(questions, (str, Mapping)) else list(questions)
-        rows = [{"question": row, "answer": ""} if isinstance(row, str) else {"answer": "", **row} for row in rows]
         data, rollouts = self.config.data, {}
+        rows = adapt_given_rows(
+            [{"question": row} if isinstance(row, str) else row for row in rows], columns=data.columns
+        )
         if temperature is not None:
             rollouts["temperature"] = temperature
         if max_completion_tokens is not None:

@@ -27,6 +27,7 @@ from oncurve.session.resume import Load, ResumeRequest, go_below_limit, resume
 from oncurve.session.session import Session
 from oncurve.train.guards import KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption
+from oncurve.wiring.rewards import describe_rewards
 
 MAX_RETURNS = 3
 """How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""
@@ -132,6 +133,8 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
     config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
+    for line in describe_rewards(config.rewards):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
     for name, unseen in given.unseen.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from oncurve.config.files import SANDBOX
 from oncurve.config.schema import Config
+from oncurve.data.conversations import MESSAGES
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, did_you_mean
 from oncurve.records import SOURCE_ROW
@@ -197,6 +198,8 @@ def rerender(
     if isinstance(said := prompt.source_row.get("prompt"), list):
         last = {**said[-1], "content": said[-1]["content"] + words}
         row[SOURCE_ROW] = {**prompt.source_row, "prompt": [*said[:-1], last]}
+    if said := row.get(MESSAGES):
+        row[MESSAGES] = [*said[:-1], {**said[-1], "content": said[-1]["content"] + words}]
     [made], _ = render_prompts(
         [row],
         cast("Any", tokenizer),

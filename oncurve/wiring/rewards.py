@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ _FORM_REWARDS = (
     RepetitionReward,
 )
 """Rewards that look at a completion alone."""
+_UNBOUNDED = (CustomReward, GivenReward, JudgeReward, EnvironmentSection)
+"""Rewards whose values may be above 1 or below -1."""
 SAYS_CORRECT = (
     R1ZeroReward, MathematicsReward, ProgramsReward, JsonSchemaReward, ToolCallsReward, CosineLengthReward,
 )  # fmt: skip
@@ -120,6 +122,7 @@ def _terms(rewards: Sequence[Reward], seed: int, around: Surroundings) -> list[T
                 name=name,
                 only_if_correct=reward.only_if_correct,
                 decides=reward is deciding,
+                is_limited=reward.limited,
             )
         )
     return terms
@@ -198,7 +201,24 @@ def describe_rewards(rewards: Sequence[Reward]) -> list[str]:
         if reward.held_out:
             name = reward.name or reward.type
             lines.append(f"rewards: {name} is held out: logged as reward/held_out/{name}, never trained on")
-    return lines
+    return [*lines, *_describe_limit(rewards)]
+
+
+def _describe_limit(rewards: Sequence[Reward]) -> Iterator[str]:
+    """What the terms that do not know whether an answer is right may pay, where that is less than their weights say."""
+    paid = [reward for reward in rewards if not reward.held_out]
+    knowing = [reward for reward in paid if isinstance(reward, SAYS_CORRECT)]
+    limited = [reward for reward in paid if reward.limited and not isinstance(reward, SAYS_CORRECT)]
+    limit = sum(abs(reward.weight) for reward in knowing)
+    may_exceed = sum(abs(reward.weight) for reward in limited) > limit or any(
+        isinstance(reward, _UNBOUNDED) for reward in limited
+    )
+    if limit and limited and may_exceed:
+        names, others = (", ".join(one.name or one.type for one in some) for some in (limited, knowing))
+        yield (
+            f"rewards: {names} can together add or take at most {limit:g}, the weight of {others}. To let one of them "
+            f"pay in full, set its key limited to false"
+        )
 
 
 def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> RewardFunction:

@@ -80,18 +80,17 @@ class Workers:
         return not self._open
 
     def collect(self, *, wait: bool) -> None:
-        """Deliver what has come, and give up calls over their limits; with ``wait``, at least one thing.
+        """Deliver what has come, and give up calls over their limits; with ``wait``, at least one of the two.
 
         Raises SamplerError if too many calls hang for ever.
         """
         while True:
-            self._give_up_late_ones()
+            wait = not self._give_up_late_ones() and wait
             try:
                 found = self._done.get(timeout=self._until_next_limit()) if wait else self._done.get_nowait()
             except queue.Empty:
-                if wait and not self._late():
+                if wait:
                     continue
-                self._give_up_late_ones()
                 return
             wait = False
             if not isinstance(found, tuple):
@@ -124,7 +123,9 @@ class Workers:
         limits = [job.started + job.limit_seconds - now for job in self._open if job.started is not None]
         return min(max(min(limits, default=0.05), 0.001), 0.5)
 
-    def _give_up_late_ones(self) -> None:
+    def _give_up_late_ones(self) -> bool:
+        """Deliver a timeout for every call over its limit. Returns whether there was one."""
+        given_up = False
         for job in self._late():
             with self._lock:
                 if job.is_done:
@@ -142,6 +143,8 @@ class Workers:
             self._open.pop(job, None)
             late = Failure("timeout", f"it did not end within {job.limit_seconds:g} s")
             job.deliver(late, job.limit_seconds)
+            given_up = True
+        return given_up
 
     def _start_thread(self) -> None:
         self._num_threads += 1
