@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
+import decode_ways
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
-from oncurve.model import decoding, ops_torch
-from oncurve.model.build import library
-from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model import decoding
 from oncurve.model.decode_memory import DecodeCall
 from oncurve.model.weights import body_of
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import generic as generic_module
-from oncurve.rollouts.engine import proof, row_batch, rows
+from oncurve.rollouts.engine import row_batch, rows
 from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.cache import RowCache, left_pad
 from oncurve.rollouts.engine.draw import draw
@@ -35,25 +34,13 @@ TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for numbe
 
 
 Ways = Callable[[str], None]
-ways = pytest.mark.parametrize("way", ["kernels", "torch", "recorded", "module"])
+ways = pytest.mark.parametrize("way", decode_ways.WAYS)
 
 
 @pytest.fixture
 def take_way(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    """Make the engine compute with the compiled kernels, with torch alone, there in a
-    GPU's few shapes, or through the model's own module."""
-
-    def take(way: str) -> None:
-        if way == "kernels" and library() is None:
-            pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
-        if way in ("torch", "recorded"):
-            monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-        if way == "recorded":
-            monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
-        if way == "module":
-            monkeypatch.setattr(proof, "backbone_of", lambda model: None)
-
-    return take
+    """Make the engine compute in a way."""
+    return lambda way: decode_ways.take_way(way, monkeypatch)
 
 
 def ending(policy: TrainedPolicy) -> TrainedPolicy:

@@ -26,7 +26,7 @@ class Paused(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class SubmittedRequest:
     """A request on its way, and what its caller waits for."""
 
     request: Request
@@ -44,7 +44,7 @@ class Sampling:
         self.scheduler = RowScheduler(
             policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs), shares_weights=True, key="--max-rows"
         )
-        self._work: dict[Request, Work] = {}
+        self._work: dict[Request, SubmittedRequest] = {}
         """All that has no answer yet."""
         self._dropped: set[Request] = set()
         self._reading = threading.Lock()
@@ -65,7 +65,9 @@ class Sampling:
         """Completions of requests that have no answer yet."""
         return self._num_running
 
-    def submit(self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], object] | None = None) -> Work:
+    def submit(
+        self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], object] | None = None
+    ) -> SubmittedRequest:
         """Take a request; the future gives its completions. Raises Paused while nothing is taken.
 
         ``on_tokens`` hears after each token, in the thread that samples, of all tokens of a single completion so far.
@@ -80,7 +82,7 @@ class Sampling:
             future.set_result([GeneratedCompletion(*one, (self.label,)) for one in sampled])
 
         request = Request(asked.token_ids, keys, asked.params, asked.end_ids, on_done=done, on_tokens=on_tokens)
-        work = Work(request, future)
+        work = SubmittedRequest(request, future)
         with self._changed:
             if self._is_paused or self._is_closed:
                 raise Paused
@@ -96,7 +98,7 @@ class Sampling:
         with self._changed:
             self._num_running -= count
 
-    def drop(self, work: Work) -> None:
+    def drop(self, work: SubmittedRequest) -> None:
         """Nobody waits for this any more."""
         with self._changed:
             self._is_standing = False
