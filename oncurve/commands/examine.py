@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
 from oncurve.config.data import DataSection
-from oncurve.config.rewards import JudgeReward, ProgramsReward
+from oncurve.config.rewards import EnvironmentSection, JudgeReward, ProgramsReward
 from oncurve.config.schema import Config
 from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
@@ -120,7 +120,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     """Load everything but the weights of the model: True if nothing fatal was found."""
     for finding in wiring.check_algorithm(config):
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
-    for line in describe_rewards(config.rewards):
+    for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False)
     if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
@@ -160,6 +160,7 @@ def _check_rows(
         evaluation_rows=held_out,
         has_right_answer=has_right_answer,
         decided_by_value=wiring.deciding_reward(config.rewards) is not None,
+        needs_grades=not any(isinstance(reward, EnvironmentSection) for reward in config.rewards),
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config, section, graded, few_shot, tokenizer, pays)

@@ -237,7 +237,9 @@ class CustomReward(RewardSection):
     isolate: bool = False
     """Run it in a process with limits; it must be importable by name."""
     timeout_seconds: PositiveFloat = 60.0
-    """isolate: time for the completions of one prompt; otherwise for async functions only."""
+    """Time limit per completion; isolate: for the completions of one prompt."""
+    nan_is_none: bool = False
+    """NaN means None, no opinion; false: it is an error."""
 
 
 class GivenReward(RewardSection):
@@ -245,7 +247,9 @@ class GivenReward(RewardSection):
 
     type: Literal["given"] = "given"
     timeout_seconds: PositiveFloat = 60.0
-    """For async functions."""
+    """Time limit per completion."""
+    nan_is_none: bool = False
+    """NaN means None, no opinion; false: it is an error."""
 
 
 class EnvironmentSection(RewardSection):

@@ -167,7 +167,8 @@ class WeightedSum:
                 value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}", trace=reward.trace
             )
         if all(reward.value is None for reward in rewards):
-            return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail="no reward function applies")
+            why = "; ".join(f"{term.key}: {one.detail}" for term, one in zip(self.terms, rewards, strict=True))
+            return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail=why)
         if "correct" not in parts and (decisive := self._decisive(rewards)) is not None:
             parts["correct"] = float(decisive >= 1.0)
         detail = "; ".join(reward.detail for reward in rewards if reward.detail)
@@ -237,6 +238,19 @@ def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2, 
         f"{where}grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may "
         f"fail), {describe_failures(failed)}. Correct the reward function or the data, or allow more failures with "
         f"run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
+    )
+
+
+def check_any_graded(rewards: Sequence[Reward], *, where: str) -> None:
+    """Refuses a batch in which nothing was graded at all; ``where`` begins the message.
+
+    Raises RewardError with what each reward gave.
+    """
+    if not rewards or any(reward.value is not None for reward in rewards):
+        return
+    raise RewardError(
+        f"{where}: none of the {len(rewards)} completions was graded, {describe_failures(rewards)}. Let a reward "
+        f"return a number for them; a function without `return` gives None"
     )
 
 

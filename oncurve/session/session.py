@@ -25,8 +25,8 @@ from oncurve.observe.sinks import open_tracker
 from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.final_model import write_model
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
-from oncurve.rewards.base import RewardFunction
+from oncurve.records import Prompt, Reward
+from oncurve.rewards.base import RewardFunction, check_any_graded
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
@@ -161,6 +161,10 @@ class Session:
         with self.interruption.interruptible():
             base = self.evaluator.measure(self.parts.prompts.test, name="base", step=0)
         keep_evaluation(self.folder, base)
+        check_any_graded(
+            [Reward(example.reward, error=example.error, detail=example.detail) for example in base.examples],
+            where="base",
+        )
         return base
 
     def train(self) -> Iterator[Step]:

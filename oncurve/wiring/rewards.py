@@ -189,9 +189,10 @@ def part_weights(rewards: Sequence[Reward]) -> dict[str, float]:
     return weights
 
 
-def describe_rewards(rewards: Sequence[Reward]) -> list[str]:
-    """What is trained on and what is only watched, a line for each; nothing if every reward pays in every step."""
-    lines: list[str] = []
+def describe_rewards(rewards: Sequence[Reward], *, is_default: bool = False) -> list[str]:
+    """What is trained on and what is only watched, a line for each; nothing if the recipe's every reward pays in every
+    step. ``is_default``: the recipe names none."""
+    lines = ["rewards: none are named, so r1_zero is taken: the right answer in <answer> tags"] if is_default else []
     rotating = rotating_rewards(rewards)
     if rotating:
         names = ", ".join(reward.name or reward.type for reward in rotating)
@@ -255,8 +256,9 @@ def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> Reward
                     )
                 from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
 
-                return SubprocessReward(reward.function, name=reward.name, timeout_seconds=reward.timeout_seconds)
-            return from_function(function, name=reward.name, timeout_seconds=reward.timeout_seconds)
+                options = reward_options(reward, "function", "isolate")
+                return SubprocessReward(reward.function, name=reward.name, **options)
+            return from_function(function, name=reward.name, **reward_options(reward, "function", "isolate"))
         case JsonSchemaReward() | ToolCallsReward() | JudgeReward():
             return make_structured_reward(reward)
         case _:
@@ -282,7 +284,7 @@ def _given_reward(reward: GivenReward, around: Surroundings) -> RewardFunction:
         )
     function = around.given[name]
     _check_parameters(function, name, around)
-    return from_function(function, name=name, timeout_seconds=reward.timeout_seconds)
+    return from_function(function, name=name, **reward_options(reward))
 
 
 def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeReward) -> RewardFunction:

@@ -112,6 +112,9 @@ def test_only_what_pays_has_a_weight() -> None:
 
 def test_nothing_is_said_of_rewards_that_pay_in_every_step() -> None:
     assert describe_rewards([R1ZeroReward()]) == []
+    assert describe_rewards([R1ZeroReward()], is_default=True) == [
+        "rewards: none are named, so r1_zero is taken: the right answer in <answer> tags"
+    ]
 
 
 def test_weights_that_a_limit_cuts_are_named_and_a_key_lets_them_pay() -> None:
