@@ -120,7 +120,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     """Load everything but the weights of the model: True if nothing fatal was found."""
     for finding in wiring.check_algorithm(config):
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
-    for line in describe_rewards(config.rewards, is_default="rewards" not in config.model_fields_set):
+    for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False)
     if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)

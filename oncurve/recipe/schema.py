@@ -57,6 +57,11 @@ class Config(Section):
         return max(1, math.ceil(self.sft.epochs * num_rows / self.run.prompts_per_step))
 
     @property
+    def has_default_reward(self) -> bool:
+        """It names no reward, and something is graded."""
+        return self.sft is None and "rewards" not in self.model_fields_set
+
+    @property
     def completions_per_step(self) -> int:
         """Prompts times group size."""
         return self.run.prompts_per_step * self.algorithm.group_size

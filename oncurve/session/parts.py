@@ -222,6 +222,4 @@ def arithmetic(config: Config, prompts: wiring.Rendered) -> str:
         if config.sft is not None:
             what, limit = "row", f"sft.max_tokens={config.sft.max_tokens}" if config.sft.max_tokens else limit
         lines.append(f"left out: {counted(len(prompts.excluded), what)} too long for {limit}")
-    if config.sft is None:
-        lines += wiring.describe_rewards(config.rewards, is_default="rewards" not in config.model_fields_set)
     return "\n".join(lines)

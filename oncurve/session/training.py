@@ -133,7 +133,7 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
     config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
-    for line in describe_rewards(config.rewards):
+    for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)

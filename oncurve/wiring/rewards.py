@@ -189,7 +189,7 @@ def part_weights(rewards: Sequence[Reward]) -> dict[str, float]:
     return weights
 
 
-def describe_rewards(rewards: Sequence[Reward], *, is_default: bool) -> list[str]:
+def describe_rewards(rewards: Sequence[Reward], *, is_default: bool = False) -> list[str]:
     """What is trained on and what is only watched, a line for each; nothing if the recipe's every reward pays in every
     step. ``is_default``: the recipe names none."""
     lines = ["rewards: none are named, so r1_zero is taken: the right answer in <answer> tags"] if is_default else []

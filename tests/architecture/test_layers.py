@@ -15,7 +15,7 @@
     12 cli
     13 __main__
 
-A room's ``settings`` are read by the recipe and import no more than the table of their room. A module imports its own folder and lower layers. That no two modules import each other stands in test_rooms.py.
+A module imports its own folder and lower layers. That no two modules import each other stands in test_rooms.py.
 """
 
 from __future__ import annotations

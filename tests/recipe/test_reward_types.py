@@ -107,11 +107,11 @@ def test_only_what_pays_has_a_weight() -> None:
     function = make_reward_function(rewards)
     assert function.name == "total"
     function.close()
-    assert len(describe_rewards(rewards, is_default=False)) == 2
+    assert len(describe_rewards(rewards)) == 2
 
 
 def test_nothing_is_said_of_rewards_that_pay_in_every_step() -> None:
-    assert describe_rewards([R1ZeroReward()], is_default=False) == []
+    assert describe_rewards([R1ZeroReward()]) == []
     assert describe_rewards([R1ZeroReward()], is_default=True) == [
         "rewards: none are named, so r1_zero is taken: the right answer in <answer> tags"
     ]
