@@ -23,7 +23,6 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from oncurve.config.run_folder import flat
 from oncurve.doctor.read import read_config
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate.compare import compare
@@ -31,6 +30,7 @@ from oncurve.evaluate.evaluate import Evaluation, read_evaluation
 from oncurve.observe.progress import duration
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.summary import number
+from oncurve.recipe.run_folder import flat
 from oncurve.report.overview import overview
 from oncurve.stats import bootstrap_interval
 
