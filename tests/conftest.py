@@ -179,7 +179,7 @@ def make_policy(
 ) -> Callable[..., TrainedPolicy]:
     """A policy around a fresh tiny model, or around the ``model`` given; other keywords go to the policy."""
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.settings import OptimizerSettings
+    from oncurve.policy.settings import OptimizerSettings
 
     def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> TrainedPolicy:
         options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from oncurve import wiring
 from oncurve.commands.measuring import measure, recipe_settings
-from oncurve.config.load import load_config, read_tree
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, did_you_mean, listed
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults
 from oncurve.observe.record import RunFolder
+from oncurve.recipe.load import load_config, read_tree
+from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
 from oncurve.session.session import keep_evaluation
 

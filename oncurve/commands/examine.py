@@ -12,17 +12,17 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
-from oncurve.config.data import DataSection
-from oncurve.config.rewards import EnvironmentSection, JudgeReward, ProgramsReward
-from oncurve.config.schema import Config
 from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
 from oncurve.data.prompts import find_template, render_prompts, write_gold
+from oncurve.data.settings import DataSection
 from oncurve.errors import ConfigError, counted
 from oncurve.policy.model_folder import load_tokenizer
+from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
+from oncurve.rewards.settings import EnvironmentSection, JudgeReward, ProgramsReward
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
@@ -79,7 +79,7 @@ def serve_model(
     import asyncio
     import os
 
-    from oncurve.config.load import parse_config  # lazy
+    from oncurve.recipe.load import parse_config  # lazy
     from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
 
     require_aiohttp()

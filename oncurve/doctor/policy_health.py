@@ -86,7 +86,6 @@ def not_learning(case: Case) -> Finding | None:
     noise = reward_noise(case, reward.window)
     if abs(reward.end - reward.start) > max(2 * noise, 0.02 * reward_span(case)):
         return None
-    rises = reward.end > reward.start
     return Finding(
         severity="warning",
         what="The reward has not risen beyond chance yet, although groups carry a signal",
@@ -96,8 +95,8 @@ def not_learning(case: Case) -> Finding | None:
             dead.over_all(),
             *case.configured("optimizer.learning_rate"),
         ),
-        do=("Train longer or raise optimizer.learning_rate threefold" if rises else "Read completions of late steps")
-        + ", use more prompts and larger groups, and check whether the reward is noise. The loss does not show it.",
+        do="Train longer; while late completions look as healthy as early ones, raise optimizer.learning_rate threefold. "
+        "Use more prompts and larger groups, and check whether the reward is noise. The loss does not show it.",
     )
 
 

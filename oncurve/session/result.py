@@ -102,4 +102,4 @@ def report(result: Result, *, console: Console) -> None:
         console.print(f"no report ({error}); make one with: oncurve report {result.folder}", markup=False)
     console.print(f"run finished: {result.folder}", highlight=False)
     for line in comparison.headline() if comparison is not None else ():
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)

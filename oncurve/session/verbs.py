@@ -27,8 +27,6 @@ from oncurve import wiring
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
-from oncurve.config.load import validate_tree
-from oncurve.config.schema import Config
 from oncurve.data.collate import stack_rewards
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.prompts import render_prompts
@@ -36,6 +34,8 @@ from oncurve.errors import ConfigError
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipe.load import validate_tree
+from oncurve.recipe.schema import Config
 from oncurve.records import Group, Mean, Prompt, Reward, html_table
 from oncurve.rewards.custom import from_function
 from oncurve.rollouts.base import SamplingParams

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from oncurve.config.rewards import (
+from oncurve.errors import ConfigError
+from oncurve.rewards.settings import (
     BoxedFormatReward,
     CosineLengthReward,
     CustomReward,
@@ -27,7 +28,6 @@ from oncurve.config.rewards import (
     StepFormatReward,
     ToolCallsReward,
 )
-from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
     from oncurve.rewards.base import RewardFunction, Term

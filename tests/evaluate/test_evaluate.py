@@ -59,8 +59,8 @@ def test_a_prompt_without_a_question_column_is_shown_as_it_is() -> None:
 def test_the_metrics_are_all_in_the_glossary() -> None:
     metrics = evaluation_of(TEXTS).metrics()
     assert unknown_keys(metrics) == []
-    assert metrics["evaluation/correct_fraction"] == 0.2
-    assert metrics["evaluation/any_format_fraction"] == 0.4
+    assert metrics["evaluation/correct_fraction"] == 0.25
+    assert metrics["evaluation/any_format_fraction"] == 0.5
     assert metrics["evaluation/error_fraction"] == 0.2
     assert metrics["evaluation/mean_tokens"] == pytest.approx(19 / 5)
     assert "evaluation/any_format_fraction" not in evaluation_of(TEXTS, loose=False).metrics()

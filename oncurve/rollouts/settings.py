@@ -7,10 +7,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.settings import Deadlines, DeltaSettings, Fraction, Harmless, NonNegative, Section
+from oncurve.section import Fraction, Harmless, NonNegative, Section
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
+SANDBOX = "sandbox:"
+"""Stands before a tool that runs in the sandbox."""
 _DEFAULTS = {
     "servers": "[]",
     "registry": "null",
@@ -22,6 +24,38 @@ _DEFAULTS = {
     "tensor_parallel": "1",
 }
 """Keys for servers as they are typed to mean nothing."""
+
+
+class DeltaSettings(Section):
+    """How servers get weights as differences from the version before."""
+
+    anchor_every: Harmless[PositiveInt] = 20
+    """Versions after which one is written whole as well, for servers that join."""
+    relay: Harmless[bool] = False
+    """One of our servers fetches from the trainer, and gives to the others."""
+    mbit: Harmless[PositiveFloat | None] = None
+    """Megabits per second that the trainer sends over rollouts.weights_address, to all servers together; None: no
+    limit."""
+
+
+class Deadlines(Section):
+    """Timeouts of rollout servers, in seconds."""
+
+    connect_seconds: Harmless[PositiveFloat] = 5.0
+    """To open a connection."""
+    request_seconds: Harmless[PositiveFloat] = 600.0
+    """For the completions of one prompt."""
+    push_seconds: Harmless[PositiveFloat] = 300.0
+    """For each part of a weight transfer: fetching, loading."""
+    silent_seconds: Harmless[PositiveFloat] = 10.0
+    """Without a heartbeat, before a server is dropped and its prompts go to others."""
+    gone_seconds: Harmless[PositiveFloat] = 300.0
+    """Without any server, before the run saves and stops."""
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Between two questions to a server that is well."""
+        return self.silent_seconds / 4
 
 
 class EpisodeSection(Section):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from oncurve.config.load import parse_config
-from oncurve.config.rewards import R1ZeroReward, RewardSection
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.settings import R1ZeroReward, RewardSection
 from oncurve.wiring import make_reward_function
 from oncurve.wiring.rewards import describe_rewards, part_weights
 

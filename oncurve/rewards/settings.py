@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.settings import NonNegative, Section
+from oncurve.section import NonNegative, Section
 
 
 class RewardSection(Section):
