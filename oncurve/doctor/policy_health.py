@@ -95,7 +95,7 @@ def not_learning(case: Case) -> Finding | None:
             dead.over_all(),
             *case.configured("optimizer.learning_rate"),
         ),
-        do="Train longer; while late completions look as healthy as early ones, raise optimizer.learning_rate threefold. "
+        do="Train longer; while late completions look healthy, raise optimizer.learning_rate threefold. "
         "Use more prompts and larger groups, and check whether the reward is noise. The loss does not show it.",
     )
 
