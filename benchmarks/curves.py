@@ -1,37 +1,24 @@
-"""What do the curves of healthy and of sick runs look like? The pictures and the table of docs/plots.md.
+"""Pictures and table of docs/plots.md: curves of healthy and of sick runs, from results/curves.json.
 
-The runs are some of `doctor_runs.py` and two more with a KL term. A run whose folder is complete is not repeated. What
-is drawn is kept in results/curves.json, so that pictures and page can be made again without a run.
-
-    python benchmarks/curves.py                # the runs that are missing, then curves.json, pictures and table
-    python benchmarks/curves.py --draw         # pictures and table from curves.json
+python benchmarks/curves.py
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
-from doctor_runs import PLAN, Planned, ensure
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results" / "curves.json"
 PAGE = ROOT / "docs" / "plots.md"
 PICTURES = ROOT / "docs" / "pictures"
 
-MORE = (
-    Planned("kl_runs_away", "learning rate x 10, a KL term too weak to hold it", (
-        "optimizer.learning_rate=1e-3", "algorithm.kl_coef=1e-4", "run.completions_per_update=16",
-    )),
-    Planned("kl_too_strong", "a KL coefficient of 10", ("algorithm.kl_coef=10",)),
-)  # fmt: skip
 CHOSEN = (
     "healthy_grpo_1", "healthy_kl", "rate_tiny", "rate_x100", "entropy_bonus", "cold", "too_hard", "cut_off",
-    "length_bonus", "tiny_clip", *(run.name for run in MORE),
+    "length_bonus", "tiny_clip", "kl_runs_away", "kl_too_strong",
 )  # fmt: skip
 KEYS = (
     "reward/mean", "evaluation/any_format_fraction", "group/zero_signal_fraction", "group/std_mean",
@@ -64,28 +51,6 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("entropy, nats", (("policy/entropy", "entropy"),)),
     ("tokens", (("completion/mean_tokens", "mean length"),)),
 )
-
-
-def collect(folder: Path) -> dict[str, Any]:
-    """The chosen metrics of every chosen run, step by step; None where a step has none."""
-    from oncurve.observe.manifest import describe_run
-    from oncurve.observe.record import read_metrics
-
-    planned = {run.name: run for run in (*PLAN, *MORE)}
-    found: dict[str, Any] = {}
-    for name in CHOSEN:
-        ensure(planned[name], folder)
-        rows = read_metrics(folder / name)
-        code = json.loads((folder / name / "manifest.json").read_text())["code"]
-        found[name] = {
-            "planted": planned[name].planted,
-            "overrides": list(planned[name].overrides),
-            "commit": code["commit"],
-            "step": [row["step"] for row in rows],
-            "metrics": {key: [row.get(key) for row in rows] for key in KEYS},
-        }
-        print(name, "read", flush=True)
-    return {"runs": found, "run": describe_run()}
 
 
 def draw(results: dict[str, Any], pictures: Path) -> list[Path]:
@@ -207,16 +172,9 @@ def page() -> str:
 
 
 def main() -> None:
-    """Run what is missing, draw, and write the table into the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/doctor"), help="where the runs are kept")
-    parser.add_argument("--draw", action="store_true", help="train nothing, read results/curves.json")
-    arguments = parser.parse_args()
-    if not arguments.draw:
-        RESULTS.write_text(json.dumps(collect(arguments.folder)) + "\n", encoding="utf-8")
+    """Draw, and write the table into the page."""
     draw(json.loads(RESULTS.read_text(encoding="utf-8")), PICTURES)
-    if PAGE.is_file():
-        PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What stages beside GRPO bring on the embedded word problems: distillation, rejection sampling, a warm start.
 
     python benchmarks/stages.py distil FOLDER      a run of GRPO teaches the base that it came from, three seeds
-    python benchmarks/stages.py keep FOLDER        two rounds of rejection sampling beside GRPO, same sampled tokens
     python benchmarks/stages.py spread FOLDER      entropy and pass@8 after supervised training, and after GRPO from it
     python benchmarks/stages.py base FOLDER        a base from random weights beside TRL's SFTTrainer, in turns
 
@@ -101,36 +100,6 @@ def distil(folder: Path, seeds: list[int]) -> dict[str, Any]:
         )  # fmt: skip
         seen.append({"seed": seed, "grpo": course(teacher), "distil": course(student)})
     return {"goal": GOAL, "seeds": seen}
-
-
-def keep(folder: Path, seeds: list[int]) -> dict[str, Any]:
-    """Accuracy after one and two rounds, and that of GRPO after as many sampled tokens."""
-    seen = []
-    for seed in seeds:
-        rows = [row for row in read_metrics(grpo(folder, seed)) if row["step"]]
-        sampled = list(accumulate(row["tokens/sampled"] for row in rows))
-        model, spent, rounds = "embedded", 0, []
-        for number in (1, 2):
-            file = folder / f"kept-{seed}-{number}.jsonl"
-            part = (f"run.seed={10 * seed + number}", "data.limit=800", f"model={model}")
-            if not file.exists():
-                command(folder, "sample", RECIPE, "--keep-correct", str(file), "--per-prompt", "4", *part)
-            place = run(
-                folder, "sft", RECIPE, f"round-{seed}-{number}", f"model={model}", "data.type=jsonl",
-                f"data.path={file}", "data.template=think_answer", "sft.epochs=2", "optimizer.learning_rate=3e-4",
-                "optimizer.schedule=linear", f"run.seed={seed}", *QUIET,
-            )  # fmt: skip
-            kept = [json.loads(line) for line in file.read_text().splitlines()]
-            spent += 800 * 8 * read_json(place / "evaluations" / "base.json")["metrics"]["evaluation/mean_tokens"]
-            rounds.append({"round": number, "rows": len(kept), "tokens": round(spent), "after": share(place)})
-            model = str(place)
-        beside = [next((at for at, all_of in enumerate(sampled, 1) if all_of >= one["tokens"]), None) for one in rounds]
-        held_out = [row["evaluation/correct_fraction"] for row in rows]
-        seen.append({
-            "seed": seed, "rounds": rounds,
-            "grpo": [{"steps": at, "held_out": at and round(held_out[at - 1], 4)} for at in beside],
-        })  # fmt: skip
-    return {"seeds": seen}
 
 
 def spread(folder: Path, seeds: list[int]) -> dict[str, Any]:
@@ -256,7 +225,7 @@ trainer.save_model({place!r})
 open({place!r} + "/seconds", "w").write(str(done.metrics["train_runtime"]))
 """
 PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {
-    "distil": distil, "keep": keep, "spread": spread, "base": base,
+    "distil": distil, "spread": spread, "base": base,
 }  # fmt: skip
 
 if __name__ == "__main__":

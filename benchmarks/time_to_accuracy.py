@@ -30,14 +30,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from trl_side import Clock, TrlSetting, trl_config
 
 from oncurve import wiring
-from oncurve.config.load import load_config
-from oncurve.config.schema import Config
 from oncurve.data.curriculum import Curriculum
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.policy.model_folder import load_model
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
+from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rollouts.base import PolicyView, end_token_ids

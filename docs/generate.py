@@ -15,7 +15,6 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -27,7 +26,6 @@ from tables.published_costs import renewed
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"
-REPORT_SIZE = ROOT / "benchmarks" / "results" / "report_size.json"
 DOCTOR = ROOT / "benchmarks" / "results" / "doctor_runs.json"
 
 
@@ -120,20 +118,6 @@ def comparison() -> str:
     return _fill(text, "presets", presets.table(results["runs"]))
 
 
-def watching() -> str:
-    """The page on reports with the size of a long one, where it was measured."""
-    text = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
-    if not REPORT_SIZE.is_file():
-        return text
-    found = json.loads(REPORT_SIZE.read_text(encoding="utf-8"))
-    told = (
-        f"The report of a run of {found['steps']:,} steps and {found['completions']:,} completions has "
-        f"{found['report_bytes'] / 1e6:.1f} MB, takes {median(found['write_seconds']):.0f} s to write and "
-        f"{median(found['curves_seconds']):.1f} s to open (`python benchmarks/report_size.py`, loaded machine)."
-    )
-    return _fill(text, "report_size", "\n".join(textwrap.wrap(told, 119)))
-
-
 def api() -> str:
     """The page of the public interface."""
     return str(_neighbour("api_page").api_markdown())
@@ -193,7 +177,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/features.md": features,
     "docs/performance.md": performance,
     "docs/evidence.md": evidence,
-    "docs/watching.md": watching,
     "docs/loop.md": loop,
     "docs/gpus.md": gpus,
     "docs/keys.md": keys,

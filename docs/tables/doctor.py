@@ -43,7 +43,7 @@ _SECTIONS = (
 
 
 def doctor_markdown(results: Mapping[str, Any] | None = None) -> str:
-    """The page on the doctor; ``results`` are those of ``benchmarks/doctor_runs.py``, if they are there."""
+    """The page on the doctor; ``results`` are those of ``benchmarks/results/doctor_runs.json``, if they are there."""
     lines = [_HEAD]
     for title, module in _SECTIONS:
         lines += [f"### {title}", "", "| check | looks for | what to do |", "|---|---|---|"]
@@ -84,5 +84,5 @@ def _results(results: Mapping[str, Any]) -> str:
     return (
         f"The demo's recipe was run for 12 steps with one planted fault. The first finding named the fault in {named} of "
         f"{len(sick)} such runs; nothing severe was found in {calm} of {len(healthy)} healthy ones "
-        f"(`python benchmarks/doctor_runs.py`, every run in `benchmarks/results/doctor_runs.json`)."
+        f"(every run in `benchmarks/results/doctor_runs.json`)."
     )

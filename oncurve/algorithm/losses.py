@@ -8,10 +8,13 @@ the ratio of a token, |o| the number of tokens of its completion, sg[.] what is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from oncurve.algorithm.table import RATIO_CAP
 
 
 def policy_gradient(
@@ -124,7 +127,7 @@ def truncated_importance(
     advantages: Float[Tensor, " B"],
     mask: Bool[Tensor, "B T"],
     *,
-    ratio_max: float = 5.0,
+    ratio_max: float = RATIO_CAP,
 ) -> Float[Tensor, "B T"]:
     """The policy gradient weighted by the capped ratio, which is a constant: no token loses its gradient.
 
@@ -143,7 +146,7 @@ def sequence_truncated_importance(
     advantages: Float[Tensor, " B"],
     mask: Bool[Tensor, "B T"],
     *,
-    ratio_max: float = 5.0,
+    ratio_max: float = RATIO_CAP,
 ) -> Float[Tensor, "B T"]:
     """Truncated importance with one ratio per completion: its tokens share a weight, which is a constant.
 
@@ -222,6 +225,24 @@ def sequence_gated(
     decay = torch.full_like(weight, decay_negative).masked_fill(weight >= 0, decay_positive)
     phi = torch.exp(decay + power * log_ratio - decay * torch.exp(log_ratio))
     return -phi * weight * logprobs
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    function.__name__: function
+    for function in (
+        policy_gradient,
+        importance_weighted,
+        clipped,
+        sequence_clipped,
+        sequence_clipped_token,
+        truncated_importance,
+        sequence_truncated_importance,
+        soft_gated,
+        sequence_soft_gated,
+        sequence_gated,
+    )
+}
+"""The functions by the names of the table, which says of each whose ratio it takes and what limits it."""
 
 
 def sequence_ratio(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:

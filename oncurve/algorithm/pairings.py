@@ -6,20 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from oncurve.algorithm.table import Preset
+from oncurve.algorithm.table import LOSSES, LossTraits, Preset
 
 Severity = Literal["refuse", "warn"]
-SEQUENCE_LOSSES = (
-    "sequence_clipped",
-    "sequence_clipped_token",
-    "sequence_truncated_importance",
-    "sequence_soft_gated",
-    "sequence_gated",
-)
-CLIPPED_LOSSES = ("clipped", "sequence_clipped", "sequence_clipped_token")
-CAPPED_LOSSES = ("truncated_importance", "sequence_truncated_importance")
-WHOLE_LOSSES = ("sequence_clipped", "sequence_soft_gated")
-"""Losses that put the number of the whole completion on each of its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +35,11 @@ class Choices:
     """Some reward can be below zero."""
     num_reward_parts: int = 2
     """How many named parts the rewards report."""
+
+    @property
+    def loss(self) -> LossTraits:
+        """What is known of the token loss."""
+        return LOSSES[self.row.loss]
 
     @property
     def is_stale(self) -> bool:
@@ -112,7 +106,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "refuse",
         "loss truncated_importance with ratio_max below 1",
-        lambda c: c.row.loss in CAPPED_LOSSES and c.row.ratio_max is not None and c.row.ratio_max < 1,
+        lambda c: c.loss.limit == "cap" and c.row.ratio_max is not None and c.row.ratio_max < 1,
         "ratio_max is the largest ratio itself, not its distance from 1: below 1 every token of an on-policy batch is "
         "scaled down.",
         "Leave algorithm.ratio_max out for 5, or add 1 to it.",
@@ -120,7 +114,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "refuse",
         "a clipped loss with ratio_max of 1 or less",
-        lambda c: c.row.loss in CLIPPED_LOSSES and c.row.ratio_max is not None and c.row.ratio_max <= 1,
+        lambda c: c.loss.limit == "clip" and c.row.ratio_max is not None and c.row.ratio_max <= 1,
         "ratio_max is the largest ratio itself, not its distance from 1: the ratio of a token starts at 1, so that "
         "such a bound takes its gradient away before it has moved.",
         "Set algorithm.ratio_max above 1; 3 is usual.",
@@ -128,9 +122,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warn",
         "a clipped loss with ratio_max inside clip_high",
-        lambda c: (
-            c.row.loss in CLIPPED_LOSSES and c.row.ratio_max is not None and 1 < c.row.ratio_max <= 1 + c.row.clip_high
-        ),
+        lambda c: c.loss.limit == "clip" and c.row.ratio_max is not None and 1 < c.row.ratio_max <= 1 + c.row.clip_high,
         "The two change places: ratio_max is then the upper bound of good completions' tokens, and 1 + clip_high the "
         "outer bound of bad ones.",
         "Set algorithm.ratio_max above 1 + clip_high, such as 3, unless that is meant.",
@@ -138,7 +130,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "refuse",
         "kl_in advantage with a loss that has one ratio per completion",
-        lambda c: c.distils and c.row.loss in SEQUENCE_LOSSES,
+        lambda c: c.distils and c.loss.is_of_completion,
         "The tokens of a completion then have different advantages, and such a loss has room for one.",
         "Set algorithm.loss to importance_weighted, clipped or truncated_importance.",
     ),
@@ -159,7 +151,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warn",
         "a sequence_clipped loss with clip_low or clip_high above 0.05",
-        lambda c: c.row.loss in CLIPPED_LOSSES[1:] and max(c.row.clip_low, c.row.clip_high) > 0.05,
+        lambda c: c.loss.limit == "clip" and c.loss.is_of_completion and max(c.row.clip_low, c.row.clip_high) > 0.05,
         "The ratio of a whole completion is a geometric mean and moves by a few 1e-4: such bounds never clip.",
         "Leave algorithm.clip_low and clip_high out for 3e-4 and 4e-4.",
     ),
@@ -173,14 +165,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warn",
         "loss sequence_clipped or sequence_soft_gated with a normalizer other than sequence_mean or sequence_sum",
-        lambda c: c.row.loss in WHOLE_LOSSES and c.row.normalize not in ("sequence_mean", "sequence_sum"),
+        lambda c: c.loss.is_whole and c.row.normalize not in ("sequence_mean", "sequence_sum"),
         "Every token carries the loss of its whole completion, so a long completion counts once per token.",
         "Set algorithm.normalize to sequence_mean (GSPO), or to sequence_sum if that is meant (LUSPO).",
     ),
     Rule(
         "refuse",
         "a loss with one ratio per completion with a correction at token level",
-        lambda c: c.row.loss in SEQUENCE_LOSSES and c.row.correction != "none" and c.row.correction_level == "token",
+        lambda c: c.loss.is_of_completion and c.row.correction != "none" and c.row.correction_level == "token",
         "Weights that differ between the tokens of a completion undo what its single ratio is for.",
         "Set algorithm.correction_level to geometric or sequence, or algorithm.correction to none.",
     ),

@@ -12,20 +12,13 @@ from torch import Tensor
 from oncurve.algorithm import advantages, correction, kl, losses, normalize
 from oncurve.algorithm.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
 from oncurve.algorithm.entropy import EntropyBonus
-from oncurve.algorithm.table import PRESETS, Preset, resolve
+from oncurve.algorithm.table import LOSSES, PRESETS, RATIO_CAP, Preset, resolve
 from oncurve.batch import Rewards
 
 __all__ = ["PRESETS", "build"]
 
 Advantage = Callable[[Rewards], Float[Tensor, "P G"]]
 
-SEQUENCE_LOSSES = (
-    "sequence_clipped",
-    "sequence_clipped_token",
-    "sequence_truncated_importance",
-    "sequence_soft_gated",
-)
-"""Losses whose ratio is that of the whole completion."""
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": kl.k1,
     "k2": kl.k2,
@@ -79,9 +72,9 @@ def build(
         entropy=EntropyBonus(row.entropy_coef, row.entropy_target, row.entropy_coef_step, row.entropy_coef_max),
         high_entropy_share=row.high_entropy_share,
         old_logprobs=row.old_logprobs,
-        uses_ratio=row.loss != "policy_gradient",
+        uses_ratio=LOSSES[row.loss].level is not None,
         is_custom=row.loss == "custom",
-        ratio_level="sequence" if row.loss in SEQUENCE_LOSSES else "token",
+        ratio_level="sequence" if LOSSES[row.loss].level == "geometric" else "token",
         limited=find_limit(row),
     )
 
@@ -107,30 +100,26 @@ def find_advantage(row: Preset, part_weights: Mapping[str, float] | None = None)
 
 def find_loss(row: Preset) -> TokenLoss:
     """The token loss of a row, its constants bound."""
-    bounds: dict[str, Any] = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
-    cap: dict[str, Any] = {} if row.ratio_max is None else {"ratio_max": row.ratio_max}
-    functions: dict[str, TokenLoss] = {
-        "policy_gradient": losses.policy_gradient,
-        "importance_weighted": losses.importance_weighted,
-        "clipped": partial(losses.clipped, **bounds),
-        "sequence_clipped": partial(losses.sequence_clipped, **bounds),
-        "sequence_clipped_token": partial(losses.sequence_clipped_token, **bounds),
-        "truncated_importance": partial(losses.truncated_importance, **cap),
-        "sequence_truncated_importance": partial(losses.sequence_truncated_importance, **cap),
-        "soft_gated": losses.soft_gated,
-        "sequence_soft_gated": losses.sequence_soft_gated,
-        "sequence_gated": losses.sequence_gated,
-    }
-    return functions[row.loss]
+    match LOSSES[row.loss].limit:
+        case "clip":
+            bounds = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
+            return partial(losses.LOSSES[row.loss], **bounds)
+        case "cap":
+            return partial(losses.LOSSES[row.loss], ratio_max=row.ratio_max or RATIO_CAP)
+        case None:
+            return losses.LOSSES[row.loss]
 
 
 def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Which tokens the loss of a row clips or caps; None for a loss without limit."""
-    if row.loss in ("clipped", "sequence_clipped", "sequence_clipped_token"):
-        return partial(losses.is_clipped, clip_low=row.clip_low, clip_high=row.clip_high, ratio_max=row.ratio_max)
-    if row.loss in ("truncated_importance", "sequence_truncated_importance"):
-        return partial(losses.is_capped, ratio_max=5.0 if row.ratio_max is None else row.ratio_max)
-    return None
+    match LOSSES[row.loss].limit:
+        case "clip":
+            bounds = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
+            return partial(losses.is_clipped, **bounds)
+        case "cap":
+            return partial(losses.is_capped, ratio_max=row.ratio_max or RATIO_CAP)
+        case None:
+            return None
 
 
 def find_normalizer(row: Preset, max_completion_tokens: int) -> Normalizer:

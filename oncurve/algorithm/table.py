@@ -41,6 +41,41 @@ CorrectionName = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 OldName = Literal["trainer", "sampler"]
 
+
+@dataclass(frozen=True, slots=True)
+class LossTraits:
+    """What the rest of an algorithm must know of a token loss."""
+
+    level: Literal["token", "geometric", "product"] | None = "token"
+    """Whose ratio it takes: that of each token, or one for the completion, the geometric mean or the product of its
+    tokens' ratios; None: it takes none."""
+    limit: Literal["clip", "cap"] | None = None
+    """Whether clip_low and clip_high take gradients away, or ratio_max holds weights back."""
+    is_whole: bool = False
+    """The number of the whole completion stands on each of its tokens."""
+
+    @property
+    def is_of_completion(self) -> bool:
+        """It takes one ratio per completion."""
+        return self.level in ("geometric", "product")
+
+
+LOSSES: dict[LossName, LossTraits] = {
+    "policy_gradient": LossTraits(level=None),
+    "importance_weighted": LossTraits(),
+    "clipped": LossTraits(limit="clip"),
+    "sequence_clipped": LossTraits("geometric", limit="clip", is_whole=True),
+    "sequence_clipped_token": LossTraits("geometric", limit="clip"),
+    "truncated_importance": LossTraits(limit="cap"),
+    "sequence_truncated_importance": LossTraits("geometric", limit="cap"),
+    "soft_gated": LossTraits(),
+    "sequence_soft_gated": LossTraits("geometric", is_whole=True),
+    "sequence_gated": LossTraits("product"),
+    "custom": LossTraits(),
+}
+"""Every token loss; the functions of these names are in ``losses.py``."""
+RATIO_CAP = 5.0
+"""The cap of truncated importance where nothing else is chosen."""
 COURSE_LOSSES: dict[str, tuple[LossName, AdvantageName | None]] = {
     "no_baseline": ("policy_gradient", "raw"),
     "reinforce_with_baseline": ("policy_gradient", None),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,81 +11,54 @@ import typer
 from oncurve.errors import ConfigError
 from oncurve.observe.terminal import console, quiet_libraries
 
-NGRAM = 13
-Target = Annotated[str, typer.Argument(help="A run, or a recipe; with --benchmark a run or a model.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as rollouts.max_rows=64.")]
-Model = Annotated[str | None, typer.Option(help="With a recipe: the model to evaluate, if not the recipe's.")]
-Also = Annotated[
-    list[str] | None,
-    typer.Option(help="A run of the same recipe with another seed, to pool with; repeat for several."),
-]
-Data = Annotated[
-    list[str] | None, typer.Option(help="Local file or folder instead of the Hugging Face Hub, or NAME=PATH.")
-]
-TemplateName = Annotated[str | None, typer.Option(help="Prompt template or text file (default: the benchmark's).")]
-Chat = Annotated[bool | None, typer.Option(help="Use the chat template (default: if the tokenizer has one).")]
-TrainedOn = Annotated[
-    str | None, typer.Option(help="Run, recipe or JSON lines file whose training data to check for contamination.")
-]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as evaluation.samples=8.")]
 
 
 def evaluate(
-    target: Target,
+    target: Annotated[str, typer.Argument(help="A run or a recipe; with --benchmark a run or a model.")],
     overrides: Overrides = None,
-    benchmark: Annotated[str | None, typer.Option(help="Comma-separated benchmarks, such as gsm8k,math500.")] = None,
-    model: Model = None,
+    benchmark: Annotated[
+        str | None, typer.Option(help="Comma-separated benchmarks, such as gsm8k,math500, or a YAML file.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="With a recipe: the model to evaluate, if not its own.")] = None,
     against: Annotated[str | None, typer.Option(help="A second model to evaluate and compare with.")] = None,
-    also: Also = None,
-    data: Data = None,
-    split: Annotated[str, typer.Option(help="test, validation, or remainder (all but validation).")] = "test",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Completions per problem.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Nucleus sampling probability.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of completion tokens.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for sampling and bootstrapping.")] = 0,
-    template: TemplateName = None,
-    chat: Chat = None,
-    sampler: Annotated[str, typer.Option(help="Sampler: engine or transformers.")] = "engine",
-    trained_on: TrainedOn = None,
-    ngram: Annotated[int, typer.Option(min=1, help="Consecutive words that count as seen in training.")] = NGRAM,
-    card: Annotated[bool, typer.Option("--card", help="Write the results into the model's README.md.")] = False,
     output: Annotated[Path | None, typer.Option(help="Output folder. An unfinished evaluation is resumed.")] = None,
 ) -> None:
-    """Evaluate a model on benchmarks or on the test problems of a run or recipe; compare two; pool seeds.
+    """Evaluate a model on benchmarks or on the test problems of a run or recipe, and compare two.
 
-    Example: `oncurve evaluate runs/demo --benchmark gsm8k,math500 --samples 8 --temperature 0.6`
+    Example: `oncurve evaluate runs/demo --benchmark gsm8k,math500 evaluation.samples=8 evaluation.temperature=0.6`
     """
-    if benchmark is None:
-        refuse_given({
-            "--also": also, "--data": data, "--limit": limit, "--samples": samples, "--temperature": temperature,
-            "--top-p": top_p, "--max-tokens": max_tokens, "--seed": seed, "--template": template,
-            "--chat": chat is not None, "--trained-on": trained_on, "--card": card,
-            "--split": split != "test", "--sampler": sampler != "engine", "--ngram": ngram != NGRAM,
-        })  # fmt: skip
-        return evaluate_recipe(target, overrides or [], model, against, output)
-    if model is not None or (against is not None and also):
-        raise ConfigError(
-            "with --benchmark, give the model as the first argument, and only one of --against and --also"
-        )
+    from oncurve.observe.run_model import check_place, is_run, resolve_model  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import load_config, read_text  # lazy
+    from oncurve.recipe.run_folder import read_run_config  # lazy
+
+    if benchmark is not None:
+        if model is not None:
+            raise ConfigError("--model: with --benchmark, give the model as the first argument")
+        model, config = resolve_model(target), None
+    elif is_run(target):
+        model = model or resolve_model(target)
+        recorded = Path(target).expanduser() / "config.yaml"
+        config = read_run_config(read_text(recorded), overrides or (), source=str(recorded))
+    else:
+        config = load_config(find_recipe(target), overrides or ())
+        model = model or config.model
     quiet_libraries()
-    from oncurve.commands.benchmark_models import BenchmarkRequest, short_labels  # lazy
-    from oncurve.commands.benchmark_run import evaluate_on_benchmarks  # lazy
+    from oncurve.commands.evaluate_recipe import evaluate_models, evaluate_on_benchmark, short_name  # lazy
 
-    request = BenchmarkRequest(
-        benchmarks=tuple(dict.fromkeys(name.strip() for name in benchmark.split(",") if name.strip())),
-        data=data_by_benchmark(data or []), split=split, limit=limit, samples=samples, temperature=temperature,
-        top_p=top_p, max_tokens=max_tokens, seed=seed, template=template, chat=chat, sampler=sampler,
-        overrides=tuple(overrides or ()), trained_on=trained_on, ngram_words=ngram,
-    )  # fmt: skip
-    models = [target, *([against] if against else also or ())]
-    folder = output or Path("evaluations") / short_labels(models)[0]
-    results = evaluate_on_benchmarks(models, request, folder, compares=against is not None, console=console())
-    if card:
-        from oncurve.commands.publish import card_with_results  # lazy
-
-        for name, result in zip(models, results, strict=True):
-            console().print(f"card: {card_with_results(name, result)}", highlight=False)
+    models = [model, *([resolve_model(against)] if against else [])]
+    for name in models:
+        check_place(name)
+    named = "-vs-".join(short_name(name) for name in models)
+    folder = output or Path("evaluations") / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if config is not None:
+        evaluate_models(config, models, folder, console=console())
+        return
+    chosen = [name.strip() for name in str(benchmark).split(",") if name.strip()]
+    for name in chosen:
+        place = folder / Path(name).stem if len(chosen) > 1 else folder
+        evaluate_on_benchmark(name, models, overrides or (), place, console=console())
 
 
 def sample(
@@ -111,51 +83,6 @@ def sample(
     )  # fmt: skip
 
 
-def refuse_given(options: Mapping[str, object]) -> None:
-    """Refuse options that would do nothing for a recipe, whose own keys say the same."""
-    if given := [name for name, value in options.items() if value not in (None, False, 0)]:
-        raise ConfigError(
-            f"{', '.join(given)}: only with --benchmark. For a recipe, use its settings, such as "
-            f"evaluation.samples=8 or evaluation.temperature=0.6"
-        )
-
-
-def evaluate_recipe(
-    target: str, overrides: list[str], model: str | None, against: str | None, output: Path | None
-) -> None:
-    """Evaluate a model on a recipe's test problems; of a run, its final model."""
-    from oncurve.config.load import load_config, read_text  # lazy
-    from oncurve.config.run_folder import read_run_config  # lazy
-    from oncurve.observe.run_model import check_place, is_run, resolve_model  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
-
-    if is_run(target):
-        model = model or resolve_model(target)
-        recorded = Path(target).expanduser() / "config.yaml"
-        config = read_run_config(read_text(recorded), overrides, source=str(recorded))
-    else:
-        config = load_config(find_recipe(target), overrides)
-    quiet_libraries()
-    from oncurve.commands.evaluate_recipe import evaluate_models, short_name  # lazy
-
-    models = [model or config.model, *([against] if against else [])]
-    for name in models:
-        check_place(name)
-    named = "-vs-".join(short_name(name) for name in models)
-    folder = output or Path("evaluations") / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
-    evaluate_models(config, models, folder, console=console())
-
-
-def data_by_benchmark(given: list[str]) -> dict[str, str]:
-    """Files by the name of their benchmark; the name "" stands for all.
-
-    >>> data_by_benchmark(["shared/data", "gsm8k=mine.jsonl"])
-    {'': 'shared/data', 'gsm8k': 'mine.jsonl'}
-    """
-    pairs = (one.partition("=") if "=" in one and not Path(one).exists() else ("", "=", one) for one in given)
-    return {name: path for name, _, path in pairs}
-
-
 def merge(
     adapter: Annotated[Path, typer.Argument(help="A run that trained a LoRA adapter, or an adapter folder.")],
     output: Annotated[Path, typer.Option(help="New folder for the merged model.")],
@@ -165,7 +92,7 @@ def merge(
     Example: `oncurve merge runs/demo/model --output runs/demo/merged`
     """
     quiet_libraries()
-    from oncurve.commands.publish import merge_with_card  # lazy
+    from oncurve.session.publish import merge_with_card  # lazy
 
     console().print(f"merged: {merge_with_card(adapter, output)}", highlight=False)
 
@@ -181,12 +108,14 @@ def push(
     Example: `oncurve push runs/demo --repo me/my-model --dry-run`
     """
     from oncurve.observe.run_model import resolve_model  # lazy
-    from oncurve.session.upload import plan_upload, push_upload  # lazy
+    from oncurve.session.publish import files_to_upload  # lazy
+    from oncurve.session.publish import push as upload  # lazy
 
-    upload = plan_upload(Path(resolve_model(str(model))), repo)
-    console().print(upload.describe(), markup=False, highlight=False)
+    folder = Path(resolve_model(str(model)))
+    for path in files_to_upload(folder):
+        console().print(f"{path.stat().st_size:>16,}  {path.name}", markup=False, highlight=False)
     if not dry_run:
-        console().print(f"uploaded: {push_upload(upload, private=not public)}", highlight=False)
+        console().print(f"uploaded: {upload(folder, repo, private=not public)}", highlight=False)
 
 
 def download(

@@ -16,11 +16,32 @@ RecipeArgument = Annotated[
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as run.steps=50.")]
 
 
-REMOVED = dict.fromkeys(
-    ("--keep-correct", "--per-prompt", "--min-reward"),
-    "take algorithm.type=rft, which trains on what is correct in each step",
-)
-"""Options of earlier versions, and what to take instead."""
+SEEN = "`oncurve check` finds problems that are trained on and evaluated"
+REMOVED = {
+    "sample": dict.fromkeys(
+        ("--keep-correct", "--per-prompt", "--min-reward"),
+        "take algorithm.type=rft, which trains on what is correct in each step",
+    ),
+    "evaluate": {
+        "--data": "take data.path=FILE",
+        "--split": "take data.split=NAME",
+        "--limit": "take evaluation.num_prompts=N",
+        "--samples": "take evaluation.samples=N",
+        "--temperature": "take evaluation.temperature=0.6",
+        "--top-p": "take evaluation.top_p=0.95",
+        "--max-tokens": "take rollouts.max_completion_tokens=N",
+        "--seed": "take run.seed=N",
+        "--template": "take data.template=NAME",
+        "--chat": "take data.chat=true",
+        "--no-chat": "take data.chat=false",
+        "--sampler": "take rollouts.type=transformers",
+        "--also": "evaluate each run by itself",
+        "--trained-on": SEEN,
+        "--ngram": SEEN,
+        "--card": "the card of a run holds the results of its own evaluation",
+    },
+}
+"""Options of earlier versions by their command, and what to take instead."""
 
 
 class RecipeCommand(TyperCommand):
@@ -33,8 +54,8 @@ class RecipeCommand(TyperCommand):
             if word == "--":
                 break
             option, _, value = word.partition("=")
-            if option in REMOVED and option not in known:
-                raise ConfigError(f"{option} was removed: {REMOVED[option]}")
+            if option in REMOVED.get(ctx.info_name, {}):
+                raise ConfigError(f"{option} was removed: {REMOVED[ctx.info_name][option]}")
             if option.startswith("--") and option not in {*known, "--help"}:
                 following = args[place + 1] if place + 1 < len(args) else ""
                 if key := key_for(option):
@@ -49,7 +70,7 @@ def key_for(option: str) -> str | None:
     >>> key_for("--learning-rate")
     'optimizer.learning_rate'
     """
-    from oncurve.config.messages import known_keys  # lazy
+    from oncurve.recipe.messages import known_keys  # lazy
 
     word = option.removeprefix("--").replace("-", "_")
     keys: Sequence[str] = list(known_keys())

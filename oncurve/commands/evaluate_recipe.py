@@ -1,7 +1,8 @@
-"""Evaluation of models on the test problems of a recipe, resumable, with a comparison of two."""
+"""Evaluation of models on the test problems of a recipe or a benchmark, resumable, with a comparison of two."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,39 +12,97 @@ from rich.console import Console
 
 from oncurve import wiring
 from oncurve.commands.measuring import measure, recipe_settings
-from oncurve.config.schema import Config
-from oncurve.errors import ConfigError
-from oncurve.evaluate.benchmarks import Grader
+from oncurve.errors import ConfigError, did_you_mean, listed
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults
 from oncurve.observe.record import RunFolder
+from oncurve.recipe.load import load_config, read_tree
+from oncurve.recipe.schema import Config
+from oncurve.rewards.base import RewardFunction
 from oncurve.session.session import keep_evaluation
 
+BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"
+"""Recipes of the problems that others measure on too: data, template, reward and decoding."""
 UNFINISHED = "unfinished"
 """Folder inside the output with what is measured so far; removed at the end."""
 
 
-def evaluate_models(config: Config, models: Sequence[str], output: Path, *, console: Console) -> list[Evaluation]:
+def find_benchmark(name: str) -> Path:
+    """The file of a benchmark of the package, or the YAML file of that name.
+
+    Raises ConfigError with the nearest name if there is none.
+    """
+    known = {path.stem: path for path in sorted(BENCHMARKS.glob("*.yaml"))}
+    path = Path(name)
+    if name in known or (path.suffix in (".yaml", ".yml") and path.is_file()):
+        return known.get(name, path)
+    raise ConfigError(
+        f"--benchmark: there is no {name!r}. {did_you_mean(name, known)}Use one of {listed(known)}, or a YAML file "
+        f"with data, rewards, evaluation and rollouts as in a recipe"
+    )
+
+
+def evaluate_on_benchmark(
+    name: str, models: Sequence[str], overrides: Sequence[str], output: Path, *, console: Console
+) -> list[Evaluation]:
+    """Evaluate models on a benchmark's problems; two of them are compared.
+
+    A model with a chat template is asked through it, unless ``data.chat`` says otherwise.
+
+    Raises ConfigError for a benchmark that does not exist, and as ``evaluate_models``.
+    """
+    path = find_benchmark(name)
+    known = read_tree(path, ["model=embedded"])
+    config = load_config(path, [*overrides, f"model={json.dumps(models[0])}"])
+    found = evaluate_models(config, models, output, rows=wiring.benchmark_rows(config), console=console)
+    published = known.get("evaluation", {}).get("num_prompts")
+    measured = len(found[0].by_prompt())
+    if published is not None and measured < published and config.data.type != "jsonl":
+        console.print(
+            f"{path.stem}: {measured:,} of its {published:,} problems. Do not compare this with published numbers",
+            highlight=False,
+        )
+    return found
+
+
+def evaluate_models(
+    config: Config,
+    models: Sequence[str],
+    output: Path,
+    *,
+    rows: tuple[wiring.Rows, ...] | None = None,
+    console: Console,
+) -> list[Evaluation]:
     """Evaluate models on the same test problems with the same decoding; two of them are compared.
+
+    ``rows`` are those of a benchmark, in the place of the recipe's own split.
 
     Raises ConfigError if the output holds a finished evaluation or one with other settings.
     """
     if (output / "evaluations").exists():
         raise ConfigError(f"{output}: already holds a finished evaluation. Choose another --output, or remove it")
     console.print(f"evaluation: {output}", highlight=False)
-    rows = wiring.split_rows(config)
+    is_benchmark = rows is not None
+    rows = rows or wiring.split_rows(config)
     columns = wiring.shared_columns(rows)
-    grader = Grader(
-        wiring.make_reward_function(config.rewards, columns=columns), wiring.make_loose_reward(), None, "the recipe's"
-    )
+    strict, loose = wiring.make_reward_function(config.rewards, columns=columns), wiring.make_loose_reward()
     try:
         evaluations = [
-            _measured(config.model_copy(update={"model": name}), rows, grader, output / UNFINISHED / label, console)
+            _measured(
+                config.model_copy(update={"model": name}),
+                rows,
+                strict,
+                loose,
+                output / UNFINISHED / label,
+                console,
+                finds_chat=is_benchmark and "chat" not in config.data.model_fields_set,
+            )
             for name, label in zip(models, _labels(models), strict=True)
         ]
     finally:
-        grader.close()
+        strict.close()
+        loose.close()
     names = ("base", "trained") if len(models) > 1 else ("evaluation",)
     with RunFolder(output) as folder:
         for place, name in enumerate(names):
@@ -68,10 +127,20 @@ def _labels(models: Sequence[str]) -> list[str]:
 
 
 def _measured(
-    config: Config, rows: tuple[wiring.Rows, ...], grader: Grader, unfinished: Path, console: Console
+    config: Config,
+    rows: tuple[wiring.Rows, ...],
+    strict: RewardFunction,
+    loose: RewardFunction,
+    unfinished: Path,
+    console: Console,
+    *,
+    finds_chat: bool,
 ) -> Evaluation:
     """One model on the test problems; what was sampled before a stop is not sampled again."""
     policy = wiring.make_policy(config)
+    if finds_chat and policy.tokenizer.chat_template:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"chat": True})})
+        console.print(f"{config.model}: asked through its chat template (data.chat=false: plain text)", highlight=False)
     context = wiring.context_of(policy.model.config)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
     sampler, params, samples = (
@@ -90,16 +159,21 @@ def _measured(
             evaluation = measure(
                 prompts,
                 sampler,
-                grader.strict,
+                strict,
                 params,
                 kept,
                 what=f"evaluating {short_name(config.model)}",
                 goes_on=f"The same command with --output {unfinished.parents[1]} resumes it",
                 console=console,
-                loose_reward_function=grader.loose,
+                loose_reward_function=loose,
+                correct_means=wiring.describe_correct(config.rewards),
             )
     finally:
         sampler.close()
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in evaluation.counts.items() if count)
     console.print(f"{config.model}: {counts} of {len(evaluation.examples)}", highlight=False, soft_wrap=True)
+    shares = [evaluation.headline()]
+    if samples > 1 and evaluation.judges("correct"):
+        shares.append(f"pass@{samples} {evaluation.pass_at_k(samples):.1%}")
+    console.print(f"{short_name(config.model)}: {', '.join(shares)}", highlight=False, soft_wrap=True)
     return evaluation

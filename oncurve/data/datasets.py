@@ -316,7 +316,10 @@ def _gsm8k_row(place: str, row: Row) -> Row:
 
 def _math_row(place: str, row: Row) -> Row:
     row = row | {"question": row["problem"] if "problem" in row else _value(place, row, "question")}
-    if str(row.get("answer") or "").strip():
+    answers = row.get("answer")
+    if isinstance(answers, list) and answers:
+        return row | {"answer": ", ".join(map(str, answers))}
+    if str(answers or "").strip():
         return row
     solution = _text(place, row, "solution")
     bare = _BARE_BOX.findall(solution)

@@ -110,6 +110,13 @@ TEMPLATES: dict[str, Template] = {
             turn="User: {user}\nAssistant:",
             completion=" <answer>{answer}</answer>",
         ),
+        Template(
+            name="complete_program",
+            user="Complete this Python function. Answer with the whole program in one fenced block.\n\n"
+            "```python\n{question}\n```",
+            turn="Question: {user}\nSolution:",
+            completion="\n```python\n{answer}\n```",
+        ),
         Template(name="program", turn="User: {user}\nAssistant:", completion=" ```python\n{answer}\n```"),
     )
 }

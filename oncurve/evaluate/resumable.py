@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.errors import ConfigError, DataError
-from oncurve.evaluate.evaluate import Example, Kept
+from oncurve.evaluate.evaluate import Kept
+from oncurve.evaluate.evaluation import Example
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import read_json, read_rows, to_json, write_json, write_lines
 
@@ -36,8 +37,7 @@ class PartialResults(Kept):
     draws_by_part = True
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], *, samples: int, num_prompts: int) -> None:
-        """Raises ConfigError if the folder holds an evaluation with other settings, or is in use.
-        """
+        """Raises ConfigError if the folder holds an evaluation with other settings, or is in use."""
         self.folder, self.samples = folder, samples
         try:
             folder.mkdir(parents=True, exist_ok=True)

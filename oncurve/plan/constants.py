@@ -114,8 +114,8 @@ SENT_SHARES = (
     (1.74e6, ((1e-6, 0.0067), (1e-5, 0.0247), (1e-4, 0.0743))),
     (3.8e7, ((1e-6, 0.0082), (1e-5, 0.0347), (1e-4, 0.1138))),
 )
-"""Measured in runs of 50 steps, ``benchmarks/weight_deltas.py``. Weights of a model, learning rates, and the bytes of
-what a step changed in bfloat16 as a share of all. Larger models have smaller weights, of which more change."""
+"""Measured in runs of 50 steps (``benchmarks/results/weight_deltas.json``). Weights of a model, learning rates, and the
+bytes of what a step changed in bfloat16 as a share of all. Larger models have smaller weights, of which more change."""
 CODE_RATE = 2e8
 """Measured, on one core of a 2-core machine, which others used as well. Bytes per second of weights that are compared
 with the last version and coded, in one thread."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncurve.config.data import DemonstrationsData
-from oncurve.config.schema import Config
+from oncurve.data.settings import DemonstrationsData
 from oncurve.errors import ConfigError
 from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan import constants
 from oncurve.plan.setup import Placement, Setup, Shard, TurnPlan, Work
 from oncurve.plan.shape import ModelShape
+from oncurve.recipe.schema import Config
 
 PROMPT_TOKENS = {
     "demonstrations": 64,

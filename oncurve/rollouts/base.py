@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from oncurve.errors import SamplerError
 from oncurve.records import Completion, FinishReason, Group, Prompt
@@ -99,6 +99,14 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     listed = declared if isinstance(declared, list) else [declared]
     ids = [token for token in [tokenizer.eos_token_id, *listed] if isinstance(token, int)]
     return tuple(dict.fromkeys(ids))
+
+
+def context_of(config: Any) -> int | None:
+    """Positions that a model was made for; None if its configuration does not say.
+
+    Asked as transformers does: a configuration may keep the number under a name of its own, as that of GPT-2 does.
+    """
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def padding_id(tokenizer: PreTrainedTokenizerBase, end_ids: tuple[int, ...]) -> int:

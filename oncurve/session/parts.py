@@ -11,7 +11,6 @@ import torch
 
 from oncurve import wiring
 from oncurve.algorithm.algorithm import Algorithm
-from oncurve.config.schema import Config
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, counted
@@ -19,6 +18,7 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
 from oncurve.rollouts.prefetch import Prefetch

@@ -20,8 +20,8 @@ from transformers.trainer_utils import TrainOutput
 from oncurve import wiring
 from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
 from oncurve.observe.run_model import is_run, resolve_model
+from oncurve.session.publish import push
 from oncurve.session.trainer import Trainer
-from oncurve.session.upload import hub_user, plan_upload, push_upload
 from oncurve.train.run import Step
 from oncurve.train.scoring import score
 from oncurve.trl.grpo_config import GRPOConfig
@@ -345,11 +345,10 @@ class GRPOTrainer:
             return ""
         name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").resolve().name
         folder, key = Path(resolve_model(str(self.oncurve.folder))), token or self.args.hub_token
-        upload = plan_upload(folder, name if "/" in name else f"{hub_user(key)}/{name}")
         is_private = self.args.hub_private_repo is not False
-        address = push_upload(upload, private=is_private, token=key, message=commit_message)
+        address = push(folder, name, private=is_private, token=key, message=commit_message)
         kind = "private" if is_private else "public"
-        Console().print(f"uploaded to {upload.repository} ({kind}): {address}", markup=False, soft_wrap=True)
+        Console().print(f"uploaded to {name} ({kind}): {address}", markup=False, soft_wrap=True)
         return address
 
     def _log_metric(self, name: str, value: float) -> None:

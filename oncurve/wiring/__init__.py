@@ -1,11 +1,12 @@
 """From a recipe to objects: only this package reads the config and knows the parts."""
 
+from oncurve.rollouts.base import context_of
 from oncurve.wiring.agents import make_frames, with_own_chat
 from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, make_algorithm
 from oncurve.wiring.data import (
     Rendered,
     Rows,
-    context_of,
+    benchmark_rows,
     make_prompts,
     prompt_limit,
     shared_columns,
@@ -16,6 +17,8 @@ from oncurve.wiring.episodes import NO_QUESTION, give_rewards, make_tools_of, wi
 from oncurve.wiring.policy import make_policy, make_processes
 from oncurve.wiring.rewards import (
     deciding_reward,
+    describe_correct,
+    describe_rewards,
     have_right_answer,
     make_loose_reward,
     make_reward_function,

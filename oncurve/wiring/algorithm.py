@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncurve.config.rewards import CosineLengthReward, MathematicsReward, OverlongReward, Reward
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
+from oncurve.recipe.schema import Config
+from oncurve.rewards.settings import CosineLengthReward, MathematicsReward, OverlongReward, Reward
 from oncurve.wiring.rewards import part_weights
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from oncurve.config.data import DataSection, DemonstrationsData, GivenData, WordProblemsData
-from oncurve.config.schema import Config, SftSection
 from oncurve.data.given import NOTHING, Given
+from oncurve.data.settings import DataSection, DemonstrationsData, GivenData, SftSection, WordProblemsData
 from oncurve.errors import ConfigError, DataError
+from oncurve.recipe.schema import Config
 from oncurve.wiring.rewards import have_right_answer
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def make_rows(
         data.type,  # type: ignore[attr-defined]  # every section of the union has one
         path=data.path,
         split=data.split,
+        subset=data.subset,
         columns=data.columns or None,
         limit=data.limit,
         seed=seed,
@@ -88,6 +89,17 @@ def make_rows(
         adapt=adapt,
         **extra,
     )
+
+
+def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
+    """The rows of ``data`` as test problems, as ``split_rows`` gives those of a run; nothing to train on.
+
+    Raises ConfigError for few-shot examples, which would have to come from training rows.
+    """
+    if config.data.few_shot:
+        raise ConfigError("data.few_shot: a benchmark has no training rows. Write the examples into a template file")
+    rows = make_rows(config.data, seed=0, needs_answer=have_right_answer(config.rewards))
+    return [], [], [], rows[: config.evaluation.num_prompts]
 
 
 def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
@@ -174,7 +186,7 @@ def make_prompts(
         held_out = writer.shown(test, evaluation_section(config), last), writer.shown(during, config.data, last)
         asked, middle = ([one.prompt for one in part if one.leaves_room(limit)] for part in held_out)
     excluded = writer.excluded
-    if len(train) < config.run.prompts_per_step:
+    if train_rows and len(train) < config.run.prompts_per_step:
         raise DataError(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
             f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
@@ -282,8 +294,3 @@ def prompt_limit(config: Config, *, context_tokens: int | None) -> int | None:
             f"prompt in the model's context of {context_tokens} tokens. Use at most {context_tokens // 2}"
         )
     return min(asked, room) if asked else room
-
-
-def context_of(model_config: Any) -> int | None:
-    """Positions that the model was made for; None if it does not say."""
-    return getattr(model_config.get_text_config(), "max_position_embeddings", None)

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from oncurve.config.data import CsvData, DataSection, JsonlData
-from oncurve.config.files import SANDBOX
-from oncurve.config.rewards import CustomReward
-from oncurve.config.schema import Config
+from oncurve.data.settings import CsvData, DataSection, JsonlData
 from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import refuse_existing
 from oncurve.observe.run_model import check_place
+from oncurve.recipe.schema import Config
+from oncurve.rewards.settings import CustomReward
+from oncurve.rollouts.settings import SANDBOX
 
 
 def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:

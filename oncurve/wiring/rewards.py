@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from oncurve.config.rewards import (
+from oncurve.errors import ConfigError
+from oncurve.rewards.settings import (
     BoxedFormatReward,
     CosineLengthReward,
     CustomReward,
@@ -27,7 +28,6 @@ from oncurve.config.rewards import (
     StepFormatReward,
     ToolCallsReward,
 )
-from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
     from oncurve.rewards.base import RewardFunction, Term
@@ -43,6 +43,8 @@ _FORM_REWARDS = (
     RepetitionReward,
 )
 """Rewards that look at a completion alone."""
+_UNBOUNDED = (CustomReward, GivenReward, JudgeReward, EnvironmentSection)
+"""Rewards whose values may be above 1 or below -1."""
 SAYS_CORRECT = (
     R1ZeroReward, MathematicsReward, ProgramsReward, JsonSchemaReward, ToolCallsReward, CosineLengthReward,
 )  # fmt: skip
@@ -120,17 +122,34 @@ def _terms(rewards: Sequence[Reward], seed: int, around: Surroundings) -> list[T
                 name=name,
                 only_if_correct=reward.only_if_correct,
                 decides=reward is deciding,
+                correct_at=deciding.correct_at if deciding is not None and reward is deciding else None,
+                is_limited=reward.limited,
             )
         )
     return terms
 
 
-def deciding_reward(rewards: Sequence[Reward]) -> Reward | None:
-    """The user's function whose value of 1 means a correct answer; None where a reward of the package says so."""
+Deciding = CustomReward | GivenReward | EnvironmentSection
+
+
+def deciding_reward(rewards: Sequence[Reward]) -> Deciding | None:
+    """The reward of the user's whose value says what is correct: the first with ``correct_at``, else the first of all;
+    None where a reward of the package says so."""
     paid = [reward for reward in rewards if not reward.held_out]
     if any(isinstance(reward, SAYS_CORRECT) for reward in paid):
         return None
-    return next((reward for reward in paid if isinstance(reward, (CustomReward, GivenReward))), None)
+    theirs = [reward for reward in paid if isinstance(reward, Deciding)]
+    return next((reward for reward in theirs if reward.correct_at is not None), theirs[0] if theirs else None)
+
+
+def describe_correct(rewards: Sequence[Reward]) -> str:
+    """What "correct" means beside these rewards, in a few words."""
+    deciding = deciding_reward(rewards)
+    if deciding is None:
+        names = [reward.name or reward.type for reward in rewards if isinstance(reward, SAYS_CORRECT)]
+        return f"{' and '.join(names)} says so" if names else "a reward says so"
+    bound = "1" if deciding.correct_at is None else f"{deciding.correct_at:g} or more"
+    return f"{deciding.name or deciding.type} gives {bound}"
 
 
 def rotating_rewards(rewards: Sequence[Reward]) -> list[Reward]:
@@ -186,9 +205,10 @@ def part_weights(rewards: Sequence[Reward]) -> dict[str, float]:
     return weights
 
 
-def describe_rewards(rewards: Sequence[Reward]) -> list[str]:
-    """What is trained on and what is only watched, a line for each; nothing if every reward pays in every step."""
-    lines: list[str] = []
+def describe_rewards(rewards: Sequence[Reward], *, is_default: bool = False) -> list[str]:
+    """What is trained on and what is only watched, a line for each; nothing if the recipe's every reward pays in every
+    step. ``is_default``: the recipe names none."""
+    lines = ["rewards: none are named, so r1_zero is taken: the right answer in <answer> tags"] if is_default else []
     rotating = rotating_rewards(rewards)
     if rotating:
         names = ", ".join(reward.name or reward.type for reward in rotating)
@@ -198,7 +218,24 @@ def describe_rewards(rewards: Sequence[Reward]) -> list[str]:
         if reward.held_out:
             name = reward.name or reward.type
             lines.append(f"rewards: {name} is held out: logged as reward/held_out/{name}, never trained on")
-    return lines
+    return [*lines, *_describe_limit(rewards)]
+
+
+def _describe_limit(rewards: Sequence[Reward]) -> Iterator[str]:
+    """What the terms that do not know whether an answer is right may pay, where that is less than their weights say."""
+    paid = [reward for reward in rewards if not reward.held_out]
+    knowing = [reward for reward in paid if isinstance(reward, SAYS_CORRECT)]
+    limited = [reward for reward in paid if reward.limited and not isinstance(reward, SAYS_CORRECT)]
+    limit = sum(abs(reward.weight) for reward in knowing)
+    may_exceed = sum(abs(reward.weight) for reward in limited) > limit or any(
+        isinstance(reward, _UNBOUNDED) for reward in limited
+    )
+    if limit and limited and may_exceed:
+        names, others = (", ".join(one.name or one.type for one in some) for some in (limited, knowing))
+        yield (
+            f"rewards: {names} can together add or take at most {limit:g}, the weight of {others}. To let one of them "
+            f"pay in full, set its key limited to false"
+        )
 
 
 def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> RewardFunction:
@@ -235,8 +272,11 @@ def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> Reward
                     )
                 from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
 
-                return SubprocessReward(reward.function, name=reward.name, timeout_seconds=reward.timeout_seconds)
-            return from_function(function, name=reward.name, timeout_seconds=reward.timeout_seconds)
+                options = reward_options(reward, "function", "isolate", "correct_at")
+                return SubprocessReward(reward.function, name=reward.name, **options)
+            return from_function(
+                function, name=reward.name, **reward_options(reward, "function", "isolate", "correct_at")
+            )
         case JsonSchemaReward() | ToolCallsReward() | JudgeReward():
             return make_structured_reward(reward)
         case _:
@@ -262,7 +302,7 @@ def _given_reward(reward: GivenReward, around: Surroundings) -> RewardFunction:
         )
     function = around.given[name]
     _check_parameters(function, name, around)
-    return from_function(function, name=name, timeout_seconds=reward.timeout_seconds)
+    return from_function(function, name=name, **reward_options(reward, "correct_at"))
 
 
 def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeReward) -> RewardFunction:

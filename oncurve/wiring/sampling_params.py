@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from oncurve.config.schema import Config
+from oncurve.recipe.schema import Config
 
 if TYPE_CHECKING:
     from oncurve.rollouts.base import SamplingParams
@@ -31,7 +31,7 @@ def evaluation_sampling(config: Config) -> SamplingParams:
     return replace(
         make_sampling(config),
         temperature=config.evaluation.temperature,
-        top_p=1.0,
+        top_p=config.evaluation.top_p if config.evaluation.temperature else 1.0,
         top_k=0,
         min_p=0.0,
         seed=config.run.seed + 1_000_003,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from dataclasses import fields
@@ -7,13 +8,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 from tables.algorithms import algorithms_markdown, formula, unknown_pieces
 
-from oncurve.algorithm import table
+from oncurve.algorithm import losses, table
 from oncurve.algorithm.losses import clipped
 from oncurve.algorithm.pairings import RULES, Choices, check_pairing
 from oncurve.algorithm.presets import build
-from oncurve.algorithm.table import COURSE_LOSSES, PRESETS, Preset, resolve
+from oncurve.algorithm.table import COURSE_LOSSES, LOSSES, PRESETS, Preset, resolve
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
@@ -44,6 +46,27 @@ def test_every_name_of_the_table_can_be_built():
         for value in values:
             if value != "custom":
                 build("grpo", group_size=4, max_completion_tokens=8, kl_coef=0.1, **{key: value})
+
+
+def of_a_loss(name: str, *, old_of_the_second_token: float) -> tuple[float, float, float]:
+    """What both tokens of a completion contribute, and the gradient of the first at the second."""
+    logprobs, old = torch.tensor([[-0.5, -0.7]]), torch.tensor([[-0.5001, old_of_the_second_token]])
+    [both] = losses.LOSSES[name](logprobs.requires_grad_(), old, torch.ones(1), torch.ones(1, 2, dtype=torch.bool))
+    [gradient] = torch.autograd.grad(both[0], logprobs)
+    return both[0].item(), both[1].item(), gradient[0, 1].item()
+
+
+def test_what_the_table_says_of_a_loss_is_what_its_function_does():
+    assert {*LOSSES} == {*get_args(table.LossName)} == {*losses.LOSSES, "custom"}
+    for name, function in losses.LOSSES.items():
+        (first, second, reach), (changed, other, _) = (
+            of_a_loss(name, old_of_the_second_token=old) for old in (-0.7, -0.69995)
+        )
+        assert LOSSES[name].is_of_completion == (first != changed), name
+        assert (LOSSES[name].level is None) == (second == other), name
+        assert LOSSES[name].is_whole == (reach != 0), name
+        bounds = {"clip_low", "ratio_max"} & inspect.signature(function).parameters.keys()
+        assert bounds == {"clip": {"clip_low", "ratio_max"}, "cap": {"ratio_max"}, None: set()}[LOSSES[name].limit]
 
 
 def test_none_leaves_the_choice_of_the_row():

@@ -48,7 +48,7 @@ MISTAKES = (
     ("trian recipe.yaml", "Did you mean 'train'?"),
     ("check", "Missing argument"),
     ("resume runs/none", "no run to resume"),
-    ("evaluate recipe.yaml --samples 3", "evaluation.samples=8"),
+    ("evaluate recipe.yaml --samples 3", "--samples was removed: take evaluation.samples=N"),
     ("sample embedded hi --temperature -2", "this must be greater than or equal to 0"),
     ("plan recipe.yaml --gpu 4090", "Did you mean RTX-4090?"),
     ("plan recipe.yaml --shard zero9", "choose one of none, zero1, zero2, zero3"),

@@ -1,4 +1,4 @@
-"""Is exactly the model uploaded, and never a key?"""
+"""Is exactly the model uploaded, with a card that the hub can read and never a key?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
-from oncurve.commands.publish import card_with_results, merge_with_card
 from oncurve.errors import CheckpointError, ConfigError, DataError
-from oncurve.session.upload import plan_upload, push_upload
+from oncurve.session.publish import files_to_upload, is_hub_name, merge_with_card, push, write_card
 
 KEY = "hf_" + "abcdefghij" * 3
 
@@ -20,8 +20,7 @@ KEY = "hf_" + "abcdefghij" * 3
 def fill(folder: Path) -> Path:
     """A folder like that of a model, with things beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    header = json.dumps({"__metadata__": {"format": "pt"}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / "model.safetensors").write_bytes(b"weights")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text("{}")
     (folder / "README.md").write_text("# mine\n")
@@ -31,80 +30,65 @@ def fill(folder: Path) -> Path:
     return folder
 
 
-def test_exactly_the_files_of_a_model_are_listed(tmp_path: Path) -> None:
-    upload = plan_upload(fill(tmp_path / "model"), "me/my-model")
-    names = [name for name, _ in upload.files]
-    assert names == ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    assert upload.left == (
-        ".env (no part of a model)",
-        "logs (not a plain file)",
-        "optimizer.pt (no part of a model)",
-    )
-    assert upload.total_bytes == sum((tmp_path / "model" / name).stat().st_size for name in names)
-    text = upload.describe()
-    assert text.startswith(f"me/my-model: 5 files, {upload.total_bytes:,} bytes")
-    assert "stays here: .env" in text
+def make_run(folder: Path, **recipe: Any) -> Path:
+    """A run's folder with a recipe and a comparison."""
+    (folder / "model").mkdir(parents=True)
+    (folder / "config.yaml").write_text(json.dumps({"model": "Qwen/Qwen2.5-0.5B", **recipe}))
+    (folder / "comparison.md").write_text("base and trained on 3 held-out problems\n\n~~~~\nQuestion 1\n")
+    return folder
+
+
+def test_the_hub_reads_the_card_of_a_run_with_its_recipe_and_measurements(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "my-run", data={"type": "gsm8k", "path": "/home/somebody/train.jsonl"})
+    card = ModelCard.load(write_card(run / "model", name="my-run", run=run))
+    assert (card.data.base_model, card.data.library_name) == ("Qwen/Qwen2.5-0.5B", "transformers")
+    assert card.data.model_name == "my-run"
+    assert "base and trained on 3 held-out problems" in card.content
+    assert "Question 1" not in card.content
+    assert "path: train.jsonl" in card.content
+
+
+def test_nothing_of_the_machine_and_no_key_is_in_a_card(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "my-run", model="/home/somebody/base", run={"name": KEY})
+    text = write_card(run / "model", name="my-run", run=run).read_text()
+    assert "somebody" not in text
     assert KEY not in text
+    assert ModelCard(text).data.base_model is None
+
+
+def test_a_folder_that_is_no_run_is_a_message(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no run whose recipe can be read"):
+        write_card(tmp_path, name="mine", run=tmp_path)
+
+
+def test_exactly_the_files_of_a_model_are_listed(tmp_path: Path) -> None:
+    names = [path.name for path in files_to_upload(fill(tmp_path / "model"))]
+    assert names == ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "tokenizer_config.json"])
-def test_a_key_in_a_text_is_refused_by_file_and_line_and_not_repeated(name: str, tmp_path: Path) -> None:
+def test_a_key_in_a_text_is_refused_by_file_and_not_repeated(name: str, tmp_path: Path) -> None:
     folder = fill(tmp_path / "model")
-    (folder / name).write_text(f"first\n{{'token': '{KEY}'}}\n")
-    with pytest.raises(ConfigError, match=rf"{name}, line 2") as error:
-        plan_upload(folder, "me/my-model")
+    (folder / name).write_text(f"{{'token': '{KEY}'}}\n")
+    with pytest.raises(ConfigError, match=name) as error:
+        files_to_upload(folder)
     assert KEY not in str(error.value)
 
 
-def test_a_key_in_the_header_of_weights_is_refused(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "model")
-    header = json.dumps({"__metadata__": {"command": f"train --token {KEY}"}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
-    with pytest.raises(ConfigError, match=r"model\.safetensors, its header"):
-        plan_upload(folder, "me/my-model")
-
-
-def test_the_value_of_a_secret_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_API_KEY", "correct-horse-battery")
-    folder = fill(tmp_path / "model")
-    (folder / "README.md").write_text("key: correct-horse-battery\n")
-    with pytest.raises(ConfigError, match=r"README.md, line 1"):
-        plan_upload(folder, "me/my-model")
-
-
-def test_a_link_out_of_the_folder_stays_here(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "model")
-    (tmp_path / "elsewhere.json").write_text("{}")
-    (folder / "generation_config.json").symlink_to(tmp_path / "elsewhere.json")
-    upload = plan_upload(folder, "me/my-model")
-    assert "generation_config.json (not a plain file)" in upload.left
-
-
-@pytest.mark.parametrize("repository", ["mine", "a/b/c", "me/", "/mine", "me/my model", "me/..", "me/a--b", ""])
-def test_names_that_the_hub_does_not_allow_are_refused(repository: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="owner/name"):
-        plan_upload(fill(tmp_path / "model"), repository)
-
-
-@pytest.mark.parametrize(("gone", "said"), [("README.md", "has no README.md"), ("model.safetensors", "no model there")])
-def test_a_folder_without_model_or_card_is_refused(gone: str, said: str, tmp_path: Path) -> None:
-    folder = fill(tmp_path / "model")
-    (folder / gone).unlink()
-    with pytest.raises(CheckpointError, match=said):
-        plan_upload(folder, "me/my-model")
-    with pytest.raises(CheckpointError, match="no such folder"):
-        plan_upload(tmp_path / "nothing", "me/my-model")
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no model there"):
+        files_to_upload(tmp_path / "nothing")
 
 
 def test_an_adapter_is_refused_unless_others_can_find_its_base(tmp_path: Path) -> None:
     folder = fill(tmp_path / "model")
-    for base, is_known in (("Qwen/Qwen2.5-0.5B", True), ("embedded", False), (str(tmp_path), False), (None, False)):
+    for base, is_known in (("Qwen/Qwen2.5-0.5B", True), ("embedded", False), (str(tmp_path), False)):
         (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
         if is_known:
-            assert "adapter_config.json" in [name for name, _ in plan_upload(folder, "me/my-model").files]
+            assert "adapter_config.json" in [path.name for path in files_to_upload(folder)]
         else:
             with pytest.raises(CheckpointError, match="which nobody else can load"):
-                plan_upload(folder, "me/my-model")
+                files_to_upload(folder)
 
 
 def test_without_a_token_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +96,10 @@ def test_without_a_token_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(ConfigError, match="no token"):
-        push_upload(plan_upload(fill(tmp_path / "model"), "me/my-model"), private=True)
+        push(fill(tmp_path / "model"), "me/my-model", private=True)
 
 
-def test_what_was_listed_is_what_the_hub_is_asked_to_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_listed_is_what_the_hub_is_asked_to_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls alone: no hub is there to answer them."""
     import huggingface_hub
 
@@ -125,8 +109,9 @@ def test_what_was_listed_is_what_the_hub_is_asked_to_take(tmp_path: Path, monkey
         def __init__(self, token: str | None) -> None:
             assert token is None
 
-        def create_repo(self, repository: str, **options: Any) -> None:
+        def create_repo(self, repository: str, **options: Any) -> SimpleNamespace:
             called.append((repository, options))
+            return SimpleNamespace(repo_id=repository)
 
         def upload_folder(self, **options: Any) -> SimpleNamespace:
             called.append(("upload", options))
@@ -134,41 +119,46 @@ def test_what_was_listed_is_what_the_hub_is_asked_to_take(tmp_path: Path, monkey
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "x")
-    upload = plan_upload(fill(tmp_path / "model"), "me/my-model")
-    assert push_upload(upload, private=True) == "https://example.org/commit"
+    folder = fill(tmp_path / "model")
+    assert push(folder, "me/my-model", private=True) == "https://example.org/commit"
     assert called[0] == ("me/my-model", {"private": True, "exist_ok": True})
-    assert called[1][1]["allow_patterns"] == [name for name, _ in upload.files]
+    assert called[1][1]["allow_patterns"] == [path.name for path in files_to_upload(folder)]
 
 
-def test_a_hub_that_does_not_answer_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("repository", ["me/my-model", "me/my model"])
+def test_a_hub_that_does_not_answer_and_a_name_that_it_does_not_allow_are_messages(
+    repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "x")
     with pytest.raises(CheckpointError, match="not uploaded"):  # HF_HUB_OFFLINE is set
-        push_upload(plan_upload(fill(tmp_path / "model"), "me/my-model"), private=True)
+        push(fill(tmp_path / "model"), repository, private=True)
 
 
-def test_the_card_of_a_model_of_the_hub_cannot_be_written() -> None:
-    with pytest.raises(DataError, match="is no folder here"):
-        card_with_results("owner/model", {})
-
-
-def test_the_card_of_a_merged_adapter_says_what_was_trained(
+def test_an_adapter_and_the_model_that_it_is_merged_into_get_their_cards(
     checkpoints: dict[str, Path], make_policy: Callable[..., Any], tmp_path: Path
 ) -> None:
     from oncurve.policy.final_model import write_model
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.settings import LoraSettings
+    from oncurve.policy.settings import LoraSettings
 
     base = str(checkpoints["qwen2"])
     model, _ = load_model(base)
     adapter = add_adapter(model, LoraSettings(rank=2, alpha=4.0), base=base)
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text(json.dumps({"model": base, "run": {"steps": 1}}))
-    (run / "manifest.json").write_text("{}")
+    run = make_run(tmp_path / "run", model=base)
+    (run / "model").rmdir()
     write_model(make_policy(model, adapter=adapter), run / "model")
-    card = (merge_with_card(run / "model", tmp_path / "merged") / "README.md").read_text()
-    assert "an adapter (LoRA), added to the weights of the base" in card
-    assert "library_name: transformers" in card
+    assert ModelCard.load(write_card(run / "model", name="run", run=run)).data.library_name == "peft"
+    card = ModelCard.load(merge_with_card(run / "model", tmp_path / "merged") / "README.md")
+    assert card.data.library_name == "transformers"
+    assert "base and trained on 3 held-out problems" in card.content
+
+
+def test_names_of_repositories_are_told_from_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert is_hub_name("Qwen/Qwen2.5-0.5B")
+    for name in ("runs/demo", "embedded", "/a/b", "./a/b", "a/b/c", None):
+        assert not is_hub_name(name)

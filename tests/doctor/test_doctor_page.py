@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 from tables.doctor import doctor_markdown
 
-from oncurve.config.load import load_config
-from oncurve.config.messages import known_keys
 from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, check_names
 from oncurve.observe.metrics import GLOSSARY
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.messages import known_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "doctor_runs.json"
@@ -32,16 +27,6 @@ def constants() -> set[str]:
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
     return found
-
-
-def planned() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("doctor_runs", ROOT / "benchmarks" / "doctor_runs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["doctor_runs"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -74,27 +59,6 @@ def test_every_setting_that_a_check_reads_or_names_is_a_key_of_recipes() -> None
     named = {key for text in constants() for key in re.findall(rf"\b{sections}\.[a-z_]+(?:\.[a-z_]+)?", text)}
     assert len(named) > 20
     assert named <= known, named - known
-
-
-def test_the_planned_runs_are_twenty_sick_and_ten_healthy_recipes_that_load() -> None:
-    runs = planned()
-    assert (len(runs.SICK), len(runs.HEALTHY)) == (20, 10)
-    names = [run.name for run in runs.PLAN]
-    assert len(set(names)) == 30
-    for run in runs.PLAN:
-        assert set(run.expected) <= set(check_names())
-        load_config(find_recipe("word_problems"), [*runs.BUDGET, *run.overrides])
-
-
-def test_a_run_counts_as_right_by_its_first_finding() -> None:
-    runs = planned()
-    sick = runs.Planned("x", "planted", (), ("too_easy", "dead_groups"))
-    assert runs.is_named(sick, [("dead_groups", "warning"), ("too_hard", "severe")])
-    assert not runs.is_named(sick, [("too_hard", "severe"), ("too_easy", "severe")])
-    assert not runs.is_named(sick, [])
-    healthy = runs.Planned("y", "", ())
-    assert runs.is_named(healthy, [("clipping", "warning")])
-    assert not runs.is_named(healthy, [("clipping", "severe")])
 
 
 def test_the_results_are_shown_with_their_counts() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncurve.algorithm.table import resolve
-from oncurve.config.schema import Config
+from oncurve.recipe.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -31,7 +31,7 @@ def script(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_the_table_of_curves_is_made_of_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     curves = script(ROOT / "benchmarks" / "curves.py", monkeypatch)
-    assert curves.PAGE.read_text(encoding="utf-8") == curves.page(), "run `python benchmarks/curves.py --draw`"
+    assert curves.PAGE.read_text(encoding="utf-8") == curves.page(), "run `python benchmarks/curves.py`"
 
 
 def test_every_quoted_line_of_the_loop_stands_in_it_and_in_this_order() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from offenders import assert_none, at, line_of
 
 import oncurve
-from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
-from oncurve.recipes.find import shipped_recipes
+from oncurve.recipe.find import shipped_recipes
+from oncurve.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (module.name for module in pkgutil.walk_packages(oncurve.__path__, "oncurve."))
@@ -88,3 +88,8 @@ def test_links_inside_the_project_lead_somewhere() -> None:
     assert_none(
         f"{at(page, line)} links to {target}" for page, line, target in links if not (page.parent / target).exists()
     )
+
+
+def test_the_readme_begins_with_one_command_that_shows_it_and_one_that_tests_it() -> None:
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+    assert blocks[:2] == ["make demo\n", "make test\n"]

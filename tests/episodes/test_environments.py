@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from scripted import make_sampler, one
 
+import oncurve
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt, Reward
@@ -104,6 +106,30 @@ def test_the_whole_turn_is_an_action_where_an_environment_has_steps(
     assert completion.environment_reward == Reward(0.1 + 0.2 + 0.3)
     assert not completion.is_truncated
     sampler.close()
+
+
+class Talks(Echoing):
+    """Begins with more words than its row has, so that the model's context ends before max_completion_tokens."""
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed)
+        return " word" * 10, {}
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_an_episode_ends_where_the_context_of_its_model_does(
+    architecture: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(8)), encoding="utf-8")
+    data = {"type": "jsonl", "path": str(rows), "template": "plain"}
+    result = oncurve.train(
+        checkpoints[architecture], data, lambda completion: -float(len(completion)), environments=Talks,
+        evaluation={"num_prompts": 2}, algorithm={"group_size": 2},
+        rollouts={"max_completion_tokens": 250},
+        run={"steps": 1, "prompts_per_step": 2, "folder": str(tmp_path)},
+    )  # fmt: skip
+    assert result.metrics[-1]["episode/ended/context"] > 0
 
 
 def test_an_environment_that_says_done_ends_the_episode(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:

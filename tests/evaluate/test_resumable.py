@@ -11,8 +11,8 @@ from evaluation_fakes import Boxed, Reciter, prompts_of
 
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate import resumable as module
-from oncurve.evaluate.evaluate import Evaluation, evaluate
-from oncurve.evaluate.numbers import pooled_outcomes
+from oncurve.evaluate.evaluate import evaluate
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
@@ -117,10 +117,3 @@ def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         PartialResults(tmp_path / "file" / "folder", {}, samples=1, num_prompts=1)
-
-
-def test_runs_are_pooled_over_the_problems_that_all_of_them_have_graded(tmp_path: Path) -> None:
-    first = run(tmp_path / "a", Reciter(TEXTS))
-    second = run(tmp_path / "b", Reciter([["boom", "boom"], *TEXTS[1:]]))
-    assert pooled_outcomes([first]) == [[0.5, 0.0, 1.0, 1.0, 0.5, 0.5, 0.5]]
-    assert pooled_outcomes([first, second]) == [[0.0, 1.0, 1.0, 0.5, 0.5, 0.5]] * 2

@@ -21,7 +21,7 @@ NEEDED = (
     "assets/base_model/model.safetensors",
     "assets/base_model/tokenizer.json",
     "convert/trl.yaml",
-    "evaluate/benchmarks.yaml",
+    "evaluate/benchmarks/gsm8k.yaml",
     "plan/devices.yaml",
     "plan/models.yaml",
     "recipes/word_problems/recipe.yaml",

@@ -155,15 +155,13 @@ class Hub:
         self.asked.append(token)
         return self
 
-    def whoami(self) -> dict[str, str]:
-        return {"name": "me"}
-
-    def create_repo(self, name: str, private: bool, exist_ok: bool) -> None:
+    def create_repo(self, name: str, private: bool, exist_ok: bool) -> Any:
         self.asked.append((name, private))
+        return SimpleNamespace(repo_id=f"me/{name}")
 
-    def upload_folder(self, repo_id: str, folder_path: str, allow_patterns: list[str], commit_message: str) -> Any:
+    def upload_folder(self, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str) -> Any:
         self.asked.append((repo_id, sorted(allow_patterns), commit_message))
-        assert all((Path(folder_path) / name).is_file() for name in allow_patterns)
+        assert all((folder_path / name).is_file() for name in allow_patterns)
         return SimpleNamespace(commit_url="https://hub/commit")
 
 
@@ -179,7 +177,8 @@ def test_the_model_is_uploaded_when_the_script_says_so(
     with pytest.raises(CheckpointError, match="Call train"):
         trainer.push_to_hub()
     trainer.train()
-    assert ("me/out", False) in hub.asked
+    assert ("out", False) in hub.asked
+    assert hub.asked[-1][0] == "me/out"
     files = next(each for each in hub.asked if isinstance(each, tuple) and len(each) == 3)[1]
     assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= set(files)
     assert args.hub_token in hub.asked

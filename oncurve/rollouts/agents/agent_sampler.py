@@ -25,7 +25,7 @@ from oncurve.rollouts.agents.agent_session import AgentSession, PendingTurn, Ses
 from oncurve.rollouts.agents.agent_setup import AgentSetup
 from oncurve.rollouts.agents.chat_request import ChatError, ChatRequest
 from oncurve.rollouts.agents.conversation_frames import Frames
-from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, exact_text
+from oncurve.rollouts.base import PolicyView, SamplingParams, context_of, end_token_ids, exact_text
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys, turn_key
 from oncurve.rollouts.episodes.environments import reward_of
@@ -175,7 +175,7 @@ class _Run:
         self.limits = SessionLimits(
             params.max_completion_tokens,
             self.setup.max_turns,
-            vars(policy.model.config.get_text_config()).get("max_position_embeddings"),
+            context_of(policy.model.config),
             self.setup.may_fork,
         )
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

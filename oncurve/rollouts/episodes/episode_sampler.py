@@ -17,7 +17,7 @@ import numpy as np
 
 from oncurve.errors import Failure, SamplerError, attempt
 from oncurve.records import EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
-from oncurve.rollouts.base import PolicyView, SamplingParams, check_finite, end_token_ids, exact_text
+from oncurve.rollouts.base import PolicyView, SamplingParams, check_finite, context_of, end_token_ids, exact_text
 from oncurve.rollouts.engine.engine import occurrence_indices
 from oncurve.rollouts.engine.streams import stream_keys, turn_key
 from oncurve.rollouts.episodes.dialects import Dialect
@@ -55,7 +55,7 @@ class EpisodeSampler:
         self._policy, self._version = policy, version
         if self._dialect is None:
             self._dialect = self.setup.make_dialect(policy.tokenizer)
-            context = vars(policy.model.config.get_text_config()).get("max_position_embeddings")
+            context = context_of(policy.model.config)
             self.setup = replace(self.setup, limits=replace(self.setup.limits, context_tokens=context))
 
     def sample(

@@ -1,0 +1,119 @@
+"""Keys that replace choices of a preset in the table of algorithms."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from oncurve.algorithm.table import (
+    PRESETS,
+    AdvantageName,
+    CorrectionLevel,
+    CorrectionName,
+    KLName,
+    KLPlace,
+    LossName,
+    NormalizerName,
+    OldName,
+    ReferenceName,
+)
+from oncurve.section import Section
+
+PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
+
+
+class AlgorithmSection(Section):
+    """A row of the table of algorithms, and what differs from it; None: the row's value."""
+
+    type: PresetName = "grpo"
+    """Row of the table in docs/algorithms.md; "custom" is grpo with your loss."""
+    group_size: int = 8
+    """Completions per prompt, G."""
+    function: str | None = None
+    """With type custom: module:name or file.py:name of (logprobs, old_logprobs, advantages, mask) -> loss [B, T]."""
+    advantage_function: str | None = None
+    """module:name or path/to/file.py:name of (rewards) -> advantages [P, G], in place of ``advantage``."""
+    advantage: AdvantageName | None = None
+    """How rewards become advantages."""
+    loss: LossName | Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] | None = None
+    """The loss of a token."""
+    scale_by_std: bool | None = None
+    """Divide advantages by the standard deviation of the group."""
+    std_ddof: Literal[0, 1] | None = None
+    """Standard deviation with n (0) or n - 1 (1)."""
+    std_epsilon: PositiveFloat | None = None
+    """Added to the standard deviation."""
+    normalize: NormalizerName | None = None
+    """The denominator of the loss."""
+    clip_low: PositiveFloat | None = None
+    """How far below 1 a ratio may fall."""
+    clip_high: PositiveFloat | None = None
+    """How far above 1 a ratio may rise."""
+    ratio_max: PositiveFloat | None = None
+    """Largest ratio itself, not a distance from 1."""
+    kl_coef: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the KL to the reference; at 0 no reference is kept in memory."""
+    kl_in: KLPlace | None = None
+    """Where the KL counts: in the loss, in the reward of a completion, or in the advantage of each token."""
+    kl_estimator: KLName | None = None
+    """How the KL of a token is estimated."""
+    kl_importance: bool | None = None
+    """Weigh the KL of a token by its ratio, which gives it the gradient of the KL."""
+    reference: ReferenceName | None = None
+    """The model to which the KL is measured."""
+    teacher: str | None = None
+    """For reference teacher: a run, folder or Hugging Face Hub name with the policy's tokenizer, or the URL of a
+    server."""
+    teacher_hint: str | None = None
+    """Text after the question that only the reference reads, with columns of the row in braces."""
+    reference_every_steps: PositiveInt | None = None
+    """refreshed, average: steps between moves of the reference."""
+    reference_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """average: how much of the policy enters the reference each time."""
+    old_logprobs: OldName | None = None
+    """Whose log-probabilities are the old ones: the trainer's or the sampler's."""
+    correction: CorrectionName | None = None
+    """Weights for the gap between sampler and trainer, which is logged in any case."""
+    correction_level: CorrectionLevel | None = None
+    """Ratio per token, per completion, or its geometric mean."""
+    correction_low: Annotated[float, Field(ge=0)] | None = None
+    """Lower bound of the ratio."""
+    correction_high: PositiveFloat | None = None
+    """Upper bound of the ratio."""
+    off_policy_threshold: PositiveFloat | None = None
+    """Drop worse-than-average completions whose mean of log p_sampler - log p is above this."""
+    entropy_coef: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the entropy bonus."""
+    entropy_target: PositiveFloat | None = None
+    """Adapt entropy_coef to keep the entropy above this, in nats."""
+    entropy_coef_step: PositiveFloat | None = None
+    """How fast entropy_coef adapts, per step."""
+    entropy_coef_max: PositiveFloat | None = None
+    """Upper bound of entropy_coef."""
+    high_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Train only on this fraction of the tokens, the most uncertain ones."""
+    mask_truncated: bool = False
+    """Leave truncated completions out of the loss."""
+
+    @model_validator(mode="after")
+    def _check_group(self) -> AlgorithmSection:
+        if self.group_size < (1 if self.type in ("rft", "distil") else 2):
+            raise ValueError(
+                f"algorithm.group_size is {self.group_size}; a group of one has no baseline. Use at least 2"
+            )
+        if self.type not in (*PRESETS, "custom"):
+            near = difflib.get_close_matches(self.type, [*PRESETS, "custom"], n=3)
+            near.sort(key=lambda name: sorted(name) != sorted(self.type))  # letters that changed places first
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"algorithm.type is {self.type!r}, which no row of the table has.{hint} "
+                f"There are: {', '.join(PRESETS)}, custom"
+            )
+        if (self.type == "custom") != (self.function is not None):
+            raise ValueError(
+                "algorithm.function belongs to algorithm.type custom, and custom needs it: "
+                "give both, such as {type: custom, function: losses.py:mine}"
+            )
+        return self

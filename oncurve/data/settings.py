@@ -1,0 +1,182 @@
+"""Data sections of a recipe: which rows, and how they are written."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from oncurve.section import Fraction, NonNegative, Section
+from oncurve.tasks.texts import TaughtTask
+
+
+class DataSection(Section):
+    """Prompts and how they are written."""
+
+    path: str | None = None
+    """File, folder or Hugging Face Hub name; None if the type implies it."""
+    split: str = "train"
+    """Split of a dataset."""
+    subset: str | None = None
+    """Configuration of a dataset on the Hugging Face Hub, such as main; None: its default."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Which column is which, such as {question: problem, answer: label}."""
+    template: str = "think_answer"
+    """think_answer, r1_zero, boxed, gsm8k, reasoning_answer, question_only, plain, or a file with {question}."""
+    chat: bool | dict[str, Any] = False
+    """Use the model's chat template, for instruct models: true, or its arguments, such as {enable_thinking: false}."""
+    few_shot: NonNegative = 0
+    """Worked examples before the question, from the training set."""
+    limit: PositiveInt | None = None
+    """Use at most this many rows."""
+    retire_above: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Stop using training prompts whose running pass rate reaches this."""
+    shuffle: bool = True
+    """Shuffle the training rows; false takes them in their order, such as easy ones first."""
+    prefer_half_solved: bool = False
+    """Of twice as many prompts, use those with a pass rate nearest to one half."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Drop and count longer prompts; None: what the model's context allows."""
+
+
+class JsonlData(DataSection):
+    """A file of JSON lines."""
+
+    type: Literal["jsonl"] = "jsonl"
+
+
+class CsvData(DataSection):
+    """A CSV or TSV file whose first line names the columns."""
+
+    type: Literal["csv"] = "csv"
+
+
+class HubData(DataSection):
+    """A dataset on the Hugging Face Hub, or one in a local folder."""
+
+    type: Literal["huggingface"] = "huggingface"
+
+
+class Gsm8kData(DataSection):
+    """GSM8K: openai/gsm8k, or its JSON lines at ``path``."""
+
+    type: Literal["gsm8k"] = "gsm8k"
+
+
+class MathData(DataSection):
+    """MATH: problems with LaTeX answers, from ``path`` or the Hugging Face Hub."""
+
+    type: Literal["math"] = "math"
+
+
+class WordProblemsData(DataSection):
+    """Generated word problems: no file, no network."""
+
+    type: Literal["word_problems"] = "word_problems"
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many problems to make."""
+    levels: tuple[PositiveInt, ...] = (1, 2)
+    """Levels of difficulty."""
+
+
+class ProgramProblemsData(DataSection):
+    """Generated small functions to write, with tests."""
+
+    type: Literal["program_problems"] = "program_problems"
+    template: str = "program"
+    limit: PositiveInt = 1000  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many problems to make."""
+
+
+class EpisodeData(DataSection):
+    """Generated rows for a policy with tools or an environment."""
+
+    template: str = "tool_answer"
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many to make."""
+
+
+class CalculatorProblemsData(EpisodeData):
+    """Generated word problems with numbers too long for mental arithmetic, for a policy with a calculator."""
+
+    type: Literal["calculator_problems"] = "calculator_problems"
+
+
+class CalculatorChainsData(EpisodeData):
+    """The same with two operations; the second uses the result of the first."""
+
+    type: Literal["calculator_chains"] = "calculator_chains"
+
+
+class NumberGamesData(EpisodeData):
+    """Generated numbers to guess, for the environment oncurve.tasks.guess_number:GuessNumber."""
+
+    type: Literal["number_games"] = "number_games"
+
+
+class MazesData(EpisodeData):
+    """Generated mazes, for the environment oncurve.tasks.maze:Maze."""
+
+    type: Literal["mazes"] = "mazes"
+
+
+class DemonstrationsData(DataSection):
+    """Generated lessons and imperfect solutions of one of the package's tasks, for `oncurve sft`: lessons first. Those
+    of another run.seed are others."""
+
+    type: Literal["demonstrations"] = "demonstrations"
+    task: TaughtTask = "word_problems"
+    """What they are about."""
+    shuffle: bool = False
+    limit: PositiveInt = 12_800  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many to make."""
+    lesson_fraction: Fraction = 0.56
+    """Share of them that are lessons."""
+
+
+class GivenData(DataSection):
+    """Rows that a Python program passes to oncurve.train or oncurve.Trainer."""
+
+    type: Literal["given"] = "given"
+
+
+FILE_TYPES = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
+
+
+def with_type(section: object) -> object:
+    """A data section whose type its path says; any other as it is."""
+    if isinstance(section, dict):
+        keys = cast("dict[str, object]", section)
+        found = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
+        return keys if found is None or "type" in keys else {"type": found, **keys}
+    return section
+
+
+Data = Annotated[
+    JsonlData
+    | CsvData
+    | HubData
+    | Gsm8kData
+    | MathData
+    | WordProblemsData
+    | ProgramProblemsData
+    | CalculatorProblemsData
+    | CalculatorChainsData
+    | NumberGamesData
+    | MazesData
+    | DemonstrationsData
+    | GivenData,
+    Field(discriminator="type"),
+]
+
+
+class SftSection(Section):
+    """Supervised fine-tuning on completions in the data; `oncurve sft` sets it."""
+
+    epochs: PositiveFloat | None = None
+    """Passes over the training rows, which set run.steps; None: run.steps counts."""
+    train_on: Literal["assistant", "last"] = "assistant"
+    """Rows of messages: learn all assistant messages, or only the last."""
+    max_tokens: PositiveInt | None = None
+    """Drop and count longer rows; None: the model's context."""

@@ -1,0 +1,200 @@
+"""Loading a recipe: strict YAML with overrides, checked against its sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from oncurve.algorithm.table import CHOICES, resolve
+from oncurve.errors import ConfigError
+from oncurve.recipe.files import find_beside
+from oncurve.recipe.messages import explain, explain_yaml, refuse_glued
+from oncurve.recipe.schema import Config
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML that refuses the same key twice, where plain YAML silently keeps the last."""
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys: set[str] = set()
+    for key_node, _ in node.value:
+        key: Any = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
+        if not isinstance(key, str):
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word")
+        if key in keys:
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: duplicate key {key!r}; remove one of them")
+        keys.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe and apply ``key=value`` overrides.
+
+    Files that the recipe names are looked for beside it, then in the current folder; those of overrides, which
+    somebody typed, in the current folder alone.
+
+    Raises ConfigError naming the file, the key and, for a misspelt key, the nearest right one.
+    """
+    return validate_tree(read_tree(path, overrides), source=str(path))
+
+
+_DATA_ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a recipe. Raises ConfigError where there is none."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "recipe.yaml"
+    if path.suffix in _DATA_ENDINGS and path.is_file():
+        raise ConfigError(f"{path}: is data, not a recipe. A recipe is a YAML file in which data.path names the data")
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe. `oncurve recipe list` shows those in the package") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8. Name a recipe, such as recipe.yaml") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error}). Name a recipe file") from None
+
+
+def parse_config(
+    text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: Path | None = None
+) -> Config:
+    """A recipe from its text; ``folder`` is where it lies, if it lies somewhere."""
+    return validate_tree(parse_tree(text, overrides, source=source, folder=folder), source=source)
+
+
+def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The keys of a recipe file with overrides, not yet checked; see ``load_config``."""
+    place = Path(path)
+    folder = place if place.is_dir() else place.parent
+    return parse_tree(read_text(path), overrides, source=str(path), folder=folder)
+
+
+def parse_tree(
+    text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: Path | None = None
+) -> dict[str, Any]:
+    """The keys of a recipe's text with overrides, not yet checked."""
+    try:
+        raw: Any = yaml.load(text, Loader=_StrictLoader)
+    except ConfigError as error:
+        raise ConfigError(f"{source}, {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: {explain_yaml(error)}") from None
+    if raw is None:
+        raise ConfigError(
+            f"{source}: the file is empty. Begin with `model: embedded` and `data: {{type: word_problems}}`"
+        )
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"{source}: a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"
+        )
+    tree = cast("dict[str, Any]", raw)
+    if folder is not None:
+        find_beside(tree, folder)
+    return apply_overrides(tree, overrides)
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A recipe's keys with ``key=value`` pairs put into them. Raises ConfigError for what is none."""
+    for override in overrides:
+        _apply(tree, override)
+    refuse_glued(tree)
+    return tree
+
+
+def validate_tree(tree: Mapping[str, Any], *, source: str) -> Config:
+    """A recipe from its keys. Raises ConfigError with a line for each mistake."""
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{source}: {line}" for line in explain(error))) from None
+    if not config.rollouts.has_episodes and any(reward.type == "environment" for reward in config.rewards):
+        raise ConfigError(
+            f"{source}: a reward of type environment is what an environment or an agent gives, and the recipe has "
+            f"neither. Set rollouts.environments or rollouts.agent, or choose another reward"
+        )
+    return resolved(config)
+
+
+def resolved(config: Config) -> Config:
+    """The recipe with every choice of its algorithm as a value, where it says nothing those of the algorithm's row."""
+    own = config.algorithm
+    given = {key: value for key, value in own.model_dump().items() if key in (*CHOICES, "scale_by_std")}
+    try:
+        row = resolve("grpo" if own.type == "custom" else own.type, **given)
+    except ValueError:
+        return config  # refused with a reason when the algorithm is made
+    chosen = {key: getattr(row, key) for key in CHOICES}
+    if own.function is not None:
+        del chosen["loss"]
+    if own.advantage_function is not None:
+        del chosen["advantage"]
+    return config.model_copy(update={"algorithm": own.model_copy(update=chosen)})
+
+
+def config_yaml(config: Config) -> str:
+    """The resolved recipe with every default, as YAML."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+_SAME_KEYS = ("rollouts.type", "optimizer.type")
+"""Types that take the keys of each other: lengths and temperatures stay what they are wherever samples come from."""
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    """Set one ``section.key=value``; a new ``type`` empties its section, whose other keys belonged to the old one."""
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"override {override!r} is not of the form key=value, such as run.steps=50")
+    try:
+        value: Any = yaml.load(text, Loader=_StrictLoader) if text else None
+    except (yaml.YAMLError, ConfigError, ValueError, RecursionError) as error:
+        raise ConfigError(f"override {override!r}: the value is {explain_yaml(error)}") from None
+    *parents, last = path.split(".")
+    node: Any = tree
+    for depth, key in enumerate(parents):
+        where = ".".join(parents[: depth + 1])
+        following = [*parents, last][depth + 1]
+        if following.isdigit() and isinstance(node, dict) and cast("dict[str, Any]", node).get(key) is None:
+            raise ConfigError(
+                f"override {override!r}: the recipe has no list {where}, whose place {following} this would change. "
+                f"Write the list into the recipe, or the whole of it as {where}=[...]"
+            )
+        node = _child(node, key, where=where, override=override)
+    if isinstance(node, list):
+        node[_place(cast("list[Any]", node), last, override)] = value
+    elif isinstance(node, dict):
+        section = cast("dict[str, Any]", node)
+        if last == "type" and section.get("type") not in (None, value) and path not in _SAME_KEYS:
+            section.clear()
+        section[last] = value
+    else:
+        raise ConfigError(f"override {override!r}: {'.'.join(parents)} is a value, not a section")
+
+
+def _child(node: Any, key: str, *, where: str, override: str) -> Any:
+    if isinstance(node, list):
+        items = cast("list[Any]", node)
+        return items[_place(items, key, override)]
+    if isinstance(node, dict):
+        section = cast("dict[str, Any]", node)
+        if section.get(key) is None:
+            section[key] = {}
+        return section[key]
+    raise ConfigError(f"override {override!r}: {where} is below a value, not a section")
+
+
+def _place(items: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) >= len(items):
+        raise ConfigError(f"override {override!r}: {key!r} is not a place in a list of {len(items)}, counted from 0")
+    return int(key)

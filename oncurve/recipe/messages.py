@@ -1,0 +1,287 @@
+"""Messages for mistakes in a recipe: the key, what was found, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from oncurve.errors import ConfigError
+from oncurve.recipe.schema import Config
+
+
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every key that a recipe can set, with dots; those of all types of a choice."""
+    for key, _ in _typed_keys(model, prefix, None):
+        yield key
+
+
+def _typed_keys(model: type[BaseModel], prefix: str, choice: str | None) -> Iterator[tuple[str, str | None]]:
+    """Every key, and the type of the choice that it belongs to; None outside a choice."""
+    for name, field in model.model_fields.items():
+        sections = list(_sections(field.annotation))
+        if not sections:
+            yield f"{prefix}{name}", choice
+        for section in sections:
+            own = section.model_fields["type"].default if len(sections) > 1 and "type" in section.model_fields else None
+            yield from _typed_keys(section, f"{prefix}{name}.", own)
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections inside a type such as a union or a tuple of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, tuple):
+        for part in typing.get_args(annotation):
+            yield from _sections(part)
+
+
+def explain_yaml(error: Exception) -> str:
+    """What is wrong with a text that is not YAML, and in which line."""
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return f"not valid YAML: {' '.join(str(error).split())}"
+    if "'\\t'" in str(error):
+        return f"not valid YAML: line {mark.line + 1} is indented with a tab. Indent with spaces"
+    problem = str(error.problem)
+    said = next((words for known, words in _YAML_PROBLEMS.items() if known in problem), problem)
+    return f"not valid YAML: line {mark.line + 1}, column {mark.column + 1}: {said}"
+
+
+def refuse_glued(tree: Any, key: str = "") -> None:
+    """Raise ConfigError for ``{rank:8}``, which YAML reads as a key "rank:8" without a value."""
+    if isinstance(tree, list):
+        tree = dict(enumerate(cast("list[Any]", tree)))
+    for name, value in cast("dict[Any, Any]", tree).items() if isinstance(tree, dict) else ():
+        if value is None and ":" in str(name):
+            before, _, after = str(name).partition(":")
+            where = f"{key.lstrip('.')}: " if key else ""
+            raise ConfigError(f"{where}{name!r} has no space after its colon. Write {{{before}: {after}}}")
+        refuse_glued(value, f"{key}.{name}")
+
+
+_YAML_PROBLEMS = {
+    "unexpected end of stream": "a quotation mark before this is not closed",
+    "but got '<stream end>'": "a bracket or brace before this is not closed",
+    "undefined alias": "a value that begins with * needs quotation marks",
+    "determine a constructor": "tags such as !!python are not allowed; write a plain value",
+    "mapping values are not allowed": "a colon is out of place: check the indentation, or quote the value",
+    "did not find expected key": "the indentation or a comma is wrong here",
+    "did not find expected ',' or": "a comma, bracket or brace is missing",
+    "expected ',' or": "a comma, bracket or brace is missing",
+    "expected the node content": "a value is missing here",
+    "expected <document start>": "something follows the value; a list is written [a, b]",
+    "expected '<document start>'": "something follows the value; a list is written [a, b]",
+    "block end": "the indentation is wrong here",
+    "cannot start any token": "this character needs quotation marks around the value",
+}
+"""What the parser's findings mean, by words that they contain."""
+
+
+def explain(error: ValidationError) -> Iterator[str]:
+    """One line per problem: the key, what was found, what to do."""
+    problems = error.errors()
+    for problem in problems:
+        if problem["type"] == "too_short" and len(problems) > 1:
+            continue  # a list whose only item is wrong also counts as empty
+        # Places inside a choice carry the name of its type; the key as written in the recipe does not.
+        parts = [str(part) for part in problem["loc"]]
+        key = ".".join(part for place, part in enumerate(parts) if not _is_tag(parts, place))
+        said = _SAID.get(problem["type"])
+        if problem["type"] == "extra_forbidden" and "." in parts[0]:
+            section, _, last = key.partition(".")
+            yield f"{key}: keys with a dot are for the command line. In a file write {section}: {{{last}: ...}}"
+        elif problem["type"] == "extra_forbidden":
+            chosen = next((part for place, part in enumerate(parts) if _is_tag(parts, place)), None)
+            yield _unknown(key, chosen, problem.get("input"))
+        elif problem["type"] == "value_error":
+            yield str(problem["msg"]).removeprefix("Value error, ")
+        elif said is not None:
+            yield f"{key}: {said(key, problem.get('input'), problem.get('ctx', {}))}"
+        else:
+            yield f"{key}: {_lower_first(str(problem['msg']))}; found {problem.get('input')!r:.80}"
+
+
+def _unknown(key: str, chosen: str | None, given: Any) -> str:
+    """A key or a section that there is not."""
+    if "." not in key and isinstance(given, Mapping):
+        sections = [name for name, field in Config.model_fields.items() if any(_sections(field.annotation))]
+        close = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)
+        keys = list(cast("Mapping[str, Any]", given))
+        inside = f".{keys[0]}" if len(keys) == 1 else ""
+        hint = f"Did you mean '{close[0]}{inside}'?" if close else f"Known sections: {', '.join(sections)}"
+        return f"{key}: there is no such section. {hint}"
+    return f"{key}: there is no such key{_instead(key, chosen)}"
+
+
+def _found(expected: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
+    return lambda key, given, _: f"this must be {expected}; found {given!r:.80}"
+
+
+def _bounded(relation: str, name: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
+    return lambda key, given, context: f"this must be {relation} {context[name]:g}; found {given!r:.80}"
+
+
+def _no_section(key: str, given: Any, _: Mapping[str, Any]) -> str:
+    """A value where a section was expected; of a section with a type, the value may be that."""
+    if isinstance(given, str) and f"{key}.type" in set(known_keys()):
+        return f"this is a section with keys of its own; found {given!r:.80}. Write {key}.type={given}"
+    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {given!r:.80}"
+
+
+def _a_key_of(section: str) -> str:
+    generic = ".".join(part for part in section.split(".") if not part.isdigit())
+    return next((name for name in known_keys() if name.startswith(f"{generic}.")), "key: value")
+
+
+def _types_of(key: str) -> list[str]:
+    """Names that ``type`` may have in a section such as ``data``, ``evaluation.data`` or ``rewards.0``."""
+    name = "rewards" if key.startswith("rewards") else "data"
+    sections = _sections(Config.model_fields[name].annotation)
+    return [section.model_fields["type"].default for section in sections]
+
+
+def _no_type(key: str, given: Any, _: Mapping[str, Any]) -> str:
+    known, given = _types_of(key), cast("Mapping[str, Any]", given)
+    guess = f" A file of JSON lines is {key}.type=jsonl" if str(given.get("path")).endswith((".jsonl", ".json")) else ""
+    return f"the key {key}.type is needed and missing. Known: {', '.join(known)}.{guess}"
+
+
+def _wrong_type(key: str, given: Any, context: Mapping[str, Any]) -> str:
+    found, known = str(context["tag"]), _types_of(key)
+    close = difflib.get_close_matches(found, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"there is no type {found!r}.{hint} Known: {', '.join(repr(name) for name in known)}"
+
+
+def _no_choice(key: str, given: Any, context: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(str(given), str(context["expected"]).replace("'", "").split(", "), n=1)
+    hint = f". Did you mean {close[0]!r}?" if close else ""
+    return f"this must be {context['expected']}; found {given!r:.80}{hint}"
+
+
+_EXAMPLES = {"model": "model: Qwen/Qwen2.5-0.5B", "data": "data: {type: gsm8k}"}
+
+
+def _missing(key: str, given: Any, _: Mapping[str, Any]) -> str:
+    example = f", such as `{_EXAMPLES[key]}`" if key in _EXAMPLES else ""
+    return f"this key is needed and missing{example}"
+
+
+def _no_list(key: str, given: Any, _: Mapping[str, Any]) -> str:
+    example = f"{key}=[{{type: {given}}}]" if key == "rewards" and isinstance(given, str) else "[a, b]"
+    return f"this must be a list, such as {example}; found {given!r:.80}"
+
+
+def _too_short(key: str, given: Any, context: Mapping[str, Any]) -> str:
+    if key == "rewards":
+        return "name at least one reward, such as rewards=[{type: mathematics}]"
+    return f"this needs at least {context['min_length']} of them; found {given!r:.80}"
+
+
+_SAID: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
+    "missing": _missing,
+    "union_tag_not_found": _no_type,
+    "union_tag_invalid": _wrong_type,
+    "model_type": _no_section,
+    "model_attributes_type": _no_section,
+    "dict_type": _found("a mapping of keys to values"),
+    "tuple_type": _no_list,
+    "list_type": _no_list,
+    "literal_error": _no_choice,
+    "too_short": _too_short,
+    "int_type": _found("a whole number"),
+    "int_parsing": _found("a whole number"),
+    "int_from_float": _found("a whole number"),
+    "float_type": _found("a number"),
+    "float_parsing": _found("a number"),
+    "finite_number": _found("a finite number"),
+    "bool_type": _found("true or false"),
+    "bool_parsing": _found("true or false"),
+    "string_type": _found("text"),
+    "greater_than": _bounded("greater than", "gt"),
+    "greater_than_equal": _bounded("at least", "ge"),
+    "less_than": _bounded("less than", "lt"),
+    "less_than_equal": _bounded("at most", "le"),
+}
+"""What is said about a kind of mistake: (key, what was given, pydantic's context) to the text behind the key."""
+
+
+def _is_tag(parts: list[str], place: int) -> bool:
+    """The name of a type that pydantic puts behind the key of a choice."""
+    if place == 0:
+        return False
+    before = parts[place - 1]
+    inside_list = before.isdigit() and place > 1 and parts[place - 2] == "rewards"
+    return (before == "data" or inside_list) and place < len(parts) - (0 if parts[place] in _TYPE_NAMES else 1)
+
+
+def _type_names(model: type[BaseModel]) -> Iterator[str]:
+    for field in model.model_fields.values():
+        for section in _sections(field.annotation):
+            if "type" in section.model_fields and isinstance(section.model_fields["type"].default, str):
+                yield section.model_fields["type"].default
+            yield from _type_names(section)
+
+
+_TYPE_NAMES = frozenset(_type_names(Config))
+
+
+def _instead(key: str, chosen: str | None) -> str:
+    """What is to be done about an unknown key in a section whose type is ``chosen``: other types may have it."""
+    generic = ".".join(part for part in key.split(".") if not part.isdigit())
+    typed = list(_typed_keys(Config, "", None))
+    owners = [str(owner) for name, owner in typed if name == generic and owner is not None]
+    if chosen is not None and owners:
+        place = key.rpartition(".")[0]
+        return f" in a section of type {chosen}; it belongs to {', '.join(owners)}. Remove it or change {place}.type"
+    section = generic.rpartition(".")[0]
+    fitting = {name for name, owner in typed if chosen is None or owner == chosen or name.rpartition(".")[0] != section}
+    return f".{_nearest(generic, fitting)}"
+
+
+SYNONYMS = {
+    "lr": "optimizer.learning_rate",
+    "learning_rate": "optimizer.learning_rate",
+    "batch_size": "run.prompts_per_step",
+    "per_device_train_batch_size": "run.prompts_per_step",
+    "max_steps": "run.steps",
+    "num_steps": "run.steps",
+    "output_dir": "run.folder",
+    "num_generations": "algorithm.group_size",
+    "beta": "algorithm.kl_coef",
+    "kl": "algorithm.kl_coef",
+    "epsilon_high": "algorithm.clip_high",
+    "max_completion_length": "rollouts.max_completion_tokens",
+    "max_new_tokens": "rollouts.max_completion_tokens",
+    "max_tokens": "rollouts.max_completion_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "bf16": "policy.compute_type",
+    "dtype": "policy.compute_type",
+    "wandb": "run.track",
+    "report_to": "run.track",
+}
+"""What other trainers call a key."""
+
+
+def _nearest(generic: str, names: set[str]) -> str:
+    section, _, last = generic.rpartition(".")
+    if (known := SYNONYMS.get(last)) is not None and known != generic:
+        return f" Did you mean {known!r}?"
+    alike = {name.rpartition(".")[0]: name for name in names if name.rpartition(".")[2] == last and "." in name}
+    close = [alike[found] for found in difflib.get_close_matches(section, alike, n=1, cutoff=0.6)]
+    close = close or difflib.get_close_matches(generic, names, n=1, cutoff=0.6)
+    if not close:
+        last = generic.rsplit(".", 1)[-1]
+        by_last = {name.rsplit(".", 1)[-1]: name for name in names}
+        close = [by_last[found] for found in difflib.get_close_matches(last, by_last, n=1, cutoff=0.7)]
+    return f" Did you mean {close[0]!r}?" if close else " `oncurve recipe schema` lists all keys"
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,71 @@
+"""The folder of a run, and the recipe that it recorded."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from oncurve.errors import ConfigError
+from oncurve.recipe.load import apply_overrides, parse_tree, validate_tree
+from oncurve.recipe.schema import Config
+
+
+def run_folder_path(config: Config) -> Path:
+    """The folder of the run: its name, or one made of the model, the data and the time."""
+    name = config.run.name
+    if name is None:
+        model = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(config.model).name)
+        first = name = f"{model}-{config.data.type}-{config.algorithm.type}-{time.strftime('%Y%m%d-%H%M%S')}"
+        others = itertools.count(2)
+        while (Path(config.run.folder) / name).exists():  # begun in the same second
+            name = f"{first}-{next(others)}"
+    if Path(name).name != name or name in (".", ".."):
+        raise ConfigError(f"run.name is {name!r}, which is not the name of one folder; put parents into run.folder")
+    return Path(config.run.folder) / name
+
+
+def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) -> Config:
+    """The recipe that a run's ``config.yaml`` holds, as this version reads it. Raises ConfigError."""
+    recorded = as_of_today(parse_tree(text, source=source))
+    return validate_tree(apply_overrides(recorded, overrides), source=source)
+
+
+GONE = {"policy": ("liger", "train_only"), "rollouts": ("kv_dtype",), "run": ("profile", "track_aliases")}
+"""Keys that recorded recipes have and recipes have no more."""
+CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
+"""Those that changed what a run learns, with the value that changed nothing: with another one such a run is refused."""
+
+
+def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded recipe in today's keys; before ``evaluation.split_seed`` the run's seed chose the held-out rows."""
+    recorded: dict[str, Any] = dict(tree)
+    for name, gone in GONE.items():
+        section = recorded.get(name)
+        if isinstance(section, Mapping):
+            known = cast("Mapping[str, Any]", section)
+            recorded[name] = {
+                key: value for key, value in known.items() if key not in gone or CHANGES.get(key, value) != value
+            }
+    evaluation, run = recorded.get("evaluation"), recorded.get("run")
+    if isinstance(evaluation, Mapping) and isinstance(run, Mapping):
+        seed = cast("Mapping[str, Any]", run).get("seed", 0)
+        recorded["evaluation"] = {"split_seed": seed, **cast("Mapping[str, Any]", evaluation)}
+    return recorded
+
+
+def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """The leaves of a recipe with dots in their keys; sections in a list by their place.
+
+    >>> flat({"run": {"steps": 3}, "rewards": [{"type": "format"}]})
+    [('run.steps', 3), ('rewards.0.type', 'format')]
+    """
+    if isinstance(tree, list) and any(isinstance(item, (Mapping, list)) for item in cast("list[Any]", tree)):
+        tree = dict(enumerate(cast("list[Any]", tree)))
+    if isinstance(tree, Mapping) and tree:
+        sections = cast("Mapping[Any, Any]", tree)
+        return [pair for key, value in sections.items() for pair in flat(value, f"{prefix}{key}.")]
+    return [(prefix.rstrip("."), tree)]

@@ -1,0 +1,131 @@
+"""Model cards, merged adapters, and uploads to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oncurve.errors import CheckpointError, ConfigError, DataError, listed
+from oncurve.observe.redact import redact, redact_tree
+from oncurve.observe.run_model import resolve_model
+from oncurve.policy.lora import base_of, is_adapter
+from oncurve.policy.model_folder import merge_adapter
+
+CARD = "README.md"
+UPLOADED = (
+    "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", CARD, "LICENSE*",
+)  # fmt: skip
+"""Files of an ordinary model; everything else stays here."""
+LOADING = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")  # an adapter is put on its base if peft is installed
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```"""
+
+
+def write_card(folder: Path, *, name: str, run: Path | None = None) -> Path:
+    """Write the card of a model: its base, and recipe and measurements of the run that it came from.
+
+    Paths and keys of this machine are left out. Raises DataError if the run's recipe cannot be read.
+    """
+    from huggingface_hub import ModelCardData
+
+    try:
+        config = {} if run is None else yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise DataError(f"{run}: no run whose recipe can be read ({' '.join(str(error).split())})") from None
+    base = base_of(folder)[0] if is_adapter(folder) else config.get("model")
+    adapted = ["lora"] if is_adapter(folder) else []
+    data = ModelCardData(
+        model_name=name,
+        base_model=base if is_hub_name(base) else None,
+        library_name="peft" if adapted else "transformers",
+        pipeline_tag="text-generation",
+        tags=["grpo", "reinforcement-learning", "oncurve", *adapted],
+    )
+    parts = [f"# {name}", f"Trained from `{_public(base or 'an unknown model')}` with oncurve."]
+    if run is not None:
+        table = run / "comparison.md"
+        measured = table.read_text(encoding="utf-8").split("~~~~")[0].strip() if table.is_file() else "Not evaluated."
+        recipe = yaml.safe_dump(_public(redact_tree(config)), sort_keys=False, allow_unicode=True)
+        parts += ["## Evaluation", measured, "The intervals are over problems; another seed can move the numbers more."]
+        parts += ["## Recipe", f"```yaml\n{recipe}```"]
+    text = "\n\n".join([*parts, "## Loading", LOADING.format(name=name)])
+    (folder / CARD).write_text(f"---\n{data.to_yaml()}\n---\n\n{text}\n", encoding="utf-8")
+    return folder / CARD
+
+
+def merge_with_card(adapter: Path, output: Path) -> Path:
+    """Merge an adapter into its base, with a card; the folder."""
+    adapter = Path(resolve_model(str(adapter)))
+    folder = merge_adapter(adapter, output)
+    write_card(folder, name=folder.name, run=adapter.parent if (adapter.parent / "config.yaml").is_file() else None)
+    return folder
+
+
+def files_to_upload(folder: Path) -> list[Path]:
+    """The files of a model that belong on the hub.
+
+    Raises CheckpointError for a folder without weights and for an adapter whose base nobody else can load, ConfigError
+    for a file with what looks like a key.
+    """
+    files = sorted({path for pattern in UPLOADED for path in folder.glob(pattern) if path.is_file()})
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise CheckpointError(f"{folder}: no model there (no .safetensors). Name a run or the folder of a model")
+    if is_adapter(folder) and not is_hub_name(base := base_of(folder)[0]):
+        raise CheckpointError(
+            f"{folder}: the adapter's base is {base!r}, which nobody else can load. Merge it with `oncurve merge`"
+        )
+    texts = {
+        path.name: path.read_text("utf-8", "replace") for path in files if path.suffix in (".json", ".md", ".jinja")
+    }
+    if found := [name for name, text in texts.items() if redact(text) != text]:
+        raise ConfigError(
+            f"{folder}: {listed(found)} holds what looks like a key. Remove it, and revoke it if it was public"
+        )
+    return files
+
+
+def push(folder: Path, repository: str, *, private: bool, token: str | None = None, message: str | None = None) -> str:
+    """Create the repository if it is not there and upload a model's files in one commit; the commit's address.
+
+    Raises ConfigError without a token, CheckpointError if the hub refuses, and as ``files_to_upload``.
+    """
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError
+
+    names = [path.name for path in files_to_upload(folder)]
+    if (token or get_token()) is None:
+        raise ConfigError("no token for the hub. Run `hf auth login`, or set HF_TOKEN; --dry-run needs none")
+    api = HfApi(token=token)
+    no_answer: Any = HfHubHTTPError.__base__  # of whatever HTTP library this version of huggingface_hub uses
+    try:
+        place = api.create_repo(repository, private=private, exist_ok=True).repo_id
+        done = api.upload_folder(
+            repo_id=place,
+            folder_path=folder,
+            allow_patterns=names,
+            commit_message=message or "Model trained with oncurve",
+        )
+    except (no_answer, OSError, ValueError) as error:  # ValueError: a name that the hub does not allow
+        raise CheckpointError(f"{repository}: not uploaded: {' '.join(str(error).split())[:400]}") from None
+    return str(done.commit_url)
+
+
+def is_hub_name(name: str | None) -> bool:
+    """Whether a name is that of a repository, and not of a folder here."""
+    return name is not None and name.count("/") == 1 and name[0] not in "/.~" and not Path(name).exists()
+
+
+def _public(value: Any) -> Any:
+    """Without the folders of the machine: of an absolute path its last part stays. Keys that are None are left out."""
+    if isinstance(value, str):
+        return Path(value).name if value.startswith(("/", "~", "./", "../")) else value
+    if isinstance(value, dict):
+        return {key: _public(item) for key, item in value.items() if item is not None}
+    return [_public(item) for item in value] if isinstance(value, list) else value
