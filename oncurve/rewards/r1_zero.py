@@ -33,7 +33,7 @@ class R1Zero:
         *,
         answer_column: str = "answer",
         timeout_seconds: float = 3.0,
-        workers: int = 1,
+        workers: int | None = None,
         name: str = "r1_zero",
         checker: AnswerChecker | None = None,
     ) -> None:

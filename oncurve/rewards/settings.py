@@ -43,6 +43,8 @@ class R1ZeroReward(RewardSection):
     type: Literal["r1_zero"] = "r1_zero"
     timeout_seconds: PositiveFloat = 3.0
     """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
 
 
 class MathematicsReward(RewardSection):
@@ -58,6 +60,8 @@ class MathematicsReward(RewardSection):
     """graded: reward of the right value in the wrong place."""
     timeout_seconds: PositiveFloat = 3.0
     """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
 
 
 class FormatReward(RewardSection):
@@ -126,6 +130,8 @@ class JsonSchemaReward(RewardSection):
     """1 if valid; or 0.2 for JSON, 0.5 for the right keys, up to 1 by field."""
     timeout_seconds: PositiveFloat = 2.0
     """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
 
 
 class ToolCallsReward(RewardSection):
@@ -150,6 +156,8 @@ class ToolCallsReward(RewardSection):
     """1 if right; or partial credit."""
     timeout_seconds: PositiveFloat = 2.0
     """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
 
 
 class JudgeReward(RewardSection):
