@@ -40,7 +40,7 @@ from oncurve.recipe.load import load_config
 from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.base import RewardFunction, grade
-from oncurve.rollouts.base import PolicyView, end_token_ids
+from oncurve.sample.base import PolicyView, end_token_ids
 from oncurve.train.loop import train
 from oncurve.train.run import Run
 

@@ -23,8 +23,8 @@ from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
 from oncurve.rewards.settings import EnvironmentSection, JudgeReward, ProgramsReward
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 from oncurve.wiring.data import evaluation_section
 from oncurve.wiring.rewards import describe_rewards
@@ -79,11 +79,11 @@ def serve_model(
     import asyncio
     import os
 
+    from oncurve.fleet.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
     from oncurve.recipe.load import parse_config  # lazy
-    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
 
     require_aiohttp()
-    from oncurve.rollouts.serving.http_app import SamplingServer, check_host, serve  # lazy
+    from oncurve.fleet.serving.http_app import SamplingServer, check_host, serve  # lazy
 
     token = os.environ.get(TOKEN_VARIABLE)
     check_host(host, token)

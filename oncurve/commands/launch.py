@@ -33,7 +33,7 @@ def launch(
     Example: `oncurve launch gsm8k run.name=first --slurm --nodes 2 --rollout-nodes 1 --dry-run`
     """
     from oncurve.errors import ConfigError  # lazy
-    from oncurve.launch.slurm import Allocation, render_slurm, server_words, submit  # lazy
+    from oncurve.fleet.launch.slurm import Allocation, render_slurm, server_words, submit  # lazy
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import load_config  # lazy
 
@@ -53,7 +53,7 @@ def supervise(
     first: list[str], again: list[str], processes: int | None, restarts: int, grace_seconds: float = 25.0
 ) -> int:
     """Run a command in processes that are watched, and started again where that may help; the exit code."""
-    from oncurve.launch.local import GRACE_SECONDS, run_processes  # lazy
+    from oncurve.fleet.launch.local import GRACE_SECONDS, run_processes  # lazy
 
     return run_processes(
         first,

@@ -17,7 +17,7 @@ from oncurve.observe.episode_metrics import episode_row
 from oncurve.observe.record import read_json, read_rows
 from oncurve.records import ENDED_BY_ITSELF, NOT_APPLICABLE, Completion, Group, Prompt, Reward, html_table
 from oncurve.rewards.base import Category, RewardFunction, categorize, grade
-from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.sample.base import Sampler, SamplingParams
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)

@@ -17,6 +17,7 @@ from oncurve.algorithm.reference import move_reference
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
 from oncurve.model.allocator import give_back
+from oncurve.model.lora_weights import LoraWeights
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
 from oncurve.policy.backend import Backend, OneDevice
 from oncurve.policy.deepspeed import Zero
@@ -32,10 +33,9 @@ from oncurve.policy.shortage import in_smaller_parts, moving_weights
 from oncurve.policy.teacher import taught_logprobs, with_prompts
 from oncurve.policy.unread_model import ReplicaPlace, Unread
 from oncurve.records import Mean
-from oncurve.rollouts.servers.lora_weights import LoraWeights
 
 if TYPE_CHECKING:
-    from oncurve.rollouts.servers.teacher_server import TeacherServer
+    from oncurve.fleet.servers.teacher_server import TeacherServer
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 

@@ -17,7 +17,7 @@ from oncurve.policy.distributed import Processes, own_rows
 from oncurve.policy.model_folder import load_model
 
 if TYPE_CHECKING:
-    from oncurve.rollouts.servers.teacher_server import TeacherServer
+    from oncurve.fleet.servers.teacher_server import TeacherServer
 
 
 def taught_logprobs(

@@ -14,22 +14,22 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, counted
+from oncurve.fleet.prefetch import Prefetch
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
-from oncurve.rollouts.base import Sampler
-from oncurve.rollouts.prefetch import Prefetch
+from oncurve.sample.base import Sampler
 from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.train.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.train.interruption import Interruption
 from oncurve.train.state import checksum
 
 if TYPE_CHECKING:
-    from oncurve.rollouts.servers.server_sampler import ServerSampler
-    from oncurve.rollouts.servers.teacher_server import TeacherServer
+    from oncurve.fleet.servers.server_sampler import ServerSampler
+    from oncurve.fleet.servers.teacher_server import TeacherServer
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from oncurve.policy.final_model import write_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import RewardFunction, check_any_graded
-from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.sample.base import Sampler, SamplingParams
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
 from oncurve.train.checkpointer import Checkpointer

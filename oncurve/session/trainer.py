@@ -29,7 +29,7 @@ from oncurve.recipe.load import read_text, read_tree, validate_tree
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.engine import InProcessEngine
 from oncurve.session.parts import Parts, make_parts, weights_checksum
 from oncurve.session.result import Result, Steps, finish
 from oncurve.session.session import Evaluator

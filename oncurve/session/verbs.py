@@ -38,8 +38,8 @@ from oncurve.recipe.load import validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.records import Group, Mean, Prompt, Reward, html_table
 from oncurve.rewards.custom import from_function
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 from oncurve.train.scoring import score as grade_groups
 
 

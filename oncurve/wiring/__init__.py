@@ -1,6 +1,6 @@
 """From a recipe to objects: only this package reads the config and knows the parts."""
 
-from oncurve.rollouts.base import context_of
+from oncurve.sample.base import context_of
 from oncurve.wiring.agents import make_frames, with_own_chat
 from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, make_algorithm
 from oncurve.wiring.data import (

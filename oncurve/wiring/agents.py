@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
-from oncurve.rollouts.settings import AgentProgram
+from oncurve.sample.settings import AgentProgram
 from oncurve.wiring.sampling_params import make_sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from oncurve.rollouts.agents.agent_programs import Agent
-    from oncurve.rollouts.agents.conversation_frames import Frames
-    from oncurve.rollouts.base import Sampler
+    from oncurve.agents.agent_programs import Agent
+    from oncurve.agents.conversation_frames import Frames
+    from oncurve.sample.base import Sampler
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""
@@ -23,9 +23,9 @@ GIVEN = "given:"
 
 def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
     """A sampler whose episodes the recipe's agent plays. Raises ConfigError for an agent that cannot be used."""
-    from oncurve.rollouts.agents.agent_sampler import AgentSampler  # lazy
-    from oncurve.rollouts.agents.agent_setup import AgentSetup  # lazy
-    from oncurve.rollouts.servers.protocol import require_aiohttp  # lazy
+    from oncurve.agents.agent_sampler import AgentSampler  # lazy
+    from oncurve.agents.agent_setup import AgentSetup  # lazy
+    from oncurve.fleet.servers.protocol import require_aiohttp  # lazy
 
     require_aiohttp()
     limits = config.rollouts.episodes
@@ -44,8 +44,8 @@ def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
 
 def make_agent(config: Config, given: Given) -> Agent:
     """Who plays the episodes."""
+    from oncurve.agents.agent_programs import FunctionAgent, ProgramAgent  # lazy
     from oncurve.rewards.custom import load_object  # lazy
-    from oncurve.rollouts.agents.agent_programs import FunctionAgent, ProgramAgent  # lazy
 
     chosen = config.rollouts.agent
     if isinstance(chosen, AgentProgram):
@@ -67,8 +67,8 @@ def make_frames(config: Config, tokenizer: PreTrainedTokenizerBase) -> Frames:
 
     Raises ConfigError for a model that has no chat template where the recipe asks for one.
     """
+    from oncurve.agents.conversation_frames import ChatFrames, TagFrames  # lazy
     from oncurve.data.prompts import find_template, template_arguments  # lazy
-    from oncurve.rollouts.agents.conversation_frames import ChatFrames, TagFrames  # lazy
 
     if config.data.chat:
         return ChatFrames(tokenizer, arguments=template_arguments(config.data.chat))

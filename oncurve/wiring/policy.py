@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from oncurve.fleet.servers.teacher_server import TeacherServer
     from oncurve.policy.deepspeed_settings import ZeroSettings
     from oncurve.policy.distributed import Processes
     from oncurve.policy.lora import Adapter
     from oncurve.policy.policy import ComputeType, ReplicaPlace, TrainedPolicy
     from oncurve.policy.sharding import Sharding
     from oncurve.policy.unread_model import Unread
-    from oncurve.rollouts.servers.teacher_server import TeacherServer
 
 
 log = logging.getLogger(__name__)
@@ -110,10 +110,10 @@ def _connect_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> Teac
 
     if not is_served(config.algorithm.teacher):
         return None
-    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
+    from oncurve.fleet.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
 
     require_aiohttp()
-    from oncurve.rollouts.servers.teacher_server import TeacherServer  # lazy
+    from oncurve.fleet.servers.teacher_server import TeacherServer  # lazy
 
     token = os.environ.get(TOKEN_VARIABLE)
     teacher = TeacherServer(str(config.algorithm.teacher), token=token, deadlines=config.rollouts.deadlines)

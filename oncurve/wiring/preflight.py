@@ -12,7 +12,7 @@ from oncurve.observe.record import refuse_existing
 from oncurve.observe.run_model import check_place
 from oncurve.recipe.schema import Config
 from oncurve.rewards.settings import CustomReward
-from oncurve.rollouts.settings import SANDBOX
+from oncurve.sample.settings import SANDBOX
 
 
 def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:

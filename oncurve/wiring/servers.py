@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from oncurve.launch.placement import Machine, Placement
+    from oncurve.fleet.launch.placement import Machine, Placement
+    from oncurve.fleet.servers.children import ChildServers
+    from oncurve.fleet.servers.local_vllm import VllmServers
+    from oncurve.fleet.servers.server_sampler import ServerSampler
+    from oncurve.fleet.servers.transfer.nccl_group import GroupPush
     from oncurve.plan.shape import ModelShape
     from oncurve.plan.shared_gpu import Beside
-    from oncurve.rollouts.servers.children import ChildServers
-    from oncurve.rollouts.servers.local_vllm import VllmServers
-    from oncurve.rollouts.servers.server_sampler import ServerSampler
-    from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 
 
 def settle(config: Config) -> tuple[Config, str | None]:
@@ -59,8 +59,8 @@ def _settle_transfer(config: Config) -> tuple[Config, str | None]:
     """nccl for vLLM servers that the run starts on GPUs of their own, if this process can; files otherwise."""
     import torch
 
-    from oncurve.rollouts.servers.local_vllm import find_python  # lazy
-    from oncurve.rollouts.servers.vllm_version import why_not_alike  # lazy
+    from oncurve.fleet.servers.local_vllm import find_python  # lazy
+    from oncurve.fleet.servers.vllm_version import why_not_alike  # lazy
 
     chosen, why = config.rollouts, None
     way = "fetch"
@@ -83,8 +83,8 @@ def look_at_machine(config: Config) -> Machine:
     """The GPUs that this process sees, and whether vLLM's environment is named."""
     import torch
 
-    from oncurve.launch.placement import Machine  # lazy
-    from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE  # lazy
+    from oncurve.fleet.launch.placement import Machine  # lazy
+    from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE  # lazy
 
     has_vllm = bool(config.rollouts.vllm_python or os.environ.get(PYTHON_VARIABLE))
     if torch.cuda.is_available() and config.policy.device.startswith(("auto", "cuda")):
@@ -95,7 +95,7 @@ def look_at_machine(config: Config) -> Machine:
 
 def place(config: Config, machine: Machine) -> Placement:
     """The layout of a recipe on a machine: a function of both and of how many processes train here."""
-    from oncurve.launch.placement import Wants, choose_placement  # lazy
+    from oncurve.fleet.launch.placement import Wants, choose_placement  # lazy
 
     gpus, resets = len(machine.memory_bytes), tuple(config.rollouts.without_servers())
     if not gpus or (gpus == 1 and not machine.has_vllm):
@@ -141,14 +141,14 @@ def trainers_here(gpus: int) -> int:
 
 def make_server_sampler(config: Config) -> ServerSampler:
     """A sampler over the servers of a recipe; those that it asks for are started here and end with it."""
-    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
+    from oncurve.fleet.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
 
     require_aiohttp()
     import torch
 
+    from oncurve.fleet.servers.server_sampler import ServerSampler  # lazy
+    from oncurve.fleet.servers.store import memory_folder  # lazy
     from oncurve.model.decode_memory import USUAL_ROWS  # lazy
-    from oncurve.rollouts.servers.server_sampler import ServerSampler  # lazy
-    from oncurve.rollouts.servers.store import memory_folder  # lazy
     from oncurve.wiring.sampling_params import make_sampling  # lazy
 
     chosen = config.rollouts
@@ -184,8 +184,8 @@ def make_push(config: Config) -> GroupPush | None:
     """
     import torch
 
-    from oncurve.rollouts.servers.transfer.endpoints import check_device  # lazy
-    from oncurve.rollouts.servers.transfer.nccl_group import GroupPush  # lazy
+    from oncurve.fleet.servers.transfer.endpoints import check_device  # lazy
+    from oncurve.fleet.servers.transfer.nccl_group import GroupPush  # lazy
 
     chosen = config.rollouts
     if chosen.transfer != "nccl":
@@ -228,9 +228,9 @@ def start_vllm(config: Config) -> VllmServers:
     """As many vLLM servers on this machine as the recipe asks for, with the model that it trains."""
     import torch
 
-    from oncurve.rollouts.servers.children import gpu_shares, own_gpu, visible_gpus  # lazy
-    from oncurve.rollouts.servers.local_vllm import VllmServers, says_share  # lazy
-    from oncurve.rollouts.servers.transfer.endpoints import give_back_cache  # lazy
+    from oncurve.fleet.servers.children import gpu_shares, own_gpu, visible_gpus  # lazy
+    from oncurve.fleet.servers.local_vllm import VllmServers, says_share  # lazy
+    from oncurve.fleet.servers.transfer.endpoints import give_back_cache  # lazy
 
     chosen, on_cpu = config.rollouts, not torch.cuda.is_available()
     visible = [] if on_cpu else visible_gpus(torch.cuda.device_count())
@@ -290,8 +290,8 @@ def start_own(config: Config) -> ChildServers:
     """As many ``oncurve serve`` on this machine as the recipe asks for; on GPUs of their own where there are enough."""
     import torch
 
-    from oncurve.launch.placement import serve_settings  # lazy
-    from oncurve.rollouts.servers.children import (  # lazy
+    from oncurve.fleet.launch.placement import serve_settings  # lazy
+    from oncurve.fleet.servers.children import (  # lazy
         ChildServers,
         gpu_shares,
         own_environment,

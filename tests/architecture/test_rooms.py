@@ -16,7 +16,7 @@ TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats", "sec
 """The only files at the top level of the package; everything else stands in a folder."""
 TWICE = {
     "algorithm": {"algorithm.algorithm", "wiring.algorithm"},
-    "base": {"rewards.base", "rollouts.base"},
+    "base": {"rewards.base", "sample.base"},
     "policy": {"policy.policy", "wiring.policy"},
 }
 """Module names that stand in several folders, beside the ``settings`` of each room that has some."""

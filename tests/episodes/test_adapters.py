@@ -13,11 +13,11 @@ import pytest
 from scripted import make_sampler, one
 
 from oncurve.data.given import Given
+from oncurve.episodes.environments import Kind
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.records import Prompt, Reward
-from oncurve.rollouts.episodes.environments import Kind
 from oncurve.wiring.episodes import make_factory, make_kinds
 
 MakePrompts = Callable[..., list[Prompt]]

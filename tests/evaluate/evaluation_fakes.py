@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from oncurve.evaluate.evaluate import Evaluation, evaluate
 from oncurve.records import Completion, FinishReason, Group, Prompt, Reward
-from oncurve.rollouts.base import PolicyView, SamplingParams
+from oncurve.sample.base import PolicyView, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 
