@@ -39,9 +39,9 @@ def trl(
     from oncurve.observe.terminal import quiet_libraries  # lazy
 
     quiet_libraries()
-    from oncurve.trl.run_script import run_script  # lazy
+    from oncurve.extensions import extension  # lazy
 
-    run_script(script, arguments or (), accept=accept or (), version=trl_version)
+    extension("trl")(script, arguments or (), accept=accept or (), version=trl_version)
 
 
 def convert(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -30,12 +30,9 @@ from oncurve.policy.self_check import enable_packing
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
-from oncurve.policy.teacher import taught_logprobs, with_prompts
+from oncurve.policy.teacher import OutsideTeacher, taught_logprobs, with_prompts
 from oncurve.policy.unread_model import ReplicaPlace, Unread
 from oncurve.records import Mean
-
-if TYPE_CHECKING:
-    from oncurve.fleet.servers.teacher_server import TeacherServer
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -80,7 +77,7 @@ class TrainedPolicy:
         sharding: Sharding | ZeroSettings | None = None,
         replica_place: ReplicaPlace = "device",
         unread: Unread | None = None,
-        teacher: TeacherServer | None = None,
+        teacher: OutsideTeacher | None = None,
     ) -> None:
         """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
         without a ``reference``, the base under it is the reference.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from oncurve.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -49,3 +52,9 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def require_aiohttp() -> None:
+    """Raises ConfigError if the library that carries all this is not installed."""
+    if importlib.util.find_spec("aiohttp") is None:
+        raise ConfigError("rollout servers need aiohttp, which is not installed. Run `pip install 'oncurve[servers]'`")

@@ -13,6 +13,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
 SANDBOX = "sandbox:"
 """Stands before a tool that runs in the sandbox."""
+OPENENV, VERIFIERS = "openenv:", "verifiers:"
+"""Stand before the address of an environment's server, and the name of a taskset."""
 _DEFAULTS = {
     "servers": "[]",
     "registry": "null",

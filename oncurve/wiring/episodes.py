@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, did_you_mean
+from oncurve.extensions import extension
 from oncurve.recipe.schema import Config
 from oncurve.records import SOURCE_ROW
-from oncurve.sample.settings import SANDBOX
+from oncurve.sample.settings import OPENENV, SANDBOX, VERIFIERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""
-OPENENV, VERIFIERS = "openenv:", "verifiers:"
-"""Stand before the address of a server, and the name of a taskset."""
 OWN_TOOLS = ("calculator", "python")
 
 
@@ -45,9 +43,7 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
             "turn yet. Set `rollouts.sleep=false`, or go without rollouts.tools, environments and agent"
         )
     if config.rollouts.agent is not None:
-        from oncurve.wiring.agents import with_agent  # lazy
-
-        return with_agent(sampler, config, given)
+        return extension("agents")(sampler, config, given)
     made = EpisodeSampler(sampler, make_sampling(config), make_setup(config, given))
     made.staleness = config.rollouts.staleness
     return made
@@ -117,32 +113,8 @@ def make_kinds(config: Config, given: Given) -> dict[str, Kind]:
             found = place
         else:
             found = _load(place, f"rollouts.environments: {name}")
-        kinds[name] = Kind.of(name, make_factory(found))
+        kinds[name] = Kind.of(name, extension("foreign environments")(found))
     return kinds
-
-
-def make_factory(found: Any) -> Callable[[], Any]:
-    """What makes an environment for each completion: itself, or an adapter around what another library has.
-
-    Raises ConfigError where that library or what is named in it is missing.
-    """
-    from oncurve.agents.openenv_session import is_openenv, session_around, session_at  # lazy
-    from oncurve.agents.verifiers_task import VerifiersTask, is_taskset, load_tasks, tasks_of  # lazy
-
-    if isinstance(found, str) and found.startswith(OPENENV):
-        return partial(session_at, found.removeprefix(OPENENV))
-    if isinstance(found, str):
-        return partial(VerifiersTask, load_tasks(found.removeprefix(VERIFIERS)))
-    if is_taskset(found):
-        return partial(VerifiersTask, tasks_of(found))
-    if not callable(found):
-        raise ConfigError(f"environments: {type(found).__name__} is none. Pass a class, or a function that makes one")
-
-    def make() -> Any:
-        made = found()
-        return session_around(made) if is_openenv(made) else made
-
-    return make
 
 
 def give_rewards(environments: Any) -> bool:
@@ -153,7 +125,8 @@ def give_rewards(environments: Any) -> bool:
     from oncurve.episodes.environments import Kind  # lazy
 
     named = environments if isinstance(environments, Mapping) else {"default": environments}
-    return any(isinstance(one, str) or Kind.of(name, make_factory(one)).gives_reward for name, one in named.items())
+    made = extension("foreign environments")
+    return any(isinstance(one, str) or Kind.of(name, made(one)).gives_reward for name, one in named.items())
 
 
 def make_tools_of(config: Config, given: Given) -> ToolsOf | None:

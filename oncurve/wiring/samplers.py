@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from oncurve.data.given import NOTHING, Given
+from oncurve.extensions import extension
 from oncurve.recipe.schema import Config
 from oncurve.wiring.episodes import with_episodes
 from oncurve.wiring.sampling_params import make_sampling
@@ -41,6 +42,4 @@ def _make_plain_sampler(config: Config) -> Sampler:
             at_once = config.rollouts.max_rows
             return HfSampler(params, max_rows=USUAL_ROWS if at_once == "auto" else at_once)
         case "servers":
-            from oncurve.wiring.servers import make_server_sampler  # lazy
-
-            return make_server_sampler(config)
+            return extension("servers")(config)

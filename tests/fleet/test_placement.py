@@ -9,9 +9,9 @@ from oncurve.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine, Wants, choose_placement
 from oncurve.fleet.servers import local_vllm, vllm_version
 from oncurve.fleet.servers.children import gpu_shares, own_gpu, visible_gpus
+from oncurve.fleet.settle import place, reckon_beside, settle
 from oncurve.plan.find_shape import find_shape
 from oncurve.recipe.load import parse_config
-from oncurve.wiring.servers import place, reckon_beside, settle
 
 GIB = 2.0**30
 RECIPE = "{model: Qwen/Qwen2.5-7B, data: {type: gsm8k}}"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from oncurve.errors import ConfigError
+from oncurve.fleet.recipe_servers import make_server_sampler
 from oncurve.fleet.servers.local_vllm import find_python
 from oncurve.recipe.load import parse_config
-from oncurve.wiring.servers import make_server_sampler
 
 
 def python_with(folder: Path, version: str) -> str:

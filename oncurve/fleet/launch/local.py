@@ -152,3 +152,17 @@ def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]
+
+
+def supervise(
+    first: list[str],
+    again: list[str],
+    *,
+    processes: int,
+    restarts: int,
+    grace_seconds: float,
+    notify: Callable[[str], None],
+) -> int:
+    """The exit code of a command that saves within ``grace_seconds`` when it is told to end."""
+    stop_seconds = grace_seconds + GRACE_SECONDS
+    return run_processes(first, again, processes=processes, restarts=restarts, stop_seconds=stop_seconds, notify=notify)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oncurve.errors import ConfigError, LostProcess
 from oncurve.fleet.launch.placement import serve_settings
 from oncurve.observe.record import write_text
+from oncurve.recipe.load import load_config
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
 
@@ -199,3 +202,14 @@ def _ending(folder: Path, allocation: Allocation) -> list[str]:
         "fi",
         'exit "$code"',
     ]
+
+
+def submit_run(recipe: Path, overrides: Sequence[str], *allocation: Any, dry_run: bool) -> str:
+    """Submit a recipe, once it is known to load as the job will load it; the answer, or the script of a dry run.
+
+    ``allocation`` holds the fields of ``Allocation`` in their order.
+    """
+    config, wanted = load_config(recipe, overrides), Allocation(*allocation)
+    load_config(recipe, [*overrides, *server_words(config, wanted)])
+    script = render_slurm(recipe, overrides, config=config, allocation=wanted, python=sys.executable)
+    return script if dry_run else submit(script, config)

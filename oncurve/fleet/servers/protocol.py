@@ -7,12 +7,10 @@ take, so that a completion is the same wherever it is sampled.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from oncurve.errors import ConfigError
 from oncurve.records import FinishReason
 from oncurve.sample.base import SamplingParams
 
@@ -215,9 +213,3 @@ def _read_choice(choice: Mapping[str, Any]) -> GeneratedCompletion:
         )
     versions = tuple(dict.fromkeys(str(span["version"]) for span in spans or ()))
     return GeneratedCompletion(ids, logprobs, cast("FinishReason", reason), versions)
-
-
-def require_aiohttp() -> None:
-    """Raises ConfigError if the library that carries all this is not installed."""
-    if importlib.util.find_spec("aiohttp") is None:
-        raise ConfigError("rollout servers need aiohttp, which is not installed. Run `pip install 'oncurve[servers]'`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -101,3 +102,14 @@ class TeacherServer:
                         f"and resume the run"
                     ) from None
                 await asyncio.sleep(pauses.next())
+
+
+def connect_teacher(url: str, tokenizer: PreTrainedTokenizerBase, student: str, deadlines: Deadlines) -> TeacherServer:
+    """The teacher behind a server, once it is known to read the same tokens as the student."""
+    teacher = TeacherServer(url, token=os.environ.get(protocol.TOKEN_VARIABLE), deadlines=deadlines)
+    try:
+        teacher.check_tokenizer(tokenizer, student)
+    except BaseException:
+        teacher.close()
+        raise
+    return teacher

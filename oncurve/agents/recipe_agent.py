@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from oncurve.agents.agent_programs import Agent, FunctionAgent, ProgramAgent
+from oncurve.agents.agent_setup import AgentSetup
+from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
 from oncurve.data.given import NOTHING, Given
+from oncurve.data.prompts import find_template, template_arguments
 from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
+from oncurve.rewards.custom import load_object
+from oncurve.sample.base import Sampler
+from oncurve.sample.event_loop import require_aiohttp
 from oncurve.sample.settings import AgentProgram
 from oncurve.wiring.sampling_params import make_sampling
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from oncurve.agents.agent_programs import Agent
-    from oncurve.agents.conversation_frames import Frames
-    from oncurve.sample.base import Sampler
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""
@@ -23,11 +25,9 @@ GIVEN = "given:"
 
 def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
     """A sampler whose episodes the recipe's agent plays. Raises ConfigError for an agent that cannot be used."""
-    from oncurve.agents.agent_sampler import AgentSampler  # lazy
-    from oncurve.agents.agent_setup import AgentSetup  # lazy
-    from oncurve.fleet.servers.protocol import require_aiohttp  # lazy
-
     require_aiohttp()
+    from oncurve.agents.agent_sampler import AgentSampler  # lazy
+
     limits = config.rollouts.episodes
     setup = AgentSetup(
         agent=make_agent(config, given),
@@ -44,9 +44,6 @@ def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
 
 def make_agent(config: Config, given: Given) -> Agent:
     """Who plays the episodes."""
-    from oncurve.agents.agent_programs import FunctionAgent, ProgramAgent  # lazy
-    from oncurve.rewards.custom import load_object  # lazy
-
     chosen = config.rollouts.agent
     if isinstance(chosen, AgentProgram):
         return ProgramAgent(chosen.command, is_deterministic=chosen.deterministic)
@@ -67,9 +64,6 @@ def make_frames(config: Config, tokenizer: PreTrainedTokenizerBase) -> Frames:
 
     Raises ConfigError for a model that has no chat template where the recipe asks for one.
     """
-    from oncurve.agents.conversation_frames import ChatFrames, TagFrames  # lazy
-    from oncurve.data.prompts import find_template, template_arguments  # lazy
-
     if config.data.chat:
         return ChatFrames(tokenizer, arguments=template_arguments(config.data.chat))
     template = find_template(config.data.template)
