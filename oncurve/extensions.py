@@ -7,6 +7,7 @@ from typing import Any
 
 TABLE = {
     "agents": "oncurve.agents.recipe_agent:with_agent",
+    "convert": "oncurve.trl.run_script:convert_script",
     "foreign environments": "oncurve.agents.foreign_environments:environment_of",
     "look-ahead sampling": "oncurve.fleet.prefetch:Prefetch",
     "processes": "oncurve.fleet.launch.local:supervise",

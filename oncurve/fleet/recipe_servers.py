@@ -19,20 +19,21 @@ from oncurve.fleet.servers.children import (
     visible_gpus,
 )
 from oncurve.fleet.servers.local_vllm import VllmServers, says_share
-from oncurve.fleet.servers.protocol import TOKEN_VARIABLE, require_aiohttp
-from oncurve.fleet.servers.store import memory_folder
-from oncurve.fleet.servers.transfer.endpoints import check_device, give_back_cache
+from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
 from oncurve.fleet.settle import reckon_beside, trainers_here
+from oncurve.fleet.weights.endpoints import check_device, give_back_cache
+from oncurve.fleet.weights.store import memory_folder
 from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.observe.run_model import locate
 from oncurve.plan.find_shape import find_shape
 from oncurve.policy.lora import base_of, is_adapter
 from oncurve.recipe.schema import Config
+from oncurve.sample.event_loop import require_aiohttp
 from oncurve.wiring.sampling_params import make_sampling
 
 if TYPE_CHECKING:
+    from oncurve.fleet.servers.nccl_group import GroupPush
     from oncurve.fleet.servers.server_sampler import ServerSampler
-    from oncurve.fleet.servers.transfer.nccl_group import GroupPush
 
 
 def make_server_sampler(config: Config) -> ServerSampler:
@@ -71,7 +72,7 @@ def make_push(config: Config) -> GroupPush | None:
 
     Raises ConfigError where there is no GPU, or no vLLM in this environment.
     """
-    from oncurve.fleet.servers.transfer.nccl_group import GroupPush  # lazy
+    from oncurve.fleet.servers.nccl_group import GroupPush  # lazy
 
     chosen = config.rollouts
     if chosen.transfer != "nccl":

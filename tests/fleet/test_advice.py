@@ -13,8 +13,8 @@ from oncurve.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine
 from oncurve.fleet.recipe_servers import share_beside, start_vllm
 from oncurve.fleet.servers.children import own_gpu
-from oncurve.fleet.servers.transfer.endpoints import check_device
 from oncurve.fleet.settle import place
+from oncurve.fleet.weights.endpoints import check_device
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, parse_config
 from oncurve.recipe.schema import Config

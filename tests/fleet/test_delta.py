@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from oncurve.fleet.servers.delta import Region, apply, encode
+from oncurve.fleet.weights.delta import Region, apply, encode
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.uint8)
 

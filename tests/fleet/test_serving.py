@@ -20,12 +20,12 @@ from served import FAST, LocalServer, ThroughServers
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.fleet.servers.shards import write_weights
-from oncurve.fleet.servers.store import Contents, WeightStore
-from oncurve.fleet.servers.transfer.weight_stream import make_shipment
-from oncurve.fleet.servers.weight_manifest import describe_files
 from oncurve.fleet.serving.http_app import check_host
 from oncurve.fleet.serving.sampling import Paused, Sampling
+from oncurve.fleet.weights.shards import write_weights
+from oncurve.fleet.weights.store import Contents, WeightStore
+from oncurve.fleet.weights.weight_manifest import describe_files
+from oncurve.fleet.weights.weight_stream import make_shipment
 from oncurve.model.decoding import Decoder
 from oncurve.observe.checksums import FileSum
 from oncurve.policy.lora import add_adapter

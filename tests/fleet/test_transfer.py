@@ -20,9 +20,9 @@ from served import FAST, move
 
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.children import ChildServers, own_environment
+from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.fleet.servers.transfer.nccl_group import GroupPush
-from oncurve.fleet.servers.transfer.weight_stream import Shipment, make_shipment
+from oncurve.fleet.weights.weight_stream import Shipment, make_shipment
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.sample.base import SamplingParams

@@ -26,12 +26,12 @@ from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
 from oncurve.data.prompts import render_prompts
-from oncurve.fleet.servers.host import Bandwidth
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.servers.teacher_server import TeacherServer
-from oncurve.fleet.servers.transfer.endpoints import packing
-from oncurve.fleet.servers.transfer.weight_stream import make_shipment
+from oncurve.fleet.weights.endpoints import packing
+from oncurve.fleet.weights.host import Bandwidth
+from oncurve.fleet.weights.weight_stream import make_shipment
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model

@@ -18,9 +18,9 @@ import torch
 
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
+from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.fleet.servers.transfer.nccl_group import GroupPush
-from oncurve.fleet.servers.transfer.weight_stream import Shipment
+from oncurve.fleet.weights.weight_stream import Shipment
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy

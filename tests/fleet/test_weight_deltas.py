@@ -15,11 +15,12 @@ from served import Listener, LocalServer
 
 from oncurve.errors import SamplerError
 from oncurve.fleet.prefetch import Prefetch
-from oncurve.fleet.servers import delta_store, protocol
+from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed
-from oncurve.fleet.servers.host import Bandwidth
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving import relay
+from oncurve.fleet.weights import delta_store
+from oncurve.fleet.weights.host import Bandwidth
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.sample.base import SamplingParams

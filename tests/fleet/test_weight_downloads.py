@@ -14,12 +14,12 @@ from aiohttp import web
 from safetensors.torch import load_file
 from served import Listener
 
-from oncurve.fleet.servers import mirror
-from oncurve.fleet.servers.delta_store import DeltaStore
-from oncurve.fleet.servers.fetch import PART, download
-from oncurve.fleet.servers.host import Bandwidth
-from oncurve.fleet.servers.transfer.weight_stream import Shipment
-from oncurve.fleet.servers.weight_manifest import Link, WeightFile, find_routes
+from oncurve.fleet.weights import mirror
+from oncurve.fleet.weights.delta_store import DeltaStore
+from oncurve.fleet.weights.fetch import PART, download
+from oncurve.fleet.weights.host import Bandwidth
+from oncurve.fleet.weights.weight_manifest import Link, WeightFile, find_routes
+from oncurve.fleet.weights.weight_stream import Shipment
 
 
 def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from safetensors.torch import load_file
 from served import FAST, LocalServer, Puppet, move
 
 from oncurve.errors import SamplerError
-from oncurve.fleet.servers import protocol, shards, store
-from oncurve.fleet.servers.fetch import fetched
+from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.fleet.servers.shards import write_weights
-from oncurve.fleet.servers.store import WeightStore, free_bytes, is_memory
-from oncurve.fleet.servers.transfer.weight_stream import Shipment, make_shipment
-from oncurve.fleet.servers.weight_manifest import Manifest, describe_files
+from oncurve.fleet.weights import shards, store
+from oncurve.fleet.weights.fetch import fetched
+from oncurve.fleet.weights.shards import write_weights
+from oncurve.fleet.weights.store import WeightStore, free_bytes, is_memory
+from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
+from oncurve.fleet.weights.weight_stream import Shipment, make_shipment
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.sample.base import SamplingParams
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from weight_histories import play
 
-from oncurve.fleet.servers import mirror, store
+from oncurve.fleet.weights import mirror, store
 
 pytestmark = pytest.mark.timeout(1800)  # seconds of work, on a machine that has none to give
 

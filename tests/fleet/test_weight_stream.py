@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from served import move
 
 from oncurve.errors import ConfigError
-from oncurve.fleet.servers.store import WeightStore
-from oncurve.fleet.servers.transfer.endpoints import check_device
-from oncurve.fleet.servers.transfer.fallback import Copies
-from oncurve.fleet.servers.transfer.weight_stream import make_shipment
+from oncurve.fleet.weights.endpoints import check_device
+from oncurve.fleet.weights.fallback import Copies
+from oncurve.fleet.weights.store import WeightStore
+from oncurve.fleet.weights.weight_stream import make_shipment
 from oncurve.policy.policy import TrainedPolicy
 
 

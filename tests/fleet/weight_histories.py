@@ -22,11 +22,11 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from oncurve.fleet.servers import fetch, mirror, shards
-from oncurve.fleet.servers.delta_store import DeltaStore
-from oncurve.fleet.servers.transfer.weight_stream import Shipment
-from oncurve.fleet.servers.weight_manifest import Manifest
 from oncurve.fleet.serving.weight_update import WeightUpdate
+from oncurve.fleet.weights import fetch, mirror, shards
+from oncurve.fleet.weights.delta_store import DeltaStore
+from oncurve.fleet.weights.weight_manifest import Manifest
+from oncurve.fleet.weights.weight_stream import Shipment
 
 SHAPES = {"wide": (24, 16), "tall": (40, 4), "vector": (16,), "other": (8, 8)}
 FILE_BYTES = 512

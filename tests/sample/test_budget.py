@@ -28,7 +28,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
 from oncurve.sample import budget as budget_module
 from oncurve.sample.base import SamplingParams
-from oncurve.sample.budget import RowBudget, call_of, copied_bytes, free_bytes, widths_of
+from oncurve.sample.budget import RowBudget, copied_bytes, free_bytes, widths_of
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sample.generic import rounded_matrices
 
@@ -73,7 +73,14 @@ def test_the_rule_counts_what_the_buffers_take_when_they_take_most(
     engine.load_weights(policy, version=0)
     prompts = make_prompts(*texts)
     engine.sample(prompts, 3)
-    call = call_of([len(prompt.prompt_ids) for prompt in prompts], 3, params)
+    longest = max(len(prompt.prompt_ids) for prompt in prompts)
+    call = DecodeCall(
+        num_prompts=len(prompts),
+        group_size=3,
+        prompt_tokens=longest,
+        completion_tokens=params.max_completion_tokens,
+        cuts=params.top_p < 1,
+    )
     widths = widths_of(policy.model, torch.float32)
     rows = min(5, call.rows)
     assert max(held) == cache_bytes(

@@ -1,1 +1,1 @@
-"""Rollout servers: sampling on other machines, and surviving their loss."""
+"""The trainer's side of rollout servers: asking them, starting them, and surviving their loss."""

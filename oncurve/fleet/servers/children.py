@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from oncurve.errors import ConfigError, OncurveError
-from oncurve.fleet.servers.store import MEMORY, own_prefix
+from oncurve.fleet.weights.store import MEMORY, own_prefix
 
 log = logging.getLogger(__name__)
 

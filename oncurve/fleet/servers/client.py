@@ -14,7 +14,7 @@ import aiohttp
 
 from oncurve.errors import SamplerError
 from oncurve.fleet.servers import protocol
-from oncurve.fleet.servers.fetch import FETCHED, FETCHING
+from oncurve.fleet.weights.fetch import FETCHED, FETCHING
 
 ASK_SECONDS = 0.1
 """Between two questions to vLLM whether weights are fetched."""

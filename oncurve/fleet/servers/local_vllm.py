@@ -71,7 +71,7 @@ class VllmServers(ChildServers):
         own = ["--host", "127.0.0.1", "--port", str(port), "--model", self.model, "--served-model-name", "policy"]
         own += ["--dtype", self.dtype, "--generation-config", "vllm", "--enable-scale-out"]
         own += ["--logprobs-mode", "processed_logprobs", "--weight-transfer-config", '{"backend":"file"}']
-        own += ["--worker-extension-cls", "oncurve.fleet.servers.inside_vllm.plugin.WeightExtension"]
+        own += ["--worker-extension-cls", "oncurve.fleet.inside_vllm.plugin.WeightExtension"]
         if self.on_cpu:
             own += ["--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
         return [self.python, "-m", "vllm.entrypoints.openai.api_server", *own, *self.options]

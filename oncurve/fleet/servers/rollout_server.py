@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from oncurve.errors import SamplerError
 from oncurve.fleet.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
-from oncurve.fleet.servers.weight_manifest import Manifest
+from oncurve.fleet.weights.weight_manifest import Manifest
 from oncurve.sample.settings import Deadlines
 
 State = Literal["down", "stale", "syncing", "ready", "asleep", "poisoned"]

@@ -23,13 +23,13 @@ from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed, ServerLost, ServerSlow
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.rollout_server import RolloutServer, State
-from oncurve.fleet.servers.transfer.side_thread import aside
-from oncurve.fleet.servers.weight_manifest import Manifest
+from oncurve.fleet.weights.side_thread import aside
+from oncurve.fleet.weights.weight_manifest import Manifest
 from oncurve.sample.settings import Deadlines
 
 if TYPE_CHECKING:
-    from oncurve.fleet.servers.transfer.nccl_group import GroupPush
-    from oncurve.fleet.servers.transfer.weight_stream import Shipment
+    from oncurve.fleet.servers.nccl_group import GroupPush
+    from oncurve.fleet.weights.weight_stream import Shipment
 
 MAX_FAILURES = 6
 """A prompt that servers answered so often with a failure is not tried again: the fault is not theirs."""

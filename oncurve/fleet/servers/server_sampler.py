@@ -16,20 +16,20 @@ import torch
 
 from oncurve.errors import SamplerError
 from oncurve.fleet.servers.children import ChildServers
-from oncurve.fleet.servers.delta_store import DeltaStore
-from oncurve.fleet.servers.host import Bandwidth, WeightHost
 from oncurve.fleet.servers.local_vllm import VllmServers
+from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.registry import registered
 from oncurve.fleet.servers.server_pool import ServerPool
 from oncurve.fleet.servers.server_turns import ServerTurns
-from oncurve.fleet.servers.shards import write_weights
-from oncurve.fleet.servers.store import Contents, WeightStore
-from oncurve.fleet.servers.transfer.endpoints import give_back_cache
-from oncurve.fleet.servers.transfer.fallback import Copies
-from oncurve.fleet.servers.transfer.nccl_group import GroupPush
-from oncurve.fleet.servers.transfer.weight_stream import Shipment, make_shipment, named_weights
-from oncurve.fleet.servers.weight_manifest import Manifest, describe_files
+from oncurve.fleet.weights.delta_store import DeltaStore
+from oncurve.fleet.weights.endpoints import give_back_cache
+from oncurve.fleet.weights.fallback import Copies
+from oncurve.fleet.weights.host import Bandwidth, WeightHost
+from oncurve.fleet.weights.shards import write_weights
+from oncurve.fleet.weights.store import Contents, WeightStore
+from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
+from oncurve.fleet.weights.weight_stream import Shipment, make_shipment, named_weights
 from oncurve.records import Group, Prompt
 from oncurve.sample.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.sample.engine import occurrence_indices

@@ -7,7 +7,7 @@ import time
 
 from aiohttp import web
 
-from oncurve.fleet.servers.mirror import Mirror
+from oncurve.fleet.weights.mirror import Mirror
 
 BEGIN_SECONDS, WAIT_SECONDS = 3.0, 30.0
 """How long a server that does not have a file waits until it is told to fetch it, and then until it has it. Who asked

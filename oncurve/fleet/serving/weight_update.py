@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from oncurve.fleet.servers.fetch import fetched
-from oncurve.fleet.servers.mirror import Mirror
+from oncurve.fleet.weights.fetch import fetched
+from oncurve.fleet.weights.mirror import Mirror
 from oncurve.model.lora_weights import check_base, merged, read_thin
 
 

@@ -20,7 +20,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 
-from oncurve.fleet.servers.weight_manifest import SIDE_BY_SIDE, WeightFile, check
+from oncurve.fleet.weights.weight_manifest import SIDE_BY_SIDE, WeightFile, check
 from oncurve.observe.checksums import CHUNK, FileSum
 
 FETCH_SECONDS = 60.0

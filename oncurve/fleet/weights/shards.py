@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import SAFETENSORS_TYPES
-from oncurve.fleet.servers.transfer.weight_stream import Shipment
-from oncurve.fleet.servers.weight_manifest import SIDE_BY_SIDE, WeightFile
+from oncurve.fleet.weights.weight_manifest import SIDE_BY_SIDE, WeightFile
+from oncurve.fleet.weights.weight_stream import Shipment
 
 FILE_BYTES = 2**25
 """Of a file, about; a weight that is larger has one for itself."""

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from oncurve.fleet.servers.delta import Bytes, apply
-from oncurve.fleet.servers.fetch import fetch_one, side_by_side
-from oncurve.fleet.servers.weight_manifest import NAME, Route, WeightFile, find_routes, read_chain
+from oncurve.fleet.weights.delta import Bytes, apply
+from oncurve.fleet.weights.fetch import fetch_one, side_by_side
+from oncurve.fleet.weights.weight_manifest import NAME, Route, WeightFile, find_routes, read_chain
 from oncurve.observe.checksums import FileSum
 
 COPY_VARIABLE = "ONCURVE_WEIGHTS_COPY"

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from oncurve.errors import SamplerError
-from oncurve.fleet.servers.delta import Bytes, Coded, Region, encode
-from oncurve.fleet.servers.mirror import DELTA
-from oncurve.fleet.servers.shards import at_once, cut_into_files, file_pieces
-from oncurve.fleet.servers.store import Contents, WeightStore
-from oncurve.fleet.servers.transfer.weight_stream import Shipment
-from oncurve.fleet.servers.weight_manifest import Link, Manifest, WeightFile, label_of
+from oncurve.fleet.weights.delta import Bytes, Coded, Region, encode
+from oncurve.fleet.weights.mirror import DELTA
+from oncurve.fleet.weights.shards import at_once, cut_into_files, file_pieces
+from oncurve.fleet.weights.store import Contents, WeightStore
+from oncurve.fleet.weights.weight_manifest import Link, Manifest, WeightFile, label_of
+from oncurve.fleet.weights.weight_stream import Shipment
 
 PAYS = 0.7
 """A version whose differences are more than this share of its files is published whole."""

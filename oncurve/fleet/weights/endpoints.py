@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.cuda import nccl
 
 from oncurve.errors import ConfigError
-from oncurve.fleet.servers.transfer.weight_stream import Shipment
+from oncurve.fleet.weights.weight_stream import Shipment
 
 BUFFER_BYTES = 2**28
 """Of one packed buffer. vLLM's own default, four times as much, is twice on each side."""

@@ -15,9 +15,9 @@ from oncurve.errors import SamplerError, counted
 from oncurve.fleet.servers.children import free_ports
 from oncurve.fleet.servers.client import ServerFailed, ServerLost
 from oncurve.fleet.servers.rollout_server import RolloutServer
-from oncurve.fleet.servers.transfer.endpoints import NcclEnd, packing
-from oncurve.fleet.servers.transfer.side_thread import aside
-from oncurve.fleet.servers.transfer.weight_stream import Shipment
+from oncurve.fleet.weights.endpoints import NcclEnd, packing
+from oncurve.fleet.weights.side_thread import aside
+from oncurve.fleet.weights.weight_stream import Shipment
 
 SAME_NCCL = "same_nccl"
 """What a server is asked before it joins, instead of a way: it refuses another version of NCCL than its own."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.errors import SamplerError
-from oncurve.fleet.servers.weight_manifest import Manifest, WeightFile, label_of
+from oncurve.fleet.weights.weight_manifest import Manifest, WeightFile, label_of
 from oncurve.observe.checksums import flush
 
 GB = 1e9

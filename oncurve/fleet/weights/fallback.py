@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from oncurve.fleet.servers.shards import write_weights
-from oncurve.fleet.servers.store import WeightStore
-from oncurve.fleet.servers.transfer.weight_stream import Shipment
-from oncurve.fleet.servers.weight_manifest import Manifest
+from oncurve.fleet.weights.shards import write_weights
+from oncurve.fleet.weights.store import WeightStore
+from oncurve.fleet.weights.weight_manifest import Manifest
+from oncurve.fleet.weights.weight_stream import Shipment
 
 
 class Copies:

@@ -30,10 +30,10 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
     initialize_layerwise_reload,
 )
 
-from oncurve.fleet.servers.fetch import FETCHED, FETCHING, fetched
-from oncurve.fleet.servers.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
-from oncurve.fleet.servers.mirror import Mirror
-from oncurve.fleet.servers.weight_manifest import names_in
+from oncurve.fleet.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
+from oncurve.fleet.weights.fetch import FETCHED, FETCHING, fetched
+from oncurve.fleet.weights.mirror import Mirror
+from oncurve.fleet.weights.weight_manifest import names_in
 from oncurve.model.lora_weights import LoraWeights, check_base, merged, read_thin
 
 BACKEND = "file"

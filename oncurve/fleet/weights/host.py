@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from oncurve.errors import ConfigError
-from oncurve.fleet.servers.weight_manifest import Manifest
+from oncurve.fleet.weights.weight_manifest import Manifest
 
 PIECE = 2**14
 """Bytes that one connection sends before it is another's turn."""
