@@ -10,8 +10,7 @@ from oncurve.records import Completion, Prompt, Reward
 class EnvironmentReward:
     """What the environment says that an episode is worth.
 
-    Its value is "correct" too if it is 1 or more, unless the environment says itself what is correct. An episode whose
-    environment says nothing, or had none, is left out of this term.
+    An episode whose environment says nothing, or had none, is left out of this term.
     """
 
     def __init__(self, *, name: str = "environment") -> None:
@@ -27,8 +26,4 @@ class EnvironmentReward:
 
 def _reward_of(completion: Completion) -> Reward:
     given = completion.environment_reward
-    if given is None:
-        return Reward(value=None, error="not_applicable", detail="the environment gave no reward")
-    if given.value is None or "correct" in given.parts:
-        return given
-    return Reward(given.value, {**given.parts, "correct": float(given.value >= 1.0)}, detail=given.detail)
+    return given or Reward(value=None, error="not_applicable", detail="the environment gave no reward")

@@ -240,6 +240,8 @@ class CustomReward(RewardSection):
     """Time limit per completion; isolate: for the completions of one prompt."""
     nan_is_none: bool = False
     """NaN means None, no opinion; false: it is an error."""
+    correct_at: float | None = None
+    """Rewards from here on count as correct. None: 1 if all rewards are 0 or 1; otherwise nothing is called correct."""
 
 
 class GivenReward(RewardSection):
@@ -250,12 +252,16 @@ class GivenReward(RewardSection):
     """Time limit per completion."""
     nan_is_none: bool = False
     """NaN means None, no opinion; false: it is an error."""
+    correct_at: float | None = None
+    """Rewards from here on count as correct. None: 1 if all rewards are 0 or 1; otherwise nothing is called correct."""
 
 
 class EnvironmentSection(RewardSection):
     """The reward of the episode's environment: ``get_reward``, or the rewards of its steps."""
 
     type: Literal["environment"] = "environment"
+    correct_at: float | None = None
+    """As of custom."""
 
 
 Reward = Annotated[

@@ -17,7 +17,8 @@ from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
 from oncurve.errors import RewardError, SamplerError
 from oncurve.evaluate.analysis import analysis_markdown
-from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
+from oncurve.evaluate.evaluate import evaluate
+from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.redact import redact_tree
@@ -50,8 +51,10 @@ class Evaluator:
         *,
         params: SamplingParams,
         samples: int,
+        correct_means: str = "",
         progress: Progress | None = None,
     ) -> None:
+        self.correct_means = correct_means
         self.policy, self.sampler, self.reward_function = policy, sampler, reward_function
         self.params, self.samples, self.progress = params, samples, progress
         self.loose = wiring.make_loose_reward()
@@ -73,6 +76,7 @@ class Evaluator:
             samples_per_prompt=self.samples,
             name=name,
             step=step,
+            correct_means=self.correct_means,
             on_progress=show,
         )
 
@@ -107,6 +111,7 @@ class Session:
             parts.examining_reward or parts.reward_function,
             params=wiring.evaluation_sampling(parts.config),
             samples=parts.config.evaluation.samples,
+            correct_means=wiring.describe_correct(parts.config.rewards),
             progress=self.progress,
         )
         self.during = partial(measure_during, self.evaluator, parts.prompts)

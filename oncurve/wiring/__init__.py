@@ -16,6 +16,7 @@ from oncurve.wiring.episodes import NO_QUESTION, give_rewards, make_tools_of, wi
 from oncurve.wiring.policy import make_policy, make_processes
 from oncurve.wiring.rewards import (
     deciding_reward,
+    describe_correct,
     describe_rewards,
     have_right_answer,
     make_loose_reward,

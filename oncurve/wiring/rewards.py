@@ -122,18 +122,34 @@ def _terms(rewards: Sequence[Reward], seed: int, around: Surroundings) -> list[T
                 name=name,
                 only_if_correct=reward.only_if_correct,
                 decides=reward is deciding,
+                correct_at=deciding.correct_at if deciding is not None and reward is deciding else None,
                 is_limited=reward.limited,
             )
         )
     return terms
 
 
-def deciding_reward(rewards: Sequence[Reward]) -> Reward | None:
-    """The user's function whose value of 1 means a correct answer; None where a reward of the package says so."""
+Deciding = CustomReward | GivenReward | EnvironmentSection
+
+
+def deciding_reward(rewards: Sequence[Reward]) -> Deciding | None:
+    """The reward of the user's whose value says what is correct: the first with ``correct_at``, else the first of all;
+    None where a reward of the package says so."""
     paid = [reward for reward in rewards if not reward.held_out]
     if any(isinstance(reward, SAYS_CORRECT) for reward in paid):
         return None
-    return next((reward for reward in paid if isinstance(reward, (CustomReward, GivenReward))), None)
+    theirs = [reward for reward in paid if isinstance(reward, Deciding)]
+    return next((reward for reward in theirs if reward.correct_at is not None), theirs[0] if theirs else None)
+
+
+def describe_correct(rewards: Sequence[Reward]) -> str:
+    """What "correct" means beside these rewards, in a few words."""
+    deciding = deciding_reward(rewards)
+    if deciding is None:
+        names = [reward.name or reward.type for reward in rewards if isinstance(reward, SAYS_CORRECT)]
+        return f"{' and '.join(names)} says so" if names else "a reward says so"
+    bound = "1" if deciding.correct_at is None else f"{deciding.correct_at:g} or more"
+    return f"{deciding.name or deciding.type} gives {bound}"
 
 
 def rotating_rewards(rewards: Sequence[Reward]) -> list[Reward]:
@@ -256,9 +272,11 @@ def make_reward(reward: Reward, around: Surroundings = Surroundings()) -> Reward
                     )
                 from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
 
-                options = reward_options(reward, "function", "isolate")
+                options = reward_options(reward, "function", "isolate", "correct_at")
                 return SubprocessReward(reward.function, name=reward.name, **options)
-            return from_function(function, name=reward.name, **reward_options(reward, "function", "isolate"))
+            return from_function(
+                function, name=reward.name, **reward_options(reward, "function", "isolate", "correct_at")
+            )
         case JsonSchemaReward() | ToolCallsReward() | JudgeReward():
             return make_structured_reward(reward)
         case _:
@@ -284,7 +302,7 @@ def _given_reward(reward: GivenReward, around: Surroundings) -> RewardFunction:
         )
     function = around.given[name]
     _check_parameters(function, name, around)
-    return from_function(function, name=name, **reward_options(reward))
+    return from_function(function, name=name, **reward_options(reward, "correct_at"))
 
 
 def make_structured_reward(reward: JsonSchemaReward | ToolCallsReward | JudgeReward) -> RewardFunction:
