@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.section import RewardSection, Surroundings
 
 
 class EnvironmentReward:
@@ -32,3 +35,19 @@ def _reward_of(completion: Completion) -> Reward:
     if given.value is None or "correct" in given.parts:
         return given
     return Reward(given.value, {**given.parts, "correct": float(given.value >= 1.0)}, detail=given.detail)
+
+
+class EnvironmentSection(RewardSection):
+    """The reward of the episode's environment: ``get_reward``, or the rewards of its steps."""
+
+    type: Literal["environment"] = "environment"
+
+    has_any_value: ClassVar[bool] = True
+
+    def may_say_correct(self) -> bool:
+        """Where the environment gives a reward."""
+        return True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return EnvironmentReward()

@@ -27,6 +27,7 @@ from oncurve.policy.final_model import write_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import RewardFunction, check_any_graded
+from oncurve.rewards.terms import make_loose_reward
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
@@ -54,7 +55,7 @@ class Evaluator:
     ) -> None:
         self.policy, self.sampler, self.reward_function = policy, sampler, reward_function
         self.params, self.samples, self.progress = params, samples, progress
-        self.loose = wiring.make_loose_reward()
+        self.loose = make_loose_reward()
 
     def measure(self, prompts: list[Prompt], *, name: str, step: int) -> Evaluation:
         """Sample, grade, count."""
