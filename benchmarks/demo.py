@@ -22,7 +22,7 @@ from rich.console import Console
 from oncurve.commands.evaluate_recipe import evaluate_models
 from oncurve.commands.make_base import BASES
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
 from oncurve.recipe.find import find_recipe

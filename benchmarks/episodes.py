@@ -26,7 +26,7 @@ from rich.console import Console
 
 from oncurve.commands.evaluate_recipe import evaluate_models
 from oncurve.commands.make_base import prepare_base
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.record import read_metrics
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, read_text

@@ -13,8 +13,8 @@ from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
-Category = Literal["correct", "wrong", "bad_format", "error"]
-"""What an evaluation says of one completion."""
+Category = Literal["correct", "wrong", "bad_format", "graded", "error"]
+"""What an evaluation says of one completion; "graded" where no reward says what is correct."""
 
 FIXED_PARTS = ("correct", "format")
 """Parts whose meaning is the same everywhere: 1.0 if the answer is right, 1.0 if the form is as asked."""
@@ -117,7 +117,10 @@ class Term:
     clip: tuple[float, float] | None = None
     """Bounds of the value before it is weighted; None leaves it as it is."""
     decides: bool = False
-    """A value of 1 or more means that the answer is correct, where no function has a part "correct"."""
+    """Its value says what is correct, where no function has a part "correct": from ``correct_at`` on, or 1 as long as
+    all its values are 0 or 1."""
+    correct_at: float | None = None
+    """Lowest value of a correct answer; None: a function with other values than 0 and 1 says nothing about that."""
     is_limited: bool = True
     """Without a part "correct": pay no more, together with others, than the terms that have one."""
 
@@ -147,10 +150,15 @@ class WeightedSum:
                 raise ConfigError(f"rewards: two of them are named {key!r}. Give one of them another name.")
         self.name = name
         self.terms = tuple(terms)
+        self._is_graded = False
+        """The deciding term gave a value other than 0 and 1, so that 1 need not mean correct."""
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, its parts unweighted."""
         columns = [grade(term.function, prompts, completions) for term in self.terms]
+        for term, column in zip(self.terms, columns, strict=True):
+            if term.decides and any(reward.value not in (None, 0.0, 1.0) for reward in column):
+                self._is_graded = True
         return [self._combine(row) for row in zip(*columns, strict=True)]
 
     def close(self) -> None:
@@ -169,15 +177,23 @@ class WeightedSum:
         if all(reward.value is None for reward in rewards):
             why = "; ".join(f"{term.key}: {one.detail}" for term, one in zip(self.terms, rewards, strict=True))
             return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail=why)
-        if "correct" not in parts and (decisive := self._decisive(rewards)) is not None:
-            parts["correct"] = float(decisive >= 1.0)
+        if "correct" not in parts and (verdict := self._verdict(rewards)) is not None:
+            parts["correct"] = verdict
+        if "correct" not in parts and self._is_graded and any(term.only_if_correct for term in self.terms):
+            detail = (
+                "a term is only_if_correct, and no reward says what is correct. Set correct_at of the one that does"
+            )
+            return Reward(value=None, parts=parts, error="no_verdict", detail=detail)
         detail = "; ".join(reward.detail for reward in rewards if reward.detail)
         total = self._total(rewards, is_correct=parts.get("correct", 0.0) >= 1.0)
         return Reward(value=total, parts=parts, detail=detail)
 
-    def _decisive(self, rewards: Sequence[Reward]) -> float | None:
-        """The value that says whether the answer is correct; None where no term decides or it does not apply."""
-        return next((each.value for term, each in zip(self.terms, rewards, strict=True) if term.decides), None)
+    def _verdict(self, rewards: Sequence[Reward]) -> float | None:
+        """1 for a correct answer, 0 for a wrong one; None where no term decides or it does not apply."""
+        for term, reward in zip(self.terms, rewards, strict=True):
+            if term.decides and reward.value is not None and (term.correct_at is not None or not self._is_graded):
+                return float(reward.value >= (1.0 if term.correct_at is None else term.correct_at))
+        return None
 
     def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
         total, shaping, limit = 0.0, 0.0, 0.0
@@ -220,7 +236,9 @@ def categorize(reward: Reward) -> Category:
         return "error"
     if reward.parts.get("format", 1.0) < 1.0:
         return "bad_format"
-    return "correct" if reward.parts.get("correct", 0.0) >= 1.0 else "wrong"
+    if "correct" not in reward.parts:
+        return "graded"
+    return "correct" if reward.parts["correct"] >= 1.0 else "wrong"
 
 
 def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2, step: int | None = None) -> None:

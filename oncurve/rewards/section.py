@@ -47,8 +47,6 @@ class RewardSection(Section):
     """It runs programs of the policy."""
     is_paid_for: ClassVar[bool] = False
     """Every completion that it grades costs a request."""
-    is_foreign: ClassVar[bool] = False
-    """It calls a function of the user's, whose value decides what is correct where no other term says so."""
     has_any_value: ClassVar[bool] = False
     """Its values may be above 1 or below -1."""
     punishes_length: ClassVar[bool] = False

@@ -7,10 +7,12 @@ from typing import Any
 
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction, Term, WeightedSum
+from oncurve.rewards.environment_reward import EnvironmentSection
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.rotation import HeldOut, Rotating
 from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.user_functions import CustomReward, GivenReward
 
 
 def make_reward_function(
@@ -65,18 +67,34 @@ def _terms(rewards: Sequence[RewardSection], seed: int, around: Surroundings) ->
                 name=name,
                 only_if_correct=reward.only_if_correct,
                 decides=reward is deciding,
+                correct_at=deciding.correct_at if deciding is not None and reward is deciding else None,
                 is_limited=reward.limited,
             )
         )
     return terms
 
 
-def deciding_reward(rewards: Sequence[RewardSection]) -> RewardSection | None:
-    """The user's function whose value of 1 means a correct answer; None where a reward of the package says so."""
+Deciding = CustomReward | GivenReward | EnvironmentSection
+
+
+def deciding_reward(rewards: Sequence[RewardSection]) -> Deciding | None:
+    """The reward of the user's whose value says what is correct: the first with ``correct_at``, else the first of all;
+    None where a reward of the package says so."""
     paid = [reward for reward in rewards if not reward.held_out]
     if any(reward.says_correct() for reward in paid):
         return None
-    return next((reward for reward in paid if reward.is_foreign), None)
+    theirs = [reward for reward in paid if isinstance(reward, Deciding)]
+    return next((reward for reward in theirs if reward.correct_at is not None), theirs[0] if theirs else None)
+
+
+def describe_correct(rewards: Sequence[RewardSection]) -> str:
+    """What "correct" means beside these rewards, in a few words."""
+    deciding = deciding_reward(rewards)
+    if deciding is None:
+        names = [reward.key for reward in rewards if reward.says_correct()]
+        return f"{' and '.join(names)} says so" if names else "a reward says so"
+    bound = "1" if deciding.correct_at is None else f"{deciding.correct_at:g} or more"
+    return f"{deciding.key} gives {bound}"
 
 
 def rotating_rewards(rewards: Sequence[RewardSection]) -> list[RewardSection]:
@@ -135,7 +153,7 @@ def describe_rewards(rewards: Sequence[RewardSection], *, is_default: bool = Fal
 def _describe_limit(rewards: Sequence[RewardSection]) -> Iterator[str]:
     """What the terms that do not know whether an answer is right may pay, where that is less than their weights say."""
     paid = [reward for reward in rewards if not reward.held_out]
-    knowing = [reward for reward in paid if reward.may_say_correct()]
+    knowing = [reward for reward in paid if reward.says_correct()]
     limited = [reward for reward in paid if reward.limited and not reward.may_say_correct()]
     limit = sum(abs(reward.weight) for reward in knowing)
     may_exceed = sum(abs(reward.weight) for reward in limited) > limit or any(

@@ -26,8 +26,9 @@ class CustomReward(RewardSection):
     """Time limit per completion; isolate: for the completions of one prompt."""
     nan_is_none: bool = False
     """NaN means None, no opinion; false: it is an error."""
+    correct_at: float | None = None
+    """Rewards from here on count as correct. None: 1 if all rewards are 0 or 1; otherwise nothing is called correct."""
 
-    is_foreign: ClassVar[bool] = True
     has_any_value: ClassVar[bool] = True
 
     def reads_answer(self, around: Surroundings) -> bool:
@@ -46,7 +47,7 @@ class CustomReward(RewardSection):
         """The function that grades. Raises ConfigError if it asks for what it cannot be given."""
         function = load_function(self.function)
         _check_columns(function, self.function, around)
-        options = self.options("function", "isolate")
+        options = self.options("function", "isolate", "correct_at")
         if not self.isolate:
             return from_function(function, name=self.name, **options)
         if asks_for(function, "environments"):
@@ -65,8 +66,9 @@ class GivenReward(RewardSection):
     """Time limit per completion."""
     nan_is_none: bool = False
     """NaN means None, no opinion; false: it is an error."""
+    correct_at: float | None = None
+    """Rewards from here on count as correct. None: 1 if all rewards are 0 or 1; otherwise nothing is called correct."""
 
-    is_foreign: ClassVar[bool] = True
     has_any_value: ClassVar[bool] = True
 
     def reads_answer(self, around: Surroundings) -> bool:
@@ -87,7 +89,7 @@ class GivenReward(RewardSection):
                 f"type: custom and function: file.py:name"
             )
         _check_columns(around.given[name], name, around)
-        return from_function(around.given[name], name=name, **self.options())
+        return from_function(around.given[name], name=name, **self.options("correct_at"))
 
 
 def _check_columns(function: Any, location: str, around: Surroundings) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
-from oncurve.evaluate.evaluate import Evaluation, read_evaluation
+from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.lock import RunLock
 from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text

@@ -18,7 +18,7 @@ from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, data_section, episodes_of, recipe_of, recipe_text
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model

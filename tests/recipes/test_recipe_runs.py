@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncurve.evaluate.evaluate import read_evaluation
+from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.recipe.find import copy_recipe
 
 if TYPE_CHECKING:

@@ -178,7 +178,7 @@ def test_a_sum_of_nothing_and_equal_names_are_refused() -> None:
         (value(0.0, correct=0.0, format=0.0), "bad_format"),
         (value(1.0, correct=1.0, format=0.0), "bad_format"),
         (value(1.0, correct=1.0), "correct"),
-        (value(0.9), "wrong"),
+        (value(0.9), "graded"),
         (value(-1.0, correct=1.0, format=1.0), "correct"),
         (Reward(value=None, error="crashed", parts={"correct": 1.0}), "error"),
     ],
