@@ -10,11 +10,12 @@ from pydantic import Field, PositiveFloat
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import AnswerPlace, find_answer
+from oncurve.rewards.answers import AnswerPlace, find_answer, said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.choices import reference_letter
 from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
 from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.statements import read_reference
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
@@ -169,11 +170,11 @@ class Mathematics:
         golds = [reference(prompt.row, self.answer_column) for prompt in prompts]
         if self.answer_from == "choice":
             golds = [reference_letter(prompt.row, gold) for prompt, gold in zip(prompts, golds, strict=True)]
-        answers = [find_answer(completion.text, self.answer_from) for completion in completions]
+        answers = self._answers(prompts, completions, self.answer_from)
         verdicts = self.checker.check(list(zip(answers, golds, strict=True)))
         loose = verdicts
         if self.scale == "graded" and self.answer_from not in ("any", "choice"):
-            anywhere = [find_answer(completion.text, "any") for completion in completions]
+            anywhere = self._answers(prompts, completions, "any")
             loose = self.checker.check(list(zip(anywhere, golds, strict=True)))
         return [
             self._reward(answer, gold, verdict, has_value=found == "right")
@@ -183,6 +184,14 @@ class Mathematics:
     def close(self) -> None:
         """Ends the checker's processes."""
         self.checker.close()
+
+    def _answers(
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], place: AnswerPlace
+    ) -> list[str | None]:
+        return [
+            find_answer(said_by(prompt, completion), place)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
 
     def _reward(self, answer: str | None, gold: str, verdict: Verdict, *, has_value: bool) -> Reward:
         low = -1.0 if self.scale == "signed" else self.partial if has_value and self.scale == "graded" else 0.0
@@ -205,7 +214,7 @@ def reward_of(verdict: Verdict, answer: str | None, gold: str, *, is_well_formed
 def reference(row: Mapping[str, Any], column: str) -> str:
     """The reference answer of a row as text; empty, hence unreadable, if the row has none."""
     value = row.get(column)
-    text = attempt(lambda: "" if value is None else str(value))
+    text = attempt(lambda: "" if value is None else (read_reference(str(value)) or ""))
     return "" if isinstance(text, Failure) else text
 
 
