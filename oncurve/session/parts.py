@@ -23,6 +23,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.teacher import OutsideTeacher
 from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.sample.base import PolicyView, Sampler
 from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.train.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
@@ -95,7 +96,7 @@ def make_parts(
             "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
         )
     rows = wiring.split_rows(config, given)  # what a user can mistake is found before the model is loaded
-    reward_function = wiring.make_reward_function(
+    reward_function = make_reward_function(
         config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
     )
     algorithm = wiring.make_algorithm(config)
@@ -103,7 +104,7 @@ def make_parts(
     if processes.count > 1:
         reward_function = ShardedRewards(reward_function, processes, interruption)
     else:
-        reward_function = wiring.with_early_grading(reward_function, config.rewards)
+        reward_function = with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     policy.reference_prompts = prompts.hinted
@@ -143,9 +144,8 @@ def make_sampler(
     servers: ServerSide | None = extension("servers")(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
     if leader is not None and servers is not None and config.rollouts.staleness and config.sft is None:
-        leader = extension("look-ahead sampling")(
-            leader, data.at, total_steps=config.run.steps, prepare=servers.prepare
-        )
+        ahead = extension("look-ahead sampling")
+        leader = ahead(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)
     return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
 
 
