@@ -21,12 +21,12 @@ from rich.console import Console
 
 from oncurve.commands.evaluate_recipe import evaluate_models
 from oncurve.commands.make_base import BASES
-from oncurve.config.load import load_config, read_text
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config, read_text
 from oncurve.session.training import run_recipe
 
 RECIPE = "word_problems"

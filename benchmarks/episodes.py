@@ -26,10 +26,10 @@ from rich.console import Console
 
 from oncurve.commands.evaluate_recipe import evaluate_models
 from oncurve.commands.make_base import prepare_base
-from oncurve.config.load import load_config, read_text
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.record import read_metrics
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config, read_text
 from oncurve.session.result import Result, Steps, finish
 from oncurve.session.training import recipe_steps
 from oncurve.stats import wilson_interval

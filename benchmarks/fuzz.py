@@ -20,7 +20,6 @@ from typing import Any
 
 import yaml
 
-from oncurve.config.load import load_config
 from oncurve.data.datasets import load_rows
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import OncurveError
@@ -28,10 +27,11 @@ from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_metr
 from oncurve.observe.summary import summarize
 from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.environment import read_place
-from oncurve.recipes.find import described_recipes, find_recipe
+from oncurve.policy.settings import OptimizerSettings
+from oncurve.recipe.find import described_recipes, find_recipe
+from oncurve.recipe.load import load_config
 from oncurve.session.parts import recorded
 from oncurve.session.resume import asked_config, config_differences
-from oncurve.settings import OptimizerSettings
 from oncurve.train.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
 
 WEIRD: tuple[Any, ...] = (

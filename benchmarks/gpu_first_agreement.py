@@ -15,10 +15,10 @@ import torch
 from gpu_first_probe import Answer, Setting, judged
 
 from oncurve import wiring
-from oncurve.config.load import parse_config
 from oncurve.data.collate import collate
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine

@@ -14,10 +14,10 @@ from models import MEAN_TOKENS, SHAPES, CoinReward, build, make_prompts
 
 from oncurve import wiring
 from oncurve.batch import Batch
-from oncurve.config.load import parse_config
-from oncurve.config.schema import Config
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import parse_config
+from oncurve.recipe.schema import Config
 from oncurve.records import Group
 from oncurve.train.scoring import score
 

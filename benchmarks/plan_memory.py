@@ -124,10 +124,10 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
     from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.settings import LoraSettings, OptimizerSettings
     from oncurve.records import Prompt, Reward
     from oncurve.rollouts.base import SamplingParams
     from oncurve.rollouts.engine.engine import InProcessEngine
-    from oncurve.settings import LoraSettings, OptimizerSettings
 
     peak = Peak()
     peak.note("imports")
@@ -185,7 +185,7 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.settings import LoraSettings, OptimizerSettings
+    from oncurve.policy.settings import LoraSettings, OptimizerSettings
 
     model, tokenizer = load_model(str(folder))
     rank = setting.lora_rank

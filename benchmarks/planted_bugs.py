@@ -1,4 +1,4 @@
-"""One plausible bug in each folder of the package: do the tests of that folder find it?
+"""Plausible bugs in each folder of the package: do the tests of that folder find them?
 
     python benchmarks/planted_bugs.py [FOLDER ...]     (all, or the named ones; benchmarks/results/planted_bugs.json)
 
@@ -44,6 +44,7 @@ class Bug:
         return self.tests or (f"tests/{self.folder}",)
 
 
+SCHEDULER = ("tests/rollouts/test_scheduler.py",)
 BUGS = (
     Bug("algorithm/advantages.py", "count / (count - 1).clamp(min=1)", "count / count.clamp(min=1)",
         "RLOO's baseline holds the completion itself"),
@@ -55,11 +56,11 @@ BUGS = (
         "parts of completions that could not be graded count in the metrics"),
     Bug("tasks/word_problems.py", "results[-1] = _slip(steps[-1])", "results[0] = _slip(steps[0])",
         "a wrong answer key has its first equation wrong"),
-    Bug("recipes/find.py", ' if other != path}', "}", "a recipe's main file is listed as a variant of itself"),
+    Bug("recipe/find.py", ' if other != path}', "}", "a recipe's main file is listed as a variant of itself"),
     Bug("model/packing.py", "torch.arange(self.prompt) < self.spans[:, 3, None]",
         "torch.arange(self.prompt) <= self.spans[:, 3, None]", "a row sees one token behind its prompt",
         ("tests/model/test_packing.py",)),
-    Bug("config/load.py", "if not key.isdigit() or int(key) >= len(items)",
+    Bug("recipe/load.py", "if not key.isdigit() or int(key) >= len(items)",
         "if not key.isdigit() or int(key) > len(items)",
         "an override one behind the end of a list is a traceback"),
     Bug("rewards/shaping.py", "completion.num_tokens - (self.max_tokens - self.buffer_tokens)",
@@ -68,6 +69,21 @@ BUGS = (
         "return any(text in tail for text in self.stop)",
         "a stop string before the minimum ends a completion after it",
         ("tests/rollouts/test_stops.py", "tests/rollouts/test_engine.py",)),
+    Bug("rollouts/engine/rows.py", "return moved, to\n", "return moved, to[::-1]\n",
+        "rows that are moved together lie in each other's slots", SCHEDULER),
+    Bug("rollouts/engine/row_batch.py", "self._draw(logits, self.rows.keys[chosen], written)",
+        "self._draw(logits, self.rows.keys[self.rows.places[chosen, SLOT]], written)",
+        "a random stream belongs to a slot", SCHEDULER),
+    Bug("rollouts/engine/row_batch.py", "stopped = (tokens[:, None] ==",
+        "stopped = (rows.tokens[chosen, rows.lengths[chosen] - 2][:, None] ==",
+        "an end token is seen one token late", SCHEDULER),
+    Bug("rollouts/engine/row_batch.py", "(written >= rows.limits[chosen])", "(written > rows.limits[chosen])",
+        "a completion gets one token more than there is room for", SCHEDULER),
+    Bug("rollouts/engine/rows.py", "return self.serials[rows] == serials", "return self.serials[rows] >= 0",
+        "a row gets the token of the one whose place it took", SCHEDULER),
+    Bug("rollouts/engine/row_batch.py",
+        "np.where(past < rows.lengths[running], rows.tokens[running, past], NEWEST)", "rows.tokens[running, past]",
+        "a step reads tokens of the one before that have not arrived", SCHEDULER),
     Bug("data/order.py", "last = set(previous[-taken:])", "last = set(previous[:taken])",
         "a step that ends an epoch can hold a prompt twice"),
     Bug("plan/activations.py", "if setup.packed else constants.SAVED_QUERIES_PADDED",
@@ -91,7 +107,7 @@ BUGS = (
         "self.num_silent + 1 if fraction >= 1 else self.num_silent", "silent steps need not follow each other",
         ("tests/resilience/test_guards.py",)),
     Bug("wiring/algorithm.py", "max_staleness=config.rollouts.staleness", "max_staleness=0",
-        "losses that need no stale samples go with servers that run ahead", ("tests/config",)),
+        "losses that need no stale samples go with servers that run ahead", ("tests/recipe",)),
     Bug("report/usage.py", "if after < before) + (clock[-1] if clock else 0.0)", "if after < before)",
         "the time since the last resume is not paid",
         ("tests/report/test_report_parts.py", "tests/report/test_report_commands.py",)),
@@ -137,7 +153,7 @@ def find(bug: Bug, tree: Path) -> dict[str, object]:
 def main(folders: Sequence[str]) -> None:
     """Plant every bug, say who found it, and keep the results."""
     known = json.loads(RESULTS.read_text(encoding="utf-8"))["bugs"] if RESULTS.is_file() else []
-    results = {bug["folder"]: bug for bug in known}
+    results = {(bug["file"], bug["bug"]): bug for bug in known}
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -146,9 +162,9 @@ def main(folders: Sequence[str]) -> None:
             shutil.copy(ROOT / name, tree / name)
         for bug in BUGS:
             if not folders or bug.folder in folders:
-                results[bug.folder] = found = find(bug, tree)
+                results[bug.file, bug.what] = found = find(bug, tree)
                 print(f"{bug.file}: {found['found_by'] or 'NOT FOUND'}", flush=True)
-                bugs = [results[one.folder] for one in BUGS if one.folder in results]
+                bugs = [results[one.file, one.what] for one in BUGS if (one.file, one.what) in results]
                 total = {"planted": len(bugs), "found": sum(one["found_by"] is not None for one in bugs)}
                 RESULTS.write_text(json.dumps({**total, "bugs": bugs}, indent=1) + "\n", encoding="utf-8")
 

@@ -22,10 +22,10 @@ import torch
 from rich.console import Console
 
 from oncurve.algorithm.table import PRESETS
-from oncurve.config.load import load_config, read_text
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config, read_text
 from oncurve.session.training import run_recipe
 from oncurve.stats import wilson_interval
 

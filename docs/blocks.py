@@ -279,10 +279,10 @@ def check_command(arguments: list[str], folder: Path) -> None:
 
 def check_overrides(recipe: str, overrides: list[str], folder: Path, said: str) -> None:
     """Raise BlockError for a key that no recipe has, or that does not fit into the recipe where that is at hand."""
-    from oncurve.config.load import load_config
-    from oncurve.config.messages import known_keys
     from oncurve.errors import ConfigError
-    from oncurve.recipes.find import shipped_recipes
+    from oncurve.recipe.find import shipped_recipes
+    from oncurve.recipe.load import load_config
+    from oncurve.recipe.messages import known_keys
 
     try:
         if recipe in shipped_recipes():
@@ -302,10 +302,10 @@ def check_yaml(code: str) -> None:
     """Raise BlockError for YAML that cannot be read, and for a recipe, or a part of one, that does not load."""
     import yaml
 
-    from oncurve.config.load import parse_config
-    from oncurve.config.schema import Config
     from oncurve.errors import ConfigError
-    from oncurve.recipes.find import shipped_recipes
+    from oncurve.recipe.find import shipped_recipes
+    from oncurve.recipe.load import parse_config
+    from oncurve.recipe.schema import Config
 
     try:
         tree = yaml.safe_load(code)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oncurve.config.load import load_config
 from oncurve.plan.cost import fits
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.from_recipe import PlanRequest, make_setup, make_work
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory, rows_that_fit
 from oncurve.plan.step_time import step_time
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
 
 MODELS = ("0.5B", "1.5B", "3B", "7B", "14B", "32B")
 MACHINES = (("RTX-3070", 1), ("RTX-4090", 1), ("A100-80GB", 1), ("H100", 1), ("H100", 8))

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from oncurve.config.data import DataSection
-from oncurve.config.load import parse_config
-from oncurve.config.rewards import RewardSection
-from oncurve.config.schema import Config
+from oncurve.data.settings import DataSection
+from oncurve.recipe.load import parse_config
+from oncurve.recipe.schema import Config
+from oncurve.rewards.section import RewardSection
 
 HEAD = """# Keys of a recipe
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oncurve.batch import Batch
     from oncurve.data.collate import collate
     from oncurve.errors import OncurveError
-    from oncurve.evaluate.evaluate import Evaluation
+    from oncurve.evaluate.evaluation import Evaluation
     from oncurve.records import Completion, Group, Prompt, Reward
     from oncurve.session.result import Result
     from oncurve.session.stages import sft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -124,20 +125,27 @@ class Failure:
 def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
     """The result of a call into code that somebody else wrote, or why there is none.
 
-    This is the one boundary of the project that catches every exception. A reward function, a tool or an environment is
-    often written by someone else, and its mistake must neither end a run of many hours nor pass for a wrong answer.
+    This is the one boundary of the project that catches every exception, also those that would end the program. A
+    reward function, a tool or an environment is often written by someone else, and its mistake must neither end a run
+    of many hours nor pass for a wrong answer.
     """
     try:
         return call()
     except TimeoutError as error:
         return Failure("timeout", one_line(error), _trace(error))
-    except Exception as error:
+    except (Exception, GeneratorExit) as error:
         if log:
             logger.debug("code that was called raised an exception", exc_info=True)
         return Failure("crashed", one_line(error), _trace(error))
+    except SystemExit as error:
+        return Failure("crashed", f"it called sys.exit({'' if error.code is None else error.code})", _trace(error))
+    except KeyboardInterrupt as error:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C raises it too
+            raise
+        return Failure("crashed", "it raised KeyboardInterrupt", _trace(error))
 
 
-def _trace(error: Exception) -> str:
+def _trace(error: BaseException) -> str:
     """The traceback without the frames of this package that lead to the code called; at most 4,000 characters."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [place for place, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)]

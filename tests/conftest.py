@@ -18,6 +18,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits for the first
 
 import pytest
+from tiny_models import make_model, make_tokenizer, model_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -97,9 +98,6 @@ LONGEST = (
 """Files that take the most time, begun first: one of them alone at the end would keep a single core busy."""
 pytest_plugins = ["process_fixtures"]
 ARCHITECTURES = ("qwen2", "llama", "gpt2")
-END, PAD = "<|end|>", "<|pad|>"
-MERGES = (("a", "n"), ("<", "/"), ("Ġ", "t"))
-"""Tokens of two bytes, so that a stop string can begin and end inside a token."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -142,71 +140,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"      in {', '.join(sorted(files))}")
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level byte pairs: every text has tokens, a few tokens have two bytes."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
-
-    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
-    made = Tokenizer(BPE(vocab={symbol: place for place, symbol in enumerate(symbols)}, merges=list(MERGES)))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([PAD, END])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
-    )
-
-
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of all tiny models."""
     return make_tokenizer()
-
-
-def model_config(architecture: str, tokenizer: PreTrainedTokenizerFast) -> Any:
-    """Two layers of 32 numbers; weights large enough for a distribution that depends on the context."""
-    from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config
-
-    ends: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "initializer_range": 0.25,
-    }
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-    }
-    match architecture:
-        case "qwen2":
-            return Qwen2Config(**ends, **sizes, tie_word_embeddings=True)
-        case "llama":
-            return LlamaConfig(**ends, **sizes, tie_word_embeddings=False)
-        case "gpt2":
-            return GPT2Config(**ends, n_embd=32, n_layer=2, n_head=4, n_positions=256)
-        case "gemma2":  # soft caps on attention and logits, a window in every other layer, dropout left at 0
-            return Gemma2Config(**ends, **sizes, head_dim=8, final_logit_softcapping=2.0, sliding_window=16)
-    raise ValueError(architecture)
-
-
-def make_model(config: Any, *, seed: int = 0) -> PreTrainedModel:
-    """A random model of a configuration, the same for the same seed, ready for use."""
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    draw = torch.Generator().manual_seed(seed)  # not the process's own, of which a thread of an earlier test may draw
-    for weight in model.parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=config.initializer_range, generator=draw)
-    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
-    return model.eval()
 
 
 @pytest.fixture(scope="session")
@@ -242,7 +179,7 @@ def make_policy(
 ) -> Callable[..., TrainedPolicy]:
     """A policy around a fresh tiny model, or around the ``model`` given; other keywords go to the policy."""
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.settings import OptimizerSettings
+    from oncurve.policy.settings import OptimizerSettings
 
     def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> TrainedPolicy:
         options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))

@@ -63,9 +63,9 @@ def train(
 
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
-    from oncurve.config.load import load_config  # lazy
-    from oncurve.config.run_folder import run_folder_path  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import load_config  # lazy
+    from oncurve.recipe.run_folder import run_folder_path  # lazy
     from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
     from oncurve.wiring.preflight import check_cheaply  # lazy
 
@@ -113,8 +113,8 @@ def sft(
 
     Example: `oncurve sft word_problems sft.epochs=1 optimizer.learning_rate=1e-4`
     """
-    from oncurve.config.load import read_tree  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import read_tree  # lazy
 
     given = list(overrides or ())
     if not any(one.startswith(("sft.", "sft=")) for one in given) and not read_tree(find_recipe(recipe)).get("sft"):
@@ -204,8 +204,8 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
     Example: `oncurve check word_problems data.limit=200`
     """
-    from oncurve.config.load import load_config  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import load_config  # lazy
     from oncurve.wiring.preflight import check_cheaply  # lazy
 
     config = load_config(find_recipe(recipe), overrides or ())
@@ -245,7 +245,7 @@ def plan(
     Example: `oncurve plan gsm8k policy.gradient_checkpointing=true --gpu H100`
     """
     from oncurve.commands.plan import plan_recipe  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
 
     text = plan_recipe(
         find_recipe(recipe),

@@ -28,10 +28,10 @@ def evaluate(
 
     Example: `oncurve evaluate runs/demo --benchmark gsm8k,math500 evaluation.samples=8 evaluation.temperature=0.6`
     """
-    from oncurve.config.load import load_config, read_text  # lazy
-    from oncurve.config.run_folder import read_run_config  # lazy
     from oncurve.observe.run_model import check_place, is_run, resolve_model  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import load_config, read_text  # lazy
+    from oncurve.recipe.run_folder import read_run_config  # lazy
 
     if benchmark is not None:
         if model is not None:

@@ -70,7 +70,7 @@ def key_for(option: str) -> str | None:
     >>> key_for("--learning-rate")
     'optimizer.learning_rate'
     """
-    from oncurve.config.messages import known_keys  # lazy
+    from oncurve.recipe.messages import known_keys  # lazy
 
     word = option.removeprefix("--").replace("-", "_")
     keys: Sequence[str] = list(known_keys())

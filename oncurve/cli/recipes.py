@@ -20,7 +20,7 @@ def list_recipes() -> None:
 
     Example: `oncurve recipe list`
     """
-    from oncurve.recipes.find import described_recipes  # lazy
+    from oncurve.recipe.find import described_recipes  # lazy
 
     described = described_recipes()
     width = max(len(name) for name, _ in described) + 2
@@ -34,8 +34,8 @@ def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
     Example: `oncurve recipe show word_problems run.steps=5`
     """
-    from oncurve.config.load import config_yaml, load_config  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import config_yaml, load_config  # lazy
 
     config = load_config(find_recipe(recipe), overrides or ())
     sys.stdout.write(
@@ -54,7 +54,7 @@ def copy(
 
     Example: `oncurve recipe copy custom_reward mine`
     """
-    from oncurve.recipes.find import copy_recipe  # lazy
+    from oncurve.recipe.find import copy_recipe  # lazy
 
     made = copy_recipe(recipe, folder)
     console().print(f"{made}: edit it, then `oncurve train {made}`", markup=False, highlight=False, soft_wrap=True)
@@ -68,6 +68,6 @@ def schema() -> None:
     """
     import json
 
-    from oncurve.config.schema import Config  # lazy
+    from oncurve.recipe.schema import Config  # lazy
 
     sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")

@@ -12,14 +12,15 @@ from rich.console import Console
 
 from oncurve import wiring
 from oncurve.commands.measuring import measure, recipe_settings
-from oncurve.config.load import load_config, read_tree
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, did_you_mean, listed
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults
 from oncurve.observe.record import RunFolder
+from oncurve.recipe.load import load_config, read_tree
+from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
 from oncurve.session.session import keep_evaluation
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"
@@ -86,7 +87,7 @@ def evaluate_models(
     is_benchmark = rows is not None
     rows = rows or wiring.split_rows(config)
     columns = wiring.shared_columns(rows)
-    strict, loose = wiring.make_reward_function(config.rewards, columns=columns), wiring.make_loose_reward()
+    strict, loose = make_reward_function(config.rewards, columns=columns), make_loose_reward()
     try:
         evaluations = [
             _measured(
@@ -166,13 +167,14 @@ def _measured(
                 goes_on=f"The same command with --output {unfinished.parents[1]} resumes it",
                 console=console,
                 loose_reward_function=loose,
+                correct_means=describe_correct(config.rewards),
             )
     finally:
         sampler.close()
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in evaluation.counts.items() if count)
     console.print(f"{config.model}: {counts} of {len(evaluation.examples)}", highlight=False, soft_wrap=True)
-    shares = [f"correct {evaluation.correct}"]
-    if samples > 1:
+    shares = [evaluation.headline()]
+    if samples > 1 and evaluation.judges("correct"):
         shares.append(f"pass@{samples} {evaluation.pass_at_k(samples):.1%}")
     console.print(f"{short_name(config.model)}: {', '.join(shares)}", highlight=False, soft_wrap=True)
     return evaluation

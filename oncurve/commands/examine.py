@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -11,22 +12,24 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
-from oncurve.config.data import DataSection
-from oncurve.config.rewards import JudgeReward, ProgramsReward
-from oncurve.config.schema import Config
 from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
 from oncurve.data.prompts import find_template, render_prompts, write_gold
+from oncurve.data.settings import DataSection
 from oncurve.errors import ConfigError, counted
 from oncurve.policy.model_folder import load_tokenizer
+from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
+from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 from oncurve.wiring.data import evaluation_section
-from oncurve.wiring.rewards import describe_rewards
+
+Pays = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
+"""Rewards of completions of prompts."""
 
 
 def ask(
@@ -75,7 +78,7 @@ def serve_model(
     import asyncio
     import os
 
-    from oncurve.config.load import parse_config  # lazy
+    from oncurve.recipe.load import parse_config  # lazy
     from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
 
     require_aiohttp()
@@ -116,30 +119,33 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     """Load everything but the weights of the model: True if nothing fatal was found."""
     for finding in wiring.check_algorithm(config):
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
-    for line in describe_rewards(config.rewards):
+    for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False)
-    if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
+    if any(reward.is_sandboxed for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
     find_template(config.data.template)
     parts = wiring.split_rows(config)
-    reward_function = wiring.make_reward_function(config.rewards, columns=wiring.shared_columns(parts))
+    columns = wiring.shared_columns(parts)
+    with closing(make_reward_function(config.rewards, columns=columns)) as reward_function:
+        return _check_rows(config, parts, partial(grade, reward_function), console)
+
+
+def _check_rows(
+    config: Config, parts: tuple[wiring.Rows, wiring.Rows, wiring.Rows, wiring.Rows], pays: Pays, console: Console
+) -> bool:
+    """What the rewards pay for the right answers of the rows and for answers that are wrong."""
     rows, few_shot, during, test = parts
     console.print(f"training data: {statistics(rows).describe()}", markup=False, highlight=False)
     model_config, tokenizer = load_tokenizer(
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
-
-    def pays(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        return grade(reward_function, prompts, completions)
-
     limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(model_config))
-    has_right_answer = wiring.have_right_answer(config.rewards)
+    has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
     counts = f"{len(rows)} training rows, {len(during)} validation, {len(test)} test"
     graded, held_out, section = _rows_to_grade(config, parts, tokenizer, model_config, console)
     if not graded:
-        reward_function.close()
         console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)
         return True
     findings = check_data(
@@ -152,11 +158,11 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         max_prompt_tokens=limit,
         evaluation_rows=held_out,
         has_right_answer=has_right_answer,
-        decided_by_value=wiring.deciding_reward(config.rewards) is not None,
+        decided_by_value=deciding_reward(config.rewards) is not None,
+        needs_grades=not any(reward.type == "environment" for reward in config.rewards),
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config, section, graded, few_shot, tokenizer, pays)
-    reward_function.close()
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     said += [(severity, f"{severity}: {text}") for severity, text in verdicts]
     for _, text in said:
@@ -203,10 +209,10 @@ def probe(
     rows: wiring.Rows,
     few_shot: wiring.Rows,
     tokenizer: PreTrainedTokenizerBase,
-    pays: Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]],
+    pays: Pays,
 ) -> tuple[str, list[tuple[str, str]]]:
     """What the recipe's reward pays for completions that no honest policy writes, as a table, and what follows."""
-    if any(isinstance(reward, JudgeReward) for reward in config.rewards):
+    if any(reward.is_paid_for for reward in config.rewards):
         return "no probes: each of them would be a paid request to the judge", []
     prompts, _ = render_prompts(
         rows[:200],
@@ -222,6 +228,6 @@ def probe(
     }
     best = probe_gold(pays, prompts, **options)
     results = run_probes(pays, prompts, **options)
-    if not wiring.have_right_answer(config.rewards):
+    if not have_right_answer(config.rewards):
         return describe_probes(results, best, has_right_answer=False), []
     return describe_probes(results, best), list(judge_probes(results, best))

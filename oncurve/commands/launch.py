@@ -32,10 +32,10 @@ def launch(
 
     Example: `oncurve launch gsm8k run.name=first --slurm --nodes 2 --rollout-nodes 1 --dry-run`
     """
-    from oncurve.config.load import load_config  # lazy
     from oncurve.errors import ConfigError  # lazy
     from oncurve.launch.slurm import Allocation, render_slurm, server_words, submit  # lazy
-    from oncurve.recipes.find import find_recipe  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import load_config  # lazy
 
     if not slurm:
         raise ConfigError(

@@ -10,10 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from oncurve.config.schema import Config
 from oncurve.errors import Stopped
-from oncurve.evaluate.evaluate import Evaluation, evaluate
+from oncurve.evaluate.evaluate import evaluate
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
+from oncurve.recipe.schema import Config
 from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler, SamplingParams
@@ -54,7 +55,8 @@ def measure(
     """The evaluation, with ``options`` of ``evaluate``; Ctrl-C leaves what is whole and says how it ``goes_on``."""
 
     def said() -> str:
-        return f"{what}, {sum(one.is_correct for one in kept.examples):,} correct"
+        right = sum(one.is_correct for one in kept.examples)
+        return what if any(one.category == "graded" for one in kept.examples) else f"{what}, {right:,} correct"
 
     try:
         with bar(console) as progress:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
 from oncurve.observe.run_model import locate
 from oncurve.plan.find_shape import find_shape
@@ -18,6 +17,7 @@ from oncurve.plan.memory import rows_that_fit
 from oncurve.plan.report import as_data, as_text, make_plan
 from oncurve.plan.setup import Placement, Setup, Shard, Work
 from oncurve.plan.shape import ModelShape
+from oncurve.recipe.load import load_config
 from oncurve.wiring.algorithm import is_served
 
 DEFAULT_GPU = "H100"

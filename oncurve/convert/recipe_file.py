@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from oncurve.config.load import parse_config
 from oncurve.convert.draft import Draft, recipe_text
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import parse_config
 
 TITLES = (
     ("unread", "Not known here; write it into the recipe"),

@@ -11,7 +11,7 @@ from oncurve.data.datasets import question_key
 from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompts import Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
 from oncurve.errors import shortened
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 from oncurve.rewards.base import categorize
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
@@ -59,6 +59,7 @@ def check_data(
     max_refused_fraction: float = 0.05,
     has_right_answer: bool = True,
     decided_by_value: bool = False,
+    needs_grades: bool = True,
 ) -> list[DataFinding]:
     """Everything found wrong with the rows of a run; an empty list if all is well.
 
@@ -66,7 +67,8 @@ def check_data(
 
     ``gold`` writes a perfect completion for a row; without it, the template's own form is used. A few refused gold
     answers are a warning, more than ``max_refused_fraction`` of the rows an error. Where no reward looks at an answer
-    there is no right one (``has_right_answer``): then graders must only not fail.
+    there is no right one (``has_right_answer``): then graders must only not fail. Without ``needs_grades`` the reward
+    comes from an environment, which has not played.
 
     Raises ConfigError or DataError if the prompts cannot be made at all.
     """
@@ -85,6 +87,7 @@ def check_data(
             max_fraction=max_refused_fraction,
             has_right_answer=has_right_answer,
             decided_by_value=decided_by_value,
+            needs_grades=needs_grades,
         ),
         *find_repeats(rows),
         *find_shared(rows, evaluation_rows),
@@ -132,6 +135,7 @@ def find_refused_gold(
     max_fraction: float = 0.05,
     has_right_answer: bool = True,
     decided_by_value: bool = False,
+    needs_grades: bool = True,
 ) -> list[DataFinding]:
     """Rows whose own reference answer does not earn full reward; wrong, badly formed and failed are different findings.
 
@@ -140,6 +144,7 @@ def find_refused_gold(
     """
     completions = [_as_completion(prompt, gold(prompt.row)) for prompt in prompts]
     rewards = grade(prompts, completions)
+    ungraded = [place for place, reward in enumerate(rewards) if reward.error == NOT_APPLICABLE]
     refused: dict[tuple[Verdict, str], list[tuple[Prompt, Completion, Reward]]] = {}
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
         verdict = _verdict(reward, decided_by_value=decided_by_value, has_right_answer=has_right_answer)
@@ -148,7 +153,21 @@ def find_refused_gold(
     num_refused = sum(len(cases) for cases in refused.values())
     severity = "error" if num_refused > max_fraction * len(prompts) else "warning"
     found = [_refusal(severity, verdict, error, cases) for (verdict, error), cases in refused.items()]
+    if ungraded and needs_grades:
+        found.append(_not_graded(prompts, rewards, ungraded))
     return [*found, *(_find_below_one(prompts, rewards) if decided_by_value else ())]
+
+
+def _not_graded(prompts: Sequence[Prompt], rewards: Sequence[Reward], places: Sequence[int]) -> DataFinding:
+    """Rows for which every reward is None: an error where those are all rows, since then nothing is ever learned."""
+    first = places[0]
+    return DataFinding(
+        severity="error" if len(places) == len(prompts) else "warning",
+        what="no reward grades the row's own reference answer, so nothing is learned from the row",
+        rows=tuple(prompts[place].index for place in places),
+        example=f"row {prompts[first].index}: {rewards[first].detail}",
+        remedy="Let the reward function return a number; one without `return` gives None.",
+    )
 
 
 def _find_below_one(prompts: Sequence[Prompt], rewards: Sequence[Reward]) -> list[DataFinding]:
@@ -219,7 +238,7 @@ def _as_completion(prompt: Prompt, text: str) -> Completion:
 
 
 def _verdict(reward: Reward, *, decided_by_value: bool, has_right_answer: bool) -> Verdict:
-    if reward.error == "not_applicable":
+    if reward.error == NOT_APPLICABLE:
         return "accepted"
     if reward.value is None:
         return "failed"

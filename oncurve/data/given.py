@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.config.data import FILE_TYPES
 from oncurve.data.fingerprint import fingerprint, rows_fingerprint
+from oncurve.data.settings import FILE_TYPES
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
 

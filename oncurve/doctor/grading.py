@@ -208,11 +208,17 @@ def reward_noise(case: Case, steps: int, *, spread: float | None = None) -> floa
     return deviation / (per_step * max(steps, 1)) ** 0.5
 
 
+def reward_span(case: Case) -> float:
+    """Distance between the lowest and the highest reward of the run; 1 where none was recorded or all were equal."""
+    lowest, highest = case.curve("reward/min"), case.curve("reward/max")
+    return (max(highest.values) - min(lowest.values) if lowest and highest else 0.0) or 1.0
+
+
 def _has_risen(case: Case, curve: Curve) -> bool:
-    """The end is above the start by 0.05 and by more than chance."""
+    """The end is above the start by a twentieth of the rewards' span and by more than chance."""
     if not curve.has_two_ends:
         return False
-    return curve.end - curve.start > max(2.5 * reward_noise(case, curve.window), 0.05)
+    return curve.end - curve.start > max(2.5 * reward_noise(case, curve.window), 0.05 * reward_span(case))
 
 
 def _is_flat_held_out(case: Case) -> bool:

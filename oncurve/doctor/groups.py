@@ -46,9 +46,9 @@ def too_easy(case: Case) -> Finding | None:
 
 
 def too_hard(case: Case) -> Finding | None:
-    """Most groups have no right completion, before the first update and at the end."""
-    unsolved = case.curve("group/unsolved_fraction")
-    if not unsolved or unsolved.end < MANY:
+    """Most groups have no right completion and no signal either, at the end."""
+    unsolved, dead = case.curve("group/unsolved_fraction"), case.curve(DEAD)
+    if not unsolved or unsolved.end < MANY or (dead and dead.end < MANY):
         return None
     return Finding(
         severity="severe" if unsolved.end >= NEARLY_ALL else "warning",

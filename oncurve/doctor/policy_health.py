@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 from oncurve.doctor.case import Case, Curve, is_finite
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise
+from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise, reward_span
 
 WATCHED = ("policy/loss", "policy/gradient_norm", "policy/entropy", "policy/kl", "policy/ratio_mean", "reward/mean")
 """What must be a number in every step in which it is measured. The loss is read for nothing else."""
@@ -79,18 +79,24 @@ def learning_rate_low(case: Case) -> Finding | None:
 
 
 def not_learning(case: Case) -> Finding | None:
-    """Over 20 steps and more the reward does not rise although groups carry a signal and there is room."""
+    """Over 20 steps and more the reward has not risen beyond chance, although groups have a signal."""
     reward, dead = case.curve("reward/mean"), case.curve("group/zero_signal_fraction")
     if len(reward) < 20 or not dead or dead.mean > 0.6 or case.curve("reward/correct").end > 0.9:
         return None
-    if abs(reward.end - reward.start) > max(2 * reward_noise(case, reward.window), 0.02):
+    noise = reward_noise(case, reward.window)
+    if abs(reward.end - reward.start) > max(2 * noise, 0.02 * reward_span(case)):
         return None
     return Finding(
         severity="warning",
-        what="The reward does not rise although groups carry a signal",
-        evidence=(*reward.both_ends(), dead.over_all(), *case.configured("optimizer.learning_rate")),
-        do="Raise optimizer.learning_rate threefold, or use more prompts and larger groups; check whether the reward "
-        "is noise. The loss does not show it.",
+        what="The reward has not risen beyond chance yet, although groups carry a signal",
+        evidence=(
+            *reward.both_ends(),
+            Evidence("deviation of such a mean by chance, at most", noise),
+            dead.over_all(),
+            *case.configured("optimizer.learning_rate"),
+        ),
+        do="Train longer; while late completions look healthy, raise optimizer.learning_rate threefold. "
+        "Use more prompts and larger groups, and check whether the reward is noise. The loss does not show it.",
     )
 
 

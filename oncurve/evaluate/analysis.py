@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from oncurve.errors import counted
-from oncurve.evaluate.evaluate import CATEGORIES, Evaluation, Example
+from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
 from oncurve.rewards.base import Category
 
 TITLES = {
     "correct": "Right answer in the right form",
     "wrong": "Wrong answer in the right form",
     "bad_format": "Not in the form that was asked for",
+    "graded": "Graded without a verdict, by falling reward",
     "error": "Could not be graded",
 }
 
@@ -31,6 +32,11 @@ def analysis_markdown(evaluation: Evaluation, *, limit: int = 3, max_characters:
     groups: dict[Category, list[Example]] = {
         name: [one for one in evaluation.examples if one.category == name] for name in CATEGORIES
     }
+    if not evaluation.is_binary:
+        lines[2:2] = [f"Mean reward: {evaluation.mean_reward}", ""]
+    if groups["graded"]:
+        groups = {name: examples for name, examples in groups.items() if examples}
+        groups["graded"].sort(key=lambda one: -(one.reward or 0.0))
     for name, examples in groups.items():
         length = f"{fmean(one.num_tokens for one in examples):.0f}" if examples else "-"
         cut = sum(one.finish_reason != "stop" for one in examples)
@@ -45,7 +51,8 @@ def analysis_markdown(evaluation: Evaluation, *, limit: int = 3, max_characters:
 
 def _example_lines(example: Example, max_characters: int) -> Iterator[str]:
     right_anyway = example.correct_any_format and not example.is_correct
-    yield f"Row {example.index}, {example.num_tokens} tokens, ended by {example.finish_reason}" + (
+    earned = f", reward {example.reward:.3g}" if example.category == "graded" else ""
+    yield f"Row {example.index}{earned}, {example.num_tokens} tokens, ended by {example.finish_reason}" + (
         "; the answer is right, and only its form is not" if right_anyway else ""
     )
     if example.detail:

@@ -14,38 +14,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from oncurve.errors import DataError
-from oncurve.evaluate.evaluate import Evaluation, Example, Share
+from oncurve.errors import DataError, counted
+from oncurve.evaluate.evaluation import Evaluation, Example, Share
+from oncurve.evaluate.paired import ComparisonRow, RewardChange, reward_change, share_change
 from oncurve.observe.record import write_json, write_lines, write_text
-from oncurve.stats import bootstrap_interval, mcnemar_exact, paired_difference_interval, sign_flip_p
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonRow:
-    """One line of the comparison: a share of the examples before and after, and the difference."""
-
-    name: str
-    before: Share
-    after: Share
-    change: float
-    """Difference of the shares."""
-    low: float
-    """Lower end of the 95 % interval of the difference, which knows that both models had the same examples."""
-    high: float
-    p_value: float
-    """Chance of a difference this large between equal models, from the same examples."""
-
-    @property
-    def factor(self) -> float:
-        """After over before; infinite from nothing, NaN for nothing from nothing."""
-        if self.before.fraction:
-            return self.after.fraction / self.before.fraction
-        return math.inf if self.after.fraction else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleChange:
-    """An example that only one of the two models solved."""
+    """An example that only one of the two models solved, or whose reward differs where nothing says what is correct."""
 
     before: Example
     after: Example
@@ -66,29 +43,60 @@ class Comparison:
     seed: int
 
     @cached_property
+    def is_binary(self) -> bool:
+        """All rewards of both are 0 or 1, so that the share that is correct says everything."""
+        return self.before.is_binary and self.after.is_binary
+
+    def judges(self, part: str) -> bool:
+        """The reward said of everything whether it is "correct", or in the right "format"."""
+        return self.before.judges(part) and self.after.judges(part)
+
+    @cached_property
+    def reward(self) -> RewardChange:
+        """The mean rewards. NaN where nothing was graded."""
+        means = self.before.mean_reward, self.after.mean_reward
+        return reward_change(self._graded_pairs(), means, seed=self.seed)
+
+    @cached_property
     def rows(self) -> tuple[ComparisonRow, ...]:
-        """Correct, correct in any format, wrong in the right format, bad format, not gradable (if any), truncated."""
-        rows = [self._row("correct", lambda example: example.is_correct)]
-        if self.before.any_format is not None and self.after.any_format is not None:
-            rows.append(self._row("correct, any format", lambda example: example.correct_any_format is True))
-        rows.append(self._row("wrong, right format", lambda example: example.category == "wrong"))
-        rows.append(self._row("bad format", lambda example: example.category == "bad_format"))
+        """Correct, correct in any format, wrong in the right format, bad format, not gradable, truncated: those that
+        the reward defines, over the examples that were graded both times, and what could not be graded if anything."""
+        rows: list[ComparisonRow] = []
+        if self.judges("correct"):
+            rows.append(self._row("correct", lambda example: example.is_correct))
+            if self.before.any_format is not None and self.after.any_format is not None:
+                rows.append(self._row("correct, any format", lambda example: example.correct_any_format is True))
+            if self.judges("format"):
+                rows.append(self._row("wrong, right format", lambda example: example.category == "wrong"))
+        if self.judges("format"):
+            rows.append(self._row("bad format", lambda example: example.category == "bad_format"))
         if self.before.counts["error"] or self.after.counts["error"]:
-            rows.append(self._row("not gradable", lambda example: example.category == "error"))
-        rows.append(self._row("cut off at limit", lambda example: example.finish_reason != "stop"))
+            rows.append(self._row("not gradable", lambda example: example.category == "error", of_all=True))
+        rows.append(self._row("cut off at limit", lambda example: example.finish_reason != "stop", of_all=True))
         return tuple(rows)
 
     @cached_property
     def improved(self) -> tuple[ExampleChange, ...]:
-        """Examples that only the second model solved, those with a new answer first."""
-        changes = [_change(b, a) for b, a in self._pairs() if a.is_correct and not b.is_correct]
-        return tuple(sorted(changes, key=lambda change: change.kind != "answer"))
+        """Examples that the second model did better: those with a new answer, or the largest gains, first."""
+        return self._changes(better=True)
 
     @cached_property
     def worsened(self) -> tuple[ExampleChange, ...]:
-        """Examples that only the first model solved, those with a lost answer first."""
-        changes = [_change(b, a) for b, a in self._pairs() if b.is_correct and not a.is_correct]
-        return tuple(sorted(changes, key=lambda change: change.kind != "answer"))
+        """Examples that the second model did worse: those with a lost answer, or the largest losses, first."""
+        return self._changes(better=False)
+
+    def _changes(self, *, better: bool) -> tuple[ExampleChange, ...]:
+        sign = 1.0 if better else -1.0
+        gains = [(sign * self._gain(b, a), _change(b, a)) for b, a in self._graded_pairs()]
+        found = sorted((one for one in gains if one[0] > 0), key=lambda one: (one[1].kind == "format", -one[0]))
+        return tuple(change for _, change in found)
+
+    def _gain(self, before: Example, after: Example) -> float:
+        """How much better an example became: solved or not where that is known, else by its reward."""
+        if self.judges("correct"):
+            return float(after.is_correct) - float(before.is_correct)
+        difference = (after.reward or 0.0) - (before.reward or 0.0)
+        return difference if abs(difference) > 1e-6 else 0.0
 
     @cached_property
     def mean_tokens(self) -> tuple[float, float]:
@@ -105,6 +113,8 @@ class Comparison:
         )  # fmt: skip
         for place, name in enumerate(self._header()):
             table.add_column(Text(name), justify="right" if place else "left", no_wrap=True)
+        if not self.is_binary:
+            table.add_row(*map(Text, _reward_cells(self.reward, between="\n")))
         for row in self.rows:
             shares = [
                 f"{share.successes} ({share.fraction:.1%})\n{_interval(share)}" for share in (row.before, row.after)
@@ -133,11 +143,18 @@ class Comparison:
         single = self.before.samples_per_prompt == 1
         test = "McNemar's exact test" if single else "sign flips over prompts"
         interval = "Wilson and Newcombe" if single else "bootstrap over prompts"
-        sides = f"{len(self.improved)} examples improved, {len(self.worsened)} got worse"
+        sides = f"{counted(len(self.improved), 'example')} improved, {len(self.worsened)} got worse"
         if kinds := sum(change.kind == "format" for change in self.improved):
             sides += f" ({kinds} of the improved changed only their format)"
         tokens = f"mean length {self.mean_tokens[0]:.0f} and {self.mean_tokens[1]:.0f} tokens"
-        return f"Both {decoding}; {tokens}. [95 % intervals]: {interval}; p: {test}, paired. {sides}."
+        if not self.judges("correct"):
+            interval, test = "bootstrap over prompts", "sign flips over prompts"
+        notes = [f"Both {decoding}; {tokens}.", f"[95 % intervals]: {interval}; p: {test}, paired.", f"{sides}."]
+        if self.judges("correct") and self.after.correct_means:
+            notes.append(f"Correct: {self.after.correct_means}.")
+        if left_out := len(self.before.examples) - self.reward.total:
+            notes.append(f"{counted(left_out, 'example')} not graded both times, left out of all other rows.")
+        return " ".join(notes)
 
     def summary(self) -> dict[str, Any]:
         """Everything but the examples, as one JSON object."""
@@ -148,6 +165,8 @@ class Comparison:
             "num_prompts": len(self.before.by_prompt()),
             "num_examples": len(self.before.examples),
             "params": dict(self.before.params),
+            "is_binary": self.is_binary,
+            "reward": asdict(self.reward),
             "rows": rows,
             "mean_tokens": list(self.mean_tokens),
             "num_improved": len(self.improved),
@@ -159,8 +178,9 @@ class Comparison:
     def example_rows(self) -> Iterator[dict[str, Any]]:
         """Every pair of examples as a JSON object, with how it changed."""
         for before, after in self._pairs():
-            verdict = "improved" if after.is_correct else "worsened"
-            changed = before.is_correct != after.is_correct
+            is_graded = before.category != "error" and after.category != "error"
+            gain = self._gain(before, after) if is_graded else 0.0
+            verdict, changed = "improved" if gain > 0 else "worsened", gain != 0
             yield {
                 "index": before.index,
                 "sample": before.sample,
@@ -197,27 +217,36 @@ class Comparison:
     def _pairs(self) -> Iterator[tuple[Example, Example]]:
         return zip(self.before.examples, self.after.examples, strict=True)
 
-    def _row(self, name: str, holds: Callable[[Example], bool]) -> ComparisonRow:
-        before, after = self.before.share(holds), self.after.share(holds)
-        differences = [
-            fmean(map(holds, second)) - fmean(map(holds, first))
-            for first, second in zip(self.before.by_prompt(), self.after.by_prompt(), strict=True)
-        ]
-        if self.before.samples_per_prompt == 1:
-            lost, won = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
-            both = before.successes - lost
-            low, high = paired_difference_interval(both, lost, won, before.total - both - lost - won)
-            p_value = mcnemar_exact(lost, won)
-        else:
-            low, high = bootstrap_interval(differences, seed=self.seed)
-            p_value = sign_flip_p(differences, seed=self.seed)
-        return ComparisonRow(name, before, after, after.fraction - before.fraction, low, high, p_value)
+    def _graded_pairs(self) -> list[tuple[Example, Example]]:
+        return [(b, a) for b, a in self._pairs() if b.category != "error" and a.category != "error"]
+
+    def _row(self, name: str, holds: Callable[[Example], bool], *, of_all: bool = False) -> ComparisonRow:
+        pairs = list(self._pairs()) if of_all else self._graded_pairs()
+        sides = [b for b, _ in pairs], [a for _, a in pairs]
+        shares = self.before.share(holds, sides[0]), self.after.share(holds, sides[1])
+        return share_change(name, pairs, holds, shares, seed=self.seed)
 
     def _header(self) -> tuple[str, ...]:
         return ("", *self.names, "points", "factor", "p")
 
+    def headline(self) -> list[str]:
+        """Before and after in a line or two: the mean reward where it says more than what is correct, and that."""
+        lines: list[str] = []
+        if not self.is_binary:
+            one = self.reward
+            lines.append(
+                f"reward: {one.before.value:.3f} before, {one.after.value:.3f} after training, {one.change:+.3f} "
+                f"[{one.low:+.3f}, {one.high:+.3f}] ({one.after.total} test problems)"
+            )
+        if self.judges("correct"):
+            before, after = self.before.correct, self.after.correct
+            shares = f"{before.fraction:.1%} before, {after.fraction:.1%} after training"
+            lines.append(f"correct: {shares} ({after.total} test problems)")
+        return lines
+
     def _cells(self) -> list[tuple[str, ...]]:
-        return [
+        rewards = [] if self.is_binary else [_reward_cells(self.reward, between=" ")]
+        return rewards + [
             (
                 row.name,
                 _share_text(row.before),
@@ -293,13 +322,23 @@ def _side(example: Example) -> dict[str, Any]:
 def _change_lines(change: ExampleChange, names: tuple[str, str], max_characters: int) -> list[str]:
     notes = {"format": " (the answer was right in both, only its form changed)", "answer": "", "unknown": ""}
     lines = [f"[{change.before.index}]{notes[change.kind]} {change.before.question.strip()}"]
-    lines.append(f"  reference answer: {change.before.answer}")
+    if change.before.answer:
+        lines.append(f"  reference answer: {change.before.answer}")
     for name, example in zip(names, (change.before, change.after), strict=True):
         text = example.completion.strip()
         shown = text if len(text) <= max_characters else f"{text[:max_characters]} [...]"
-        lines.append(f"  {name} ({example.category.replace('_', ' ')}, {example.num_tokens} tokens):")
+        verdict = example.category.replace("_", " ")
+        if example.category == "graded":
+            verdict = f"reward {example.reward:.3g}"
+        lines.append(f"  {name} ({verdict}, {example.num_tokens} tokens):")
         lines += [f"    {line}" for line in shown.splitlines()]
     return [*lines, ""]
+
+
+def _reward_cells(one: RewardChange, *, between: str) -> tuple[str, ...]:
+    sides = [f"{side.value:.3f}{between}[{side.low:.3f}, {side.high:.3f}]" for side in (one.before, one.after)]
+    change = f"{one.change:+.3f}{between}[{one.low:+.3f}, {one.high:+.3f}]"
+    return "mean reward", *sides, change, "-", _p_text(one.p_value)
 
 
 def _interval(of: Share | ComparisonRow) -> str:

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.errors import ConfigError, DataError
-from oncurve.evaluate.evaluate import Example, Kept
+from oncurve.evaluate.evaluate import Kept
+from oncurve.evaluate.evaluation import Example
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import read_json, read_rows, to_json, write_json, write_lines
 

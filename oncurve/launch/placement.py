@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oncurve.config.schema import Config
 from oncurve.plan.shared_gpu import Beside
+from oncurve.recipe.schema import Config
 
 HALF_WIDTH_BYTES = 2
 WEIGHT_SHARE = 0.5

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncurve.config.run_folder import run_folder_path
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError, LostProcess
 from oncurve.launch.placement import serve_settings
 from oncurve.observe.record import write_text
+from oncurve.recipe.run_folder import run_folder_path
+from oncurve.recipe.schema import Config
 
 SAVED, LOST = 143, LostProcess.exit_code
 SLACK_SECONDS = 30

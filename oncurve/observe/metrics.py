@@ -201,9 +201,17 @@ _MISMATCH = (
 
 _EVALUATION = (
     Metric(
+        "evaluation/mean_reward",
+        "reward",
+        "mean reward of the held-out examples that were graded",
+        "rises with reward/mean; flat while that rises means overfitting or reward hacking",
+    ),
+    Metric("evaluation/mean_reward_low", "reward", "lower end of the 95% interval of mean_reward", "-"),
+    Metric("evaluation/mean_reward_high", "reward", "upper end of the 95% interval of mean_reward", "-"),
+    Metric(
         "evaluation/correct_fraction",
         "fraction",
-        "held-out examples with the right answer in the right format",
+        "graded held-out examples with the right answer in the right format; missing if no reward says what is correct",
         "rises with reward/correct; flat while that rises means overfitting or reward hacking",
     ),
     Metric("evaluation/correct_low_fraction", "fraction", "lower end of the 95% interval of correct_fraction", "-"),

@@ -20,7 +20,7 @@ from rich.text import Text
 _BARS = "▁▂▃▄▅▆▇█"
 NOISE = 1e-5
 """Curves that nowhere leave this distance from 0 are drawn as a flat line."""
-_HELD_OUT = "evaluation/correct_fraction"
+_HELD_OUT, _HELD_OUT_REWARD = "evaluation/correct_fraction", "evaluation/mean_reward"
 _Form = Callable[[float], str]
 _PANEL: tuple[tuple[tuple[str, str, _Form], ...], ...] = (
     (
@@ -81,7 +81,7 @@ class Progress:
         self._latest: dict[str, float] = {}
         self._rewards: list[float] = []
         self._alarms: list[tuple[int, str]] = []
-        self._evaluated: tuple[int, float] | None = None
+        self._evaluated: tuple[int, str] | None = None
         self._status = ""
         is_live = self.console.is_terminal if live is None else live
         self._live: Live | NotebookDisplay | None = None
@@ -113,7 +113,9 @@ class Progress:
         if math.isfinite(reward := metrics.get("reward/mean", math.nan)):
             self._rewards.append(reward)
         if math.isfinite(accuracy := metrics.get(_HELD_OUT, math.nan)):
-            self._evaluated = (step, accuracy)
+            self._evaluated = (step, f"{accuracy:.1%}")
+        elif math.isfinite(mean := metrics.get(_HELD_OUT_REWARD, math.nan)):
+            self._evaluated = (step, f"{mean:.3f}")
         if self._live is None:
             self._print(self.line(metrics))
         elif isinstance(self._live, NotebookDisplay):
@@ -193,8 +195,8 @@ class Progress:
         if _is_number(correct := self._latest.get("reward/correct")):
             cells += [("correct ", "dim"), (f"{correct:.1%}", "bold"), "   "]
         if self._evaluated is not None:
-            step, accuracy = self._evaluated
-            cells += [("held-out ", "dim"), (f"{accuracy:.1%}", "bold green"), (f" at step {step}", "dim")]
+            step, result = self._evaluated
+            cells += [("held-out ", "dim"), (result, "bold green"), (f" at step {step}", "dim")]
         return Text.assemble(*cells)
 
     def _row(self, cells: Sequence[tuple[str, str, _Form]]) -> RenderableType | None:

@@ -49,7 +49,9 @@ _TRAINING: tuple[tuple[str, str, _Form], ...] = (
     ("calls that failed", "episode/tool_errors", _percent),
     ("waiting for tools, seconds", "time/tools_seconds", number),
 )
+_MEAN = "evaluation/mean_reward"
 _HELD_OUT: tuple[tuple[str, str], ...] = (
+    ("mean reward", _MEAN),
     ("correct", "evaluation/correct_fraction"),
     ("correct in any format", "evaluation/any_format_fraction"),
     ("bad format", "evaluation/bad_format_fraction"),
@@ -103,6 +105,10 @@ def _compared(comparison: Mapping[str, Any]) -> list[str]:
     """Before and after on the test problems, each share with the change that they agree on."""
     before, after = comparison["names"]
     lines = [f"Test problems, {comparison['num_prompts']:,}: {before} and {after}, with 95% intervals of the change"]
+    if not comparison.get("is_binary", True):
+        row = comparison["reward"]
+        change = f"{row['change']:+.3f}, {row['low']:+.3f} to {row['high']:+.3f}"
+        lines.append(f"  {'mean reward':<26}{row['before']['value']:>8.3f} to {row['after']['value']:.3f} ({change})")
     for row in comparison["rows"]:
         start, end = (share["successes"] / max(share["total"], 1) for share in (row["before"], row["after"]))
         change = f"{100 * row['change']:+.1f} points, {100 * row['low']:+.1f} to {100 * row['high']:+.1f}"
@@ -117,9 +123,12 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         if not points:
             continue
         (first_step, first), (last_step, last) = points[0], points[-1]
-        text = f"  {name:<26}{first:>8.1%} at step {first_step}"
+        form, change = (
+            (number, f"{last - first:+.3g}") if key == _MEAN else (_percent, f"{100 * (last - first):+.1f} points")
+        )
+        text = f"  {name:<26}{form(first):>8} at step {first_step}"
         if len(points) > 1:
-            text += f"  to {last:.1%} at step {last_step} ({100 * (last - first):+.1f} points)"
+            text += f"  to {form(last)} at step {last_step} ({change})"
         if key == "evaluation/correct_fraction" and len(points) > 2:
             best_step, best = max(points, key=lambda point: point[1])
             text += f", best {best:.1%} at step {best_step}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncurve.config.data import DemonstrationsData
-from oncurve.config.schema import Config
+from oncurve.data.settings import DemonstrationsData
 from oncurve.errors import ConfigError
 from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan import constants
 from oncurve.plan.setup import Placement, Setup, Shard, TurnPlan, Work
 from oncurve.plan.shape import ModelShape
+from oncurve.recipe.schema import Config
 
 PROMPT_TOKENS = {
     "demonstrations": 64,
@@ -137,7 +137,7 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
         raise ConfigError("--sampler-gpus needs --placement split or disaggregated: colocated devices do both")
     return Setup(
         method="full" if lora is None else "lora",
-        rank=16 if lora is None else lora.rank,
+        **({} if lora is None else {"rank": lora.rank}),
         targets=None if targets is None or isinstance(targets, str) else tuple(targets),
         quantization=policy.quantization,
         compute=compute,

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
-from oncurve.config.messages import explain_yaml
 from oncurve.errors import ConfigError
+from oncurve.recipe.messages import explain_yaml
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"
 GB = 1e9

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from oncurve.errors import ConfigError
 from oncurve.policy.distributed import Processes
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Reader, Room, fill, is_cut, whole
 from oncurve.policy.tensor_files import TensorFiles
-from oncurve.settings import OptimizerSettings
 
 Scorers = Mapping[int, nn.Module]
 """The pass over a batch as a module, by the id of the model that it passes through."""

@@ -29,7 +29,7 @@ from oncurve.policy.unread_model import ReplicaPlace, fill_copy, make_replica
 
 if TYPE_CHECKING:
     from oncurve.policy.distributed import Processes
-    from oncurve.settings import OptimizerSettings
+    from oncurve.policy.settings import OptimizerSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

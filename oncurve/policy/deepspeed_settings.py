@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.errors import ConfigError
-from oncurve.settings import OptimizerSettings
+from oncurve.policy.settings import OptimizerSettings
 
 AUTO = "auto"
 DEFAULT: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.backend import OneDevice, Scorers, trained_parameters
 from oncurve.policy.distributed import Processes
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding, is_cut, reshard, shard, split_by_cut, whole
 from oncurve.policy.unread_model import ReplicaPlace, Unread, fill_copy, make_replica
-from oncurve.settings import OptimizerSettings
 
 
 class Fsdp(OneDevice):

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.policy.settings import LoraSettings
 from oncurve.rollouts.servers.lora_weights import LoraWeights, fingerprint
-from oncurve.settings import LoraSettings
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

@@ -26,13 +26,13 @@ from oncurve.policy.forward import completion_logprobs, has_own_layers
 from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter, merged_weights, thin_weights, trains_pairs_only
 from oncurve.policy.self_check import enable_packing
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
 from oncurve.policy.teacher import taught_logprobs, with_prompts
 from oncurve.policy.unread_model import ReplicaPlace, Unread
 from oncurve.records import Mean
 from oncurve.rollouts.servers.lora_weights import LoraWeights
-from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from oncurve.rollouts.servers.teacher_server import TeacherServer

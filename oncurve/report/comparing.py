@@ -23,14 +23,15 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from oncurve.config.run_folder import flat
 from oncurve.doctor.read import read_config
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation, read_evaluation
+from oncurve.evaluate.evaluation import Evaluation, read_evaluation
+from oncurve.evaluate.paired import RewardChange
 from oncurve.observe.progress import duration
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.summary import number
+from oncurve.recipe.run_folder import flat
 from oncurve.report.overview import overview
 from oncurve.stats import bootstrap_interval
 
@@ -128,6 +129,9 @@ def _measured(name: str) -> Callable[[Side], Cell]:
     def cell(side: Side) -> Cell:
         if name not in side.evaluations:
             return Cell("-")
+        if not side.evaluations[name].is_binary:
+            mean = side.evaluations[name].mean_reward
+            return Cell(f"reward {mean.value:.3f}", f"[{mean.low:.3f}, {mean.high:.3f}]")
         share = side.evaluations[name].correct
         return Cell(f"{share.fraction:.1%}", f"[{100 * share.low:.1f}, {100 * share.high:.1f}]")
 
@@ -139,11 +143,14 @@ def _against(first: Side, side: Side, notes: list[str]) -> Cell:
         return Cell("-")
     try:
         before, after = (_without_seed(one.evaluations["trained"]) for one in (first, side))
-        row = compare(before, after).rows[0]
+        compared = compare(before, after)
     except DataError as error:
         notes.append(f"{first.name} and {side.name} cannot be paired: {error}")
         return Cell("-")
+    row = compared.rows[0] if compared.is_binary else compared.reward
     p_value = "p < 0.0001" if row.p_value < 1e-4 else f"p = {row.p_value:.4f}"
+    if isinstance(row, RewardChange):
+        return Cell(f"reward {row.change:+.3f}", f"[{row.low:+.3f}, {row.high:+.3f}] {p_value}")
     return Cell(f"{100 * row.change:+.1f} points", f"[{100 * row.low:+.1f}, {100 * row.high:+.1f}] {p_value}")
 
 

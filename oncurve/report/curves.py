@@ -13,6 +13,13 @@ PANELS: tuple[dict[str, Any], ...] = (
         "title": "Reward and accuracy",
         "lines": [
             {"key": "reward/mean", "name": "reward, training"},
+            {
+                "key": "evaluation/mean_reward",
+                "name": "reward, held-out",
+                "low": "evaluation/mean_reward_low",
+                "high": "evaluation/mean_reward_high",
+                "unless_equal_to": "evaluation/correct_fraction",
+            },
             {"key": "reward/correct", "name": "correct, training"},
             {
                 "key": "evaluation/correct_fraction",

@@ -88,7 +88,9 @@ def evaluation(run: Path) -> dict[str, Any]:
     compared = json_if_there(run / "comparison.json")
     return {
         "measured": sorted(found, key=lambda one: (one["step"] or 0, one["name"])),
-        "compared": {key: compared.get(key) for key in ("names", "problems", "num_prompts", "rows", "mean_tokens")}
+        "compared": {
+            key: compared.get(key) for key in ("names", "problems", "num_prompts", "rows", "reward", "is_binary")
+        }
         if compared
         else None,
     }
@@ -105,6 +107,7 @@ def _measured(summary: Mapping[str, Any]) -> dict[str, Any]:
         "counts": summary.get("counts") or {},
         "intervals": summary.get("intervals"),
         "pass_at_k": summary.get("pass_at_k") or {},
+        "mean_reward": None if summary.get("is_binary", True) else summary["mean_reward"],
         "temperature": params.get("temperature"),
         "shares": {
             key: {end: finite(share.get(end)) for end in ("fraction", "low", "high")} for key, share in shares.items()

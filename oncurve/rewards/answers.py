@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from oncurve.records import Completion, Prompt
 from oncurve.rewards.choices import chosen_letter
+from oncurve.rewards.latex import formulas
 
 AnswerPlace = Literal["boxed", "answer_tag", "hash", "any", "choice"]
 """Where the recipe asks for the answer; "any" takes every plausible place, "choice" the letter of an option there."""
@@ -14,38 +16,48 @@ MAX_TEXT_CHARACTERS = 50_000
 """Only the end of a longer text is searched: the answer comes last, and a megabyte must cost no more than this."""
 
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_NUMBER = re.compile(
-    r"""(?<![\w.])                     # neither inside a word nor after a decimal point
-        [-−]?[$€£]?[-−]?
-        (?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)
-        (?:[eE][-+]?\d{1,3}|/(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+))?
-        (?:\s?\\?%)?""",
-    re.VERBOSE,
-)
+MAX_CLAUSE_CHARACTERS = 2_000
+"""Of a text without marks; its last expression is looked for here."""
+
+_HASH = re.compile(r"(?<!#)####(?!#)")
+_BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|;|(?:,\s*)?\\?(?:text\{\s*)?(?:and|or)(?:\s*\})?|&)[\s$]*")
+_WORD = re.compile(r"[a-zA-Z]{2,}")
+_FUNCTION = re.compile(r"(?:arc)?(?:sin|cos|tan)|ln|log|exp|sqrt|pi|mod")
+_MULTIPLIER = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|percent|a\.?m\.?|p\.?m\.?)[.,;:?]?", re.I)
 
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last balanced ``\boxed{...}``; None if there is none.
 
-    Of nested boxes the outer one counts. A box that never closes, as in a completion that was cut off, is passed over.
+    Of nested boxes the outer one counts. Boxes with nothing but commas, "and" or "or" between them are one list. A box
+    that never closes, as in a completion that was cut off, is passed over.
 
-    >>> last_boxed(r"so \boxed{3}, no: \boxed{\frac{1}{2}}")
-    '\\frac{1}{2}'
+    >>> last_boxed(r"so \boxed{3}, no: \boxed{\frac{1}{2}}"), last_boxed(r"\boxed{3} and \boxed{5}")
+    ('\\frac{1}{2}', '3, 5')
     """
     text = text[-MAX_TEXT_CHARACTERS:]
-    open_braces: list[int | None] = []  # where the content of a box starts; None for any other brace
-    found: tuple[int, int] | None = None
+    open_braces: list[tuple[int, int] | None] = []  # where a box and its content start; None for any other brace
+    found: list[tuple[int, int, int]] = []
     for match in _BRACE.finditer(text):
         token = match.group()
         if token == "{":
             open_braces.append(None)
         elif token == "}":
-            start = open_braces.pop() if open_braces else None
-            if start is not None:
-                found = (start, match.start())
+            box = open_braces.pop() if open_braces else None
+            if box is not None:
+                while found and found[-1][0] > box[0]:
+                    found.pop()  # inside of this one
+                found.append((*box, match.start()))
         elif token.endswith("{") and len(token) > 2:
-            open_braces.append(match.end())
-    return None if found is None else text[found[0] : found[1]].strip()
+            open_braces.append((match.start(), match.end()))
+    if not found:
+        return None
+    contents = [text[found[-1][1] : found[-1][2]].strip()]
+    for left, right in zip(found[-2::-1], found[:0:-1], strict=True):
+        if not _BETWEEN_BOXES.fullmatch(text[left[2] + 1 : right[0]]):
+            break
+        contents.insert(0, text[left[1] : left[2]].strip())
+    return ", ".join(contents)
 
 
 def after_hash(text: str) -> str | None:
@@ -54,9 +66,9 @@ def after_hash(text: str) -> str | None:
     >>> after_hash("9 + 9 = 18\\n#### 18")
     '18'
     """
-    _, mark, rest = text[-MAX_TEXT_CHARACTERS:].rpartition("####")
-    lines = rest.strip().splitlines()
-    return lines[0].strip() if mark and lines else None
+    marks = list(_HASH.finditer(text[-MAX_TEXT_CHARACTERS:]))
+    lines = text[-MAX_TEXT_CHARACTERS:][marks[-1].end() :].strip().splitlines() if marks else []
+    return lines[0].strip() if lines else None
 
 
 def answer_tag(text: str) -> str | None:
@@ -70,51 +82,131 @@ def answer_tag(text: str) -> str | None:
     return content.strip() if opening and closing else None
 
 
-def last_number(text: str) -> str | None:
-    """The last thing in a text that looks like a number, with its sign, currency, commas and percent sign.
+def last_expression(text: str) -> str | None:
+    r"""The last whole expression of a text: a formula between delimiters, or the numbers, signs and letters around the
+    last number; never a piece of one. A sum or product of numbers that nobody has worked out, such as the question's,
+    is none.
 
-    >>> last_number("It costs $1,250.50 in total.")
-    '$1,250.50'
+    >>> [last_expression(text) for text in (r"It is $\frac{1}{2}$.", "So 2x+3", "It costs $1,250.50 in total.")]
+    ['\\frac{1}{2}', '2x+3', '$1,250.50']
     """
-    found = None
-    for found in _NUMBER.finditer(text[-MAX_TEXT_CHARACTERS:]):  # noqa: B007
-        pass
-    return None if found is None else found.group().strip()
+    text = text[-MAX_CLAUSE_CHARACTERS:].replace("**", "").replace("`", "").rstrip()
+    formula = next(iter(reversed(formulas(text))), None)
+    behind = text[formula[1] :] if formula else text
+    bare = _last_run(behind)
+    if bare is not None or formula is None:
+        return None if bare is None or _is_computation(bare) else bare
+    if _is_computation(formula[2]):
+        return None
+    unit = re.match(r"\s*(?:\\?%|" + _MULTIPLIER.pattern + r")", behind, re.I)
+    return formula[2] + (f" {unit.group().strip()}" if unit else "")
 
 
-def after_thinking(text: str) -> str:
-    """The text after the last ``</think>``; all of it if nothing follows or the tag is missing."""
-    rest = text.rpartition("</think>")[2]
-    return rest if rest.strip() else text
+def _is_computation(expression: str) -> bool:
+    """Arithmetic of numbers alone, with a sign between two of them and no result."""
+    plain = re.sub(r"\\(?:frac|[dt]frac|cdot|times|div|left|right)(?![a-zA-Z])", " * ", expression)
+    has_result = re.search(r"[=a-zA-Z\\<>:]", plain) is not None
+    return not has_result and re.search(r"[\d)}]\s*(?:[+×·÷]|\s-\s|\s/\s|\s?\*)\s*[-(\d.{*]", plain) is not None
+
+
+def _last_run(text: str) -> str | None:
+    """The words around the last number that are mathematics."""
+    for line in reversed(text.splitlines()):
+        words = line.split()
+        last = next((place for place in range(len(words) - 1, -1, -1) if re.search(r"\d", words[place])), None)
+        if last is not None:
+            return _run(words, last)
+    return None
+
+
+def _run(words: list[str], place: int) -> str:
+    start = end = place
+    while start > 0 and not words[start - 1].endswith((".", ":", "?", "。", "：")) and (
+        _is_mathematics(words[start - 1])
+        or (words[start - 1].lower() in ("and", "or") and start > 1 and _is_mathematics(words[start - 2]))
+    ):  # fmt: skip
+        if words[start - 1].endswith(",") and _WORD.search(words[start - 1]):
+            break
+        start -= 1
+    while end + 1 < len(words) and (
+        _MULTIPLIER.fullmatch(words[end + 1])
+        or (_is_mathematics(words[end + 1]) and not words[end].endswith((",", ".", ";")))
+    ):
+        end += 1
+    run = " ".join(words[start : end + 1])
+    run = re.sub(r"^(?:and|or)\s+", "", run, flags=re.I).rstrip(".,;:?")
+    while run.count("(") < run.count(")") and run.endswith(")"):
+        run = run[:-1]
+    while run.startswith("(") and run.count("(") > run.count(")"):
+        run = run[1:]
+    return run
+
+
+def _is_mathematics(word: str) -> bool:
+    """Digits, signs, single letters, commands, functions; not a word of a language."""
+    plain = re.sub(r"\\[a-zA-Z]+", "", word)
+    letters = _WORD.findall(plain)
+    if word.lower() in ("a", "i", "-", "–", "—", "i'm"):
+        return word in ("-", "–") or word == "i"
+    return bool(re.search(r"[\d=+*/^<>\\{}()|]|^.$", word.strip(".,;:"))) and all(
+        _FUNCTION.fullmatch(found) for found in letters if not re.search(r"\d", word)
+    )
+
+
+def after_thinking(text: str, *, is_open: bool = False) -> str:
+    """What a completion says outside of its thinking: behind ``</think>``, before a ``<think>`` that stays open.
+
+    ``is_open`` says that it begins within its thinking, and has to close it.
+
+    >>> after_thinking("<think>5</think> 6"), after_thinking("<think> 5"), after_thinking("5 or 6", is_open=True)
+    (' 6', '', '')
+    """
+    _, closing, rest = text.rpartition("</think>")
+    if not closing and is_open:
+        return ""
+    return rest.partition("<think>")[0]
+
+
+def said_by(prompt: Prompt, completion: Completion) -> str:
+    """What a completion says outside of its thinking, which the prompt may have begun.
+
+    A completion that ends by itself has ended its thinking, whether it says so or not; one that was cut off has not.
+    """
+    is_open = completion.is_truncated and prompt.text.rstrip().endswith("<think>")
+    return after_thinking(completion.text, is_open=is_open)
 
 
 def find_answer(text: str, place: AnswerPlace) -> str | None:
     r"""The final answer at the asked place, without a box around it; None if the place is empty or missing.
 
+    The thinking is never read.
+
     >>> find_answer(r"</think> <answer> \boxed{15} </answer>", "answer_tag")
     '15'
     """
+    said = after_thinking(text)
     match place:
         case "boxed":
-            answer = last_boxed(text)
+            answer = last_boxed(said)
         case "answer_tag":
-            answer = answer_tag(text)
+            answer = answer_tag(said)
         case "hash":
-            answer = after_hash(text)
+            answer = after_hash(said)
         case "any":
-            answer = _any_answer(after_thinking(text))
+            answer = _any_answer(said)
         case "choice":
-            rest = after_thinking(text)[-MAX_TEXT_CHARACTERS:]
-            return chosen_letter(answer_tag(rest) or last_boxed(rest) or after_hash(rest) or rest)
+            said = said[-MAX_TEXT_CHARACTERS:]
+            for marked in (answer_tag(said), last_boxed(said), after_hash(said)):
+                if marked and ((letter := chosen_letter(marked)) or re.search(r"\b[A-J]\b", marked)):
+                    return letter
+            return chosen_letter(said)
     return _unboxed(answer) or None if answer is not None else None
 
 
 def _any_answer(text: str) -> str | None:
-    for find in (answer_tag, last_boxed, after_hash, last_number):
-        answer = find(text)
-        if answer:
-            return answer
-    return None
+    lines = text.strip().splitlines()
+    is_marked = bool(lines) and _HASH.match(lines[-1].lstrip()) is not None  # else it is a heading
+    return answer_tag(text) or last_boxed(text) or (after_hash(text) if is_marked else None) or last_expression(text)
 
 
 def _unboxed(answer: str) -> str:

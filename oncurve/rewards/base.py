@@ -13,8 +13,8 @@ from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
-Category = Literal["correct", "wrong", "bad_format", "error"]
-"""What an evaluation says of one completion."""
+Category = Literal["correct", "wrong", "bad_format", "graded", "error"]
+"""What an evaluation says of one completion; "graded" where no reward says what is correct."""
 
 FIXED_PARTS = ("correct", "format")
 """Parts whose meaning is the same everywhere: 1.0 if the answer is right, 1.0 if the form is as asked."""
@@ -117,7 +117,12 @@ class Term:
     clip: tuple[float, float] | None = None
     """Bounds of the value before it is weighted; None leaves it as it is."""
     decides: bool = False
-    """A value of 1 or more means that the answer is correct, where no function has a part "correct"."""
+    """Its value says what is correct, where no function has a part "correct": from ``correct_at`` on, or 1 as long as
+    all its values are 0 or 1."""
+    correct_at: float | None = None
+    """Lowest value of a correct answer; None: a function with other values than 0 and 1 says nothing about that."""
+    is_limited: bool = True
+    """Without a part "correct": pay no more, together with others, than the terms that have one."""
 
     @property
     def key(self) -> str:
@@ -131,12 +136,12 @@ class WeightedSum:
         value = sum over terms of  weight * clip(value)
 
     A term that fails makes the whole reward an error, since a sum with a missing term is another number; only
-    "not_applicable" leaves its term out. With ``limit_shaping`` (the default) the terms that do not know whether the
-    answer is right can together add or take at most the weight of those that do, so that no style outranks a right
-    answer by more than the answer itself is worth.
+    "not_applicable" leaves its term out. The terms that do not know whether the answer is right can together add or
+    take at most the weight of those that do, so that no style outranks a right answer by more than the answer itself is
+    worth; terms with ``is_limited=False`` pay in full.
     """
 
-    def __init__(self, terms: Sequence[Term], *, limit_shaping: bool = True, name: str = "total") -> None:
+    def __init__(self, terms: Sequence[Term], *, name: str = "total") -> None:
         if not terms:
             raise ConfigError("rewards: the list is empty. Name at least one reward function.")
         keys = [term.key for term in terms]
@@ -145,11 +150,15 @@ class WeightedSum:
                 raise ConfigError(f"rewards: two of them are named {key!r}. Give one of them another name.")
         self.name = name
         self.terms = tuple(terms)
-        self.limit_shaping = limit_shaping
+        self._is_graded = False
+        """The deciding term gave a value other than 0 and 1, so that 1 need not mean correct."""
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, its parts unweighted."""
         columns = [grade(term.function, prompts, completions) for term in self.terms]
+        for term, column in zip(self.terms, columns, strict=True):
+            if term.decides and any(reward.value not in (None, 0.0, 1.0) for reward in column):
+                self._is_graded = True
         return [self._combine(row) for row in zip(*columns, strict=True)]
 
     def close(self) -> None:
@@ -166,31 +175,40 @@ class WeightedSum:
                 value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}", trace=reward.trace
             )
         if all(reward.value is None for reward in rewards):
-            return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail="no reward function applies")
-        if "correct" not in parts and (decisive := self._decisive(rewards)) is not None:
-            parts["correct"] = float(decisive >= 1.0)
+            why = "; ".join(f"{term.key}: {one.detail}" for term, one in zip(self.terms, rewards, strict=True))
+            return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail=why)
+        if "correct" not in parts and (verdict := self._verdict(rewards)) is not None:
+            parts["correct"] = verdict
+        if "correct" not in parts and self._is_graded and any(term.only_if_correct for term in self.terms):
+            detail = (
+                "a term is only_if_correct, and no reward says what is correct. Set correct_at of the one that does"
+            )
+            return Reward(value=None, parts=parts, error="no_verdict", detail=detail)
         detail = "; ".join(reward.detail for reward in rewards if reward.detail)
         total = self._total(rewards, is_correct=parts.get("correct", 0.0) >= 1.0)
         return Reward(value=total, parts=parts, detail=detail)
 
-    def _decisive(self, rewards: Sequence[Reward]) -> float | None:
-        """The value that says whether the answer is correct; None where no term decides or it does not apply."""
-        return next((each.value for term, each in zip(self.terms, rewards, strict=True) if term.decides), None)
+    def _verdict(self, rewards: Sequence[Reward]) -> float | None:
+        """1 for a correct answer, 0 for a wrong one; None where no term decides or it does not apply."""
+        for term, reward in zip(self.terms, rewards, strict=True):
+            if term.decides and reward.value is not None and (term.correct_at is not None or not self._is_graded):
+                return float(reward.value >= (1.0 if term.correct_at is None else term.correct_at))
+        return None
 
     def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
-        correctness, shaping, limit = 0.0, 0.0, 0.0
+        total, shaping, limit = 0.0, 0.0, 0.0
         for term, reward in zip(self.terms, rewards, strict=True):
             if reward.value is None or (term.only_if_correct and not is_correct):
                 continue
             value = reward.value if term.clip is None else min(max(reward.value, term.clip[0]), term.clip[1])
             if "correct" in reward.parts:
-                correctness += term.weight * value
+                total += term.weight * value
                 limit += abs(term.weight)
-            else:
+            elif term.is_limited:
                 shaping += term.weight * value
-        if self.limit_shaping and limit > 0:
-            shaping = min(max(shaping, -limit), limit)
-        return correctness + shaping
+            else:
+                total += term.weight * value
+        return total + (min(max(shaping, -limit), limit) if limit > 0 else shaping)
 
 
 def _merged_parts(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, float]:
@@ -218,7 +236,9 @@ def categorize(reward: Reward) -> Category:
         return "error"
     if reward.parts.get("format", 1.0) < 1.0:
         return "bad_format"
-    return "correct" if reward.parts.get("correct", 0.0) >= 1.0 else "wrong"
+    if "correct" not in reward.parts:
+        return "graded"
+    return "correct" if reward.parts["correct"] >= 1.0 else "wrong"
 
 
 def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2, step: int | None = None) -> None:
@@ -236,6 +256,19 @@ def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2, 
         f"{where}grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may "
         f"fail), {describe_failures(failed)}. Correct the reward function or the data, or allow more failures with "
         f"run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
+    )
+
+
+def check_any_graded(rewards: Sequence[Reward], *, where: str) -> None:
+    """Refuses a batch in which nothing was graded at all; ``where`` begins the message.
+
+    Raises RewardError with what each reward gave.
+    """
+    if not rewards or any(reward.value is not None for reward in rewards):
+        return
+    raise RewardError(
+        f"{where}: none of the {len(rewards)} completions was graded, {describe_failures(rewards)}. Let a reward "
+        f"return a number for them; a function without `return` gives None"
     )
 
 

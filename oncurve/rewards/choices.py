@@ -9,19 +9,32 @@ from typing import Any
 LETTERS = "ABCDEFGHIJ"
 """As many options as MMLU-Pro has."""
 
+_NOUN = r"answer|choice|option|antwort|lösung|respuesta|réponse|reponse|risposta|resposta|答案|答え|정답|ответ"
+_VERB = r"(?:is|would be|must be|should be|has to be|ist|lautet|es|est|è|é)(?![a-z])|[是为為:：=-]"
 _STATED = re.compile(
-    r"(?:answer|choice|option)\W{0,8}?\s*(?:is|would be|:|=)[:\s]*(?:the\s+)?(?:option|choice|letter)?\s*(?P<rest>.*)",
+    rf"(?:{_NOUN})\W{{0,8}}?\s*(?:{_VERB})[:\s]*(?:not (?:option |choice )?\(?[A-J]\)?,? but )?"
+    rf"(?:the\s+)?(?:option|choice|letter|answer)?\s*(?:{_VERB})?\s*(?P<rest>.*)"
+    r"|(?<![a-z])(?:option|choice|pick|choose|select|go with|chose)\s+(?:option\s+|choice\s+|answer\s+)?"
+    r"(?P<picked>\(?[A-J]\)?(?![a-zA-Z]).*)",
     re.IGNORECASE,
 )
+_IS_RIGHT = re.compile(
+    r"(?:^|[,.:;]\s*|\s)(?:option |choice )?(?P<letter>\([A-J]\)|[A-J]) is (?:the )?"
+    r"(?:correct|right|true|best|answer)(?: (?:one|answer|choice|option))?\s*[.!]?$"
+)
 _LETTER = re.compile(
-    r"(?:option|choice|answer)?\s*:?\s*(?:\((?P<bracketed>[A-Ja-j])\)|(?P<marked>[A-J])(?=\s*[).:,;])|(?P<alone>[A-J])\b)"
+    r"(?:option|choice|answer)?\s*:?\s*"
+    r"(?:\((?P<bracketed>[A-Ja-j])\)|(?P<marked>[A-J])(?=\s*[).:,;=])|(?P<alone>[A-J])(?!\w))"
     r"(?P<rest>.*)",
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"\(([A-J])\)|(?<![a-zA-Z0-9(])([A-J])(?=[).:](?!\w))")
+_REFUSED = re.compile(
+    r"(?:,|;|and|but|–|—|\()?\s*(?:not|rather than|instead of)\s+(?:option\s+|choice\s+)?\(?[A-J]\)?\W*$", re.IGNORECASE
+)
 _BESIDE = re.compile(r"^\s*[).:,;]*\s*(?:,|;|/|\||&|\bor\b|\band\b|\bnor\b|\bnot\b)+\s*(?:option|choice)?\s*\(?[A-J]\b")
-_REASON = re.compile(r"^\s*(?:[).:,;–—-]|$|because\b|since\b|as\b|for\b|is\b)", re.IGNORECASE)
-_MARKS = re.compile(r"\*\*|__|`|\$|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[{}\\]")
+_REASON = re.compile(r"^\s*(?:[).:,;=–—-]|$|\(|because\b|since\b|as\b|for\b|is\b)", re.IGNORECASE)
+_MARKS = re.compile(r"\*\*|__|[`$\"“”'‘’「」]|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[{}\\]")
 
 
 def chosen_letter(text: str) -> str | None:
@@ -30,20 +43,25 @@ def chosen_letter(text: str) -> str | None:
     A text is "C", "(C)", "C. Paris", "Answer: C", or prose whose last statement of an answer, or whose last line, is
     one of these.
 
-    >>> [chosen_letter(text) for text in ("So the answer is (C).", "B. Paris", "A or B", "A cat")]
+    >>> [chosen_letter(text) for text in ("So the answer is (C).", "Answer:\\n\\nB. Paris", "A or B", "A cat")]
     ['C', 'B', None, None]
     """
     plain = _MARKS.sub(lambda mark: mark[1] or "", text).strip()
+    plain = re.sub(r"\[([A-J])\]", r"(\1)", plain)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    for line in reversed(lines):
-        stated = [match["rest"] for match in _STATED.finditer(line)]
+    for place in range(len(lines) - 1, -1, -1):
+        stated = list(_STATED.finditer(lines[place]))
         if stated:
-            return _one_letter(stated[-1])
+            rest = (stated[-1]["rest"] or stated[-1]["picked"] or "").strip()
+            return _one_letter(rest if rest or place + 1 == len(lines) else lines[place + 1])
+        if right := _IS_RIGHT.search(lines[place]):
+            return right["letter"].strip("()")
     return _one_letter(lines[-1]) if lines else None
 
 
 def _one_letter(text: str) -> str | None:
     """The letter at the beginning of a text, unless it is a word, or another letter stands beside it."""
+    text = _REFUSED.sub("", text)
     match = _LETTER.match(text)
     if match is None:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import importlib
 import importlib.util
@@ -10,16 +9,17 @@ import inspect
 import logging
 import os
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward, messages_of
 from oncurve.rewards.base import RewardFunction, ungraded
-from oncurve.rewards.parameters import ANSWER_NAMES
+from oncurve.rewards.foreign_code import contained, limited, run_async
+from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, completion_parameter
 
 logger = logging.getLogger(__name__)
 
@@ -102,14 +102,16 @@ def from_function(
     timeout_seconds: float = 60.0,
     is_batched: bool | None = None,
     extras: Mapping[str, Any] | None = None,
+    nan_is_none: bool = False,
 ) -> RewardFunction:
     """A reward function from whatever somebody wrote.
 
     Accepted as they are: an object with the protocol of ``RewardFunction``; a function with a parameter
     ``completions``, called like TRL's with lists and keywords; any other function, called for each completion as
     ``f(completion, answer)``. Each may be async; each may return numbers, None (not applicable) or dictionaries with
-    a "reward" and named parts. ``timeout_seconds`` bounds async functions only. ``is_batched`` says whether it is
-    called with lists where its parameters do not; ``extras`` are further arguments of such a call.
+    a "reward" and named parts. ``timeout_seconds`` is for one completion: so many times as long for a call with lists.
+    ``is_batched`` says whether it is called with lists where its parameters do not; ``extras`` are further arguments of
+    such a call. NaN is an error, or with ``nan_is_none`` the same as None.
     """
     if isinstance(function, RewardFunction) and not inspect.isfunction(function):
         return function
@@ -126,6 +128,7 @@ def from_function(
         completions_as=completions_as,
         timeout_seconds=timeout_seconds,
         extras=extras or {},
+        nan_is_none=nan_is_none,
     )
 
 
@@ -137,7 +140,8 @@ def reads_answer(function: Callable[..., Any]) -> bool:
     asked = [name for name, parameter in _parameters(function).items() if parameter.kind not in fixed]
     if "completions" in asked:
         return bool({*ANSWER_NAMES} & {*asked})
-    return bool({*ANSWER_NAMES, "row"} & {*asked[1:]}) or len(asked) == 2
+    others = {*asked} - {completion_parameter(asked)}
+    return bool({*ANSWER_NAMES, "row"} & others) or (len(others) == 1 and not others <= {"prompt", *OPTIONAL_COLUMNS})
 
 
 def asks_for(function: Callable[..., Any], name: str) -> bool:
@@ -164,14 +168,32 @@ class _Adapted:
         completions_as: CompletionsAs,
         timeout_seconds: float,
         extras: Mapping[str, Any],
+        nan_is_none: bool,
     ) -> None:
         self.name = name
+        self.nan_is_none = nan_is_none
         self.function = self.__wrapped__ = function
         self.extras = extras
         self.completions_as: CompletionsAs = completions_as
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
+        self._taken = completion_parameter(list(parameters))
         self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion; what the function breaks in this process is put back."""
+        with contained(self.name):
+            return self._grade(prompts, completions)
+
+    def _grade(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        raise NotImplementedError
+
+    def _reward(self, value: Any) -> Reward:
+        """What the function gave for one completion, as a reward or an error."""
+        if isinstance(value, Failure):
+            return ungraded(value)
+        reward = attempt(lambda: to_reward(value, nan_is_none=self.nan_is_none))
+        return ungraded(reward) if isinstance(reward, Failure) else reward
 
     def close(self) -> None:
         """Nothing to end: a function owns no processes that we know of."""
@@ -208,14 +230,15 @@ class _Adapted:
 class _Batched(_Adapted):
     """A function in TRL's style: ``f(prompts=[...], completions=[...], **columns) -> [...]``."""
 
-    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        """One reward per completion."""
+    def _grade(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         if self.completions_as == "auto" and prompts and SOURCE_ROW in prompts[0].row:
             self.completions_as = "text" if isinstance(prompts[0].row[SOURCE_ROW]["prompt"], str) else "messages"
-        values = self._in_either_form(lambda as_messages: self._call(prompts, completions, as_messages=as_messages))
-        if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-            raise TypeError(f"{self.name} returned {type(values).__name__}, not one value per completion")
-        return [to_reward(value) for value in values]
+        with limited(self.timeout_seconds * max(len(completions), 1)):
+            values = self._in_either_form(lambda as_messages: self._call(prompts, completions, as_messages=as_messages))
+            if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+                raise TypeError(f"{self.name} returned {type(values).__name__}, not one value per completion")
+            found = list(islice(values, len(completions) + 1))  # one too many is noticed
+        return [self._reward(value) for value in found]
 
     def _call(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, as_messages: bool) -> Any:
         rows: list[Mapping[str, Any]] = [prompt.source_row for prompt in prompts]
@@ -240,12 +263,8 @@ class _Batched(_Adapted):
 class _PerSample(_Adapted):
     """A function of one completion: ``f(completion, answer) -> float | dict``; other names are columns of the row."""
 
-    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        """One reward per completion; one that fails is an error by itself."""
-        results = [
-            attempt(lambda p=prompt, c=completion: self._call(p, c))
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
+    def _grade(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        results = [self._limited(p, c) for p, c in zip(prompts, completions, strict=True)]
         pending = [result for result in results if inspect.isawaitable(result)]
         awaited = iter(run_async(pending, self.timeout_seconds))
         results = [
@@ -253,29 +272,50 @@ class _PerSample(_Adapted):
         ]
         return [self._reward(result) for result in results]
 
+    def _limited(self, prompt: Prompt, completion: Completion) -> Any:
+        """What the function gives for a completion, or why it gives nothing: one that fails is an error by itself."""
+
+        def call() -> Any:
+            with limited(self.timeout_seconds):
+                return self._call(prompt, completion)
+
+        return attempt(call)
+
     def _call(self, prompt: Prompt, completion: Completion) -> Any:
         arguments = self._arguments(prompt)
 
         def call(as_messages: bool) -> Any:
-            result = self.function(_completion_in_form(completion, as_messages=as_messages), **arguments)
+            shown = _completion_in_form(completion, as_messages=as_messages)
+            if self._taken is None or self._taken == next(iter(self._parameters)):
+                result = self.function(shown, **arguments)
+            else:
+                result = self.function(**{self._taken: shown}, **arguments)
             is_undecided = self.completions_as == "auto"  # the first one alone, before the others run together
             return self._wait_for(result) if is_undecided else result
 
         return self._in_either_form(call)
 
     def _arguments(self, prompt: Prompt) -> dict[str, Any]:
-        """The columns that the parameters after the first name.
+        """The columns that the parameters besides the completion's name.
 
-        The second one is the answer under whatever name, unless that reads like another column's misspelt: then nothing
+        The next one is the answer under whatever name, unless that reads like another column's misspelt: then nothing
         is given, and the call fails for the want of it.
         """
         named = [
             key
-            for key, p in list(self._parameters.items())[1:]
-            if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            for key, p in self._parameters.items()
+            if key != self._taken
+            and p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         ]
         answer = prompt.row.get("answer")
-        known = {**dict.fromkeys(ANSWER_NAMES, answer), "prompt": prompt.text, "row": prompt.row, **prompt.row}
+        absent = dict.fromkeys(OPTIONAL_COLUMNS)
+        known = {
+            **absent,
+            **dict.fromkeys(ANSWER_NAMES, answer),
+            "prompt": prompt.text,
+            "row": prompt.row,
+            **prompt.row,
+        }
         if self._takes_all:
             return {**prompt.row, **{key: known[key] for key in named if key in known}}
         arguments = {key: known[key] for key in named if key in known}
@@ -285,13 +325,6 @@ class _PerSample(_Adapted):
                 arguments[named[0]] = answer
         return arguments
 
-    @staticmethod
-    def _reward(result: Any) -> Reward:
-        if isinstance(result, Failure):
-            return ungraded(result)
-        reward = attempt(lambda: to_reward(result))
-        return ungraded(reward) if isinstance(reward, Failure) else reward
-
 
 @cache
 def _is_misspelt(name: str, columns: tuple[str, ...]) -> bool:
@@ -299,24 +332,29 @@ def _is_misspelt(name: str, columns: tuple[str, ...]) -> bool:
     return bool(difflib.get_close_matches(name, columns, n=1, cutoff=0.8))
 
 
-def to_reward(value: Any) -> Reward:
-    """A reward from a number, a tensor of one number, None or NaN (not applicable), a dictionary, or a Reward.
+def to_reward(value: Any, *, nan_is_none: bool = False) -> Reward:
+    """A reward from a number, a tensor of one number, None (not applicable), a dictionary, or a Reward.
 
-    Raises TypeError or ValueError for anything else.
+    NaN is an error, since it is usually 0/0; with ``nan_is_none`` it is None. Raises TypeError or ValueError for
+    anything else.
     """
     if isinstance(value, Reward):
         return value
     if value is None:
         return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned None")
     if isinstance(value, Mapping):
-        return _from_mapping(value)
+        return _from_mapping(value, nan_is_none=nan_is_none)
     number = float(value)
     if number != number:
-        return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned NaN")
+        if nan_is_none:
+            return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned NaN")
+        return Reward(
+            value=None, error="nan", detail="the function returned NaN, usually 0/0; return None for no opinion"
+        )
     return Reward(value=number)
 
 
-def _from_mapping(values: Mapping[str, Any]) -> Reward:
+def _from_mapping(values: Mapping[str, Any], *, nan_is_none: bool) -> Reward:
     key = next((key for key in _VALUE_KEYS if key in values), None)
     if key is None:
         raise ValueError(f"the function returned {sorted(values)} without a 'reward'")
@@ -325,7 +363,7 @@ def _from_mapping(values: Mapping[str, Any]) -> Reward:
         for part, value in values.items()
         if part != key and isinstance(value, (bool, int, float))
     }
-    reward = to_reward(values[key])
+    reward = to_reward(values[key], nan_is_none=nan_is_none)
     return Reward(value=reward.value, parts=parts, error=reward.error, detail=reward.detail)
 
 
@@ -343,32 +381,6 @@ def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:
 
 def _log(name: str, value: Any) -> None:
     logger.debug("%s: %s", name, value)
-
-
-_loop: asyncio.AbstractEventLoop | None = None
-
-
-def run_async(pending: Sequence[Awaitable[Any]], timeout_seconds: float) -> list[Any]:
-    """The results of awaitables that run together in a thread of their own; an exception where one fails or is late.
-
-    All calls of the process share one event loop, so that a client that a function keeps stays bound to its loop.
-    """
-    if not pending:
-        return []
-    global _loop
-    if _loop is None:
-        _loop = asyncio.new_event_loop()
-        threading.Thread(target=_loop.run_forever, name="oncurve-rewards", daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(_gather(pending, timeout_seconds), _loop).result()
-
-
-async def _gather(pending: Sequence[Awaitable[Any]], timeout_seconds: float) -> list[Any]:
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in pending]
-    _, late = await asyncio.wait(tasks, timeout=timeout_seconds)
-    for task in late:
-        task.cancel()
-    over = TimeoutError(f"over {timeout_seconds:g} s")
-    return [over if task in late else task.exception() or task.result() for task in tasks]
 
 
 def _returned(result: Any) -> Any:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from oncurve.rewards.latex import tidy
+from oncurve.rewards.units import Unit, read_unit
 
 MAX_NUMBER_CHARACTERS = 300
 """Longer numbers are compared as text."""
 _MAX_EXPONENT = 300
+NO_UNIT = Unit()
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3}))|[eE]([-+]?\d{1,3}))"
@@ -26,36 +29,31 @@ _NUMBER = re.compile(
     )(?P<rest>.*)""",
     re.VERBOSE | re.DOTALL,
 )
-_UNIT = re.compile(
-    r"\s*(?:\\text\{(?P<text>[^{}]*)\}|(?P<percent>\\?%)|(?P<degree>\^\{\\circ\})|(?P<currency>\\?\$|€|£)"
-    r"|(?P<words>(?<=\s)[a-zA-Z°][a-zA-Z.'/ ]*))"
-    r"\s*(?P<power>\^(?:\{\d\}|\d))?\s*"
+_AMOUNTS = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(?:\\text\{\s*)?([a-zA-Z]+)\.?\s*\}?(?:\s*(?:,|\\text\{\s*and\s*\}|and(?=\s)))?\s*"
 )
-_TRAILING_UNIT = re.compile(r"(.*?\S)(\s*(?:\\text\{[^{}]*\}\s*(?:\^(?:\{\d\}|\d))?|\^\{\\circ\}|\\?%))", re.DOTALL)
-_NOT_UNITS = frozenset(
-    re.split(
-        " ",
-        "and are but by either equals for from if is let maybe minus mod nor not or plus than then times to "
-        "undefined unless up versus vs when where with",
-    )
+_TRAILING_UNIT = re.compile(
+    r"(.*?\S)((?:\s*(?:\\text\{[^{}]*\}|\^\{\\circ\}|\\?%|\\Omega(?![a-zA-Z])|\\cdot(?=\s*\\text)|\^(?:\{-?\d\}|\d))"
+    r"|(?<=[\d})])\s+[a-zA-Z]{2,}[a-zA-Z/ ]*)+)",
+    re.DOTALL,
 )
-_FACTORS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_NUMBER_WORDS = re.split(
+_UNIT_BEGINS = re.compile(r"\s|\\(?:text|Omega|%|\$|frac\{\\text)|\^\{\\circ\}|[%$€£°]")
+_FACTORS = {
+    "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+}  # fmt: skip
+_ONES = re.split(
     " ",
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty",
+    "eighteen nineteen",
 )
-_UNIT_NAMES = {
-    "$": "dollar usd buck", "cent": "cent", "€": "euro eur", "£": "gbp",
-    "mm": "millimeter millimetre mm", "cm": "centimeter centimetre cm", "m": "meter metre m",
-    "km": "kilometer kilometre km", "in": "inch inche in", "ft": "foot feet ft", "yd": "yard yd", "mi": "mile mi",
-    "mg": "milligram mg", "g": "gram g", "kg": "kilogram kg", "lb": "pound lb", "oz": "ounce oz", "ton": "tonne ton",
-    "ml": "milliliter millilitre ml", "l": "liter litre l", "gal": "gallon gal",
-    "s": "second sec s", "min": "minute min", "h": "hour hr h", "day": "day", "week": "week wk",
-    "month": "month", "year": "year yr",
-    "deg": "degree deg °", "rad": "radian rad", "%": "percent percentage pct",
+_TENS = re.split(" ", "twenty thirty forty fifty sixty seventy eighty ninety")
+_WORD_VALUES = {word: value for value, word in enumerate(_ONES)} | {
+    word: 20 + 10 * place for place, word in enumerate(_TENS)
+}
+_PARTS = {
+    "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
+    "tenth": 10, "halve": 2,
 }  # fmt: skip
-_CANONICAL_UNIT = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +62,15 @@ class Quantity:
 
     value: Fraction
     """The number itself; a percent sign does not divide it."""
-    unit: str = ""
-    """Canonical name of a known unit; empty when there is none or it is not known."""
-    is_percent: bool = False
-    """A percent sign or the word follows the number."""
+    unit: Unit = NO_UNIT
+    """What stands behind it; a percent sign is one."""
     base: int | None = None
     """The base written as a subscript; None without one, and for 10."""
 
     @property
     def values(self) -> frozenset[Fraction]:
         """The numbers that this may mean beside a number without a percent sign: 50% is 1/2, and 50 of a hundred."""
-        if not self.is_percent:
+        if not self.unit.is_percent:
             return frozenset({self.value})
         whole = {self.value} if abs(self.value) >= 1 else set()
         return frozenset({self.value / 100} | whole)
@@ -87,7 +83,7 @@ def exact_number(text: str) -> Fraction | None:
     Fraction(1000, 1)
     """
     quantity = read_quantity(tidy(text)) if len(text) <= MAX_NUMBER_CHARACTERS else None
-    return None if quantity is None else quantity.value / (100 if quantity.is_percent else 1)
+    return None if quantity is None else quantity.value / (100 if quantity.unit.is_percent else 1)
 
 
 def read_quantity(answer: str) -> Quantity | None:
@@ -96,24 +92,82 @@ def read_quantity(answer: str) -> Quantity | None:
     >>> read_quantity(r"137 \frac{1}{2} \text{ cm}").value
     Fraction(275, 2)
     """
-    if answer.lower() in _NUMBER_WORDS:
-        return Quantity(Fraction(_NUMBER_WORDS.index(answer.lower())))
-    if len(answer) > MAX_NUMBER_CHARACTERS or not any(sign.isdigit() for sign in answer):
+    if len(answer) > MAX_NUMBER_CHARACTERS:
         return None
+    if not any(sign.isdigit() for sign in answer):
+        value = number_in_words(answer)
+        return None if value is None else Quantity(value)
     match = _NUMBER.fullmatch(answer)
-    unit = _read_unit(match["rest"]) if match else None
     value = _value(match) if match else None
-    if match is None or unit is None or value is None:
+    if match is None or value is None:
         return None
-    factor, name = unit
-    currency = next((sign for sign in "$€£" if sign in answer), "")
+    factor, rest = _multiplier(match["rest"])
+    unit = _unit_behind(rest)
+    if unit is None:
+        return None
+    currency = next((sign for sign in "$€£" if sign in answer[: match.start("rest")]), "")
+    if currency and not unit.dimensions:
+        unit = Unit(((currency, 1),), label=unit.label)
     base = int(match["base"].strip("_{}")) if match["base"] else 10
-    return Quantity(
-        value=value * factor,
-        unit="" if name == "%" else name or currency,
-        is_percent=name == "%",
-        base=None if base == 10 else base,
-    )
+    return Quantity(value * factor, unit, None if base == 10 else base)
+
+
+def _multiplier(rest: str) -> tuple[int, str]:
+    r"""The factor of words such as "million" or "dozen" at the beginning, and what follows them."""
+    factor = 1
+    while (word := re.match(r"\s*(?:\\text\{\s*)?([a-z]+)(?![a-z])", rest.lower())) and word[1] in _FACTORS:
+        factor *= _FACTORS[word[1]]
+        opening = r"\text{" if "\\text" in word.group() else ""
+        rest = opening + rest[word.end() :]
+        rest = rest.removeprefix(r"\text{}")
+    return factor, rest
+
+
+def _unit_behind(rest: str) -> Unit | None:
+    """The unit that follows a number; letters that touch it are variables."""
+    if not rest.strip():
+        return NO_UNIT
+    return read_unit(rest) if _UNIT_BEGINS.match(rest) else None
+
+
+def number_in_words(text: str) -> Fraction | None:
+    """The number that words such as "thirty-two", "minus seven" or "two thirds" state; None for any others.
+
+    >>> [str(number_in_words(text)) for text in ("one hundred and five", "three quarters", "twenty people")]
+    ['105', '3/4', 'None']
+    """
+    words = re.findall(r"[a-z]+", text.lower()) if re.fullmatch(r"[A-Za-z\s-]{3,80}", text.strip()) else []
+    sign, more = 1, Fraction(0)
+    if words[:1] in (["minus"], ["negative"]):
+        sign, words = -1, words[1:]
+    if words[-3:] == ["and", "a", "half"]:
+        more, words = Fraction(1, 2), words[:-3]
+    if words == ["a", "dozen"]:
+        return sign * Fraction(12)
+    bottom = None if more else _PARTS.get(words[-1].removesuffix("s")) if words and len(words) > 1 else None
+    if bottom:
+        top = Fraction(1) if words[:-1] in (["a"], ["one"]) else _cardinal(words[:-1])
+        return None if top is None else sign * top / bottom
+    value = _cardinal(words)
+    return None if value is None else sign * (value + more)
+
+
+def _cardinal(words: list[str]) -> Fraction | None:
+    total, below_thousand, last = 0, 0, 10**9
+    for place, word in enumerate(words):
+        if word == "and" and 0 < place < len(words) - 1 and words[place - 1] in _FACTORS:
+            continue
+        if word in _WORD_VALUES and _WORD_VALUES[word] < last:
+            value = _WORD_VALUES[word]
+            below_thousand += value
+            last = 10 if value >= 20 else 0
+        elif word == "hundred" and 0 < below_thousand < 10:
+            below_thousand, last = below_thousand * 100, 100
+        elif word in _FACTORS and word not in ("hundred", "dozen") and below_thousand:
+            total, below_thousand, last = total + below_thousand * _FACTORS[word], 0, 10**9
+        else:
+            return None
+    return Fraction(total + below_thousand) if words else None
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -151,59 +205,49 @@ def _decimal(text: str) -> Fraction:
     return Fraction(re.sub(r"[,\s]", "", text).removesuffix("."))
 
 
-def split_unit(answer: str) -> tuple[str, str]:
-    r"""An expression and the canonical unit behind it; unknown units are dropped, ``x\text{ cm}`` gives ``x``, "cm"."""
+def split_unit(answer: str) -> tuple[str, Unit]:
+    r"""An expression and the unit behind it: ``\sqrt{2}\text{ cm}`` gives ``\sqrt{2}`` and centimetres."""
     match = _TRAILING_UNIT.fullmatch(answer)
-    unit = _read_unit(match[2]) if match else None
-    if match is None or unit is None or unit[0] != 1:
-        return answer, ""
-    return match[1].strip(), unit[1]
+    if match is None or match[1].endswith(("\\cdot", "+", "-", "=", "*", "/")):
+        return answer, NO_UNIT
+    unit = read_unit(match[2])
+    is_word = not match[2].lstrip().startswith(("\\", "^", "%"))
+    if unit is None or (is_word and unit.label) or _multiplier(match[2])[0] != 1:
+        return answer, NO_UNIT
+    return match[1].strip(), unit
 
 
-def _read_unit(rest: str) -> tuple[int, str] | None:
-    """Factor and canonical unit of what follows a number; None if it is no unit."""
-    if not rest.strip():
-        return 1, ""
-    match = _UNIT.fullmatch(rest)
-    if match is None:
+def read_amount(answer: str) -> Quantity | None:
+    r"""The sum of an amount in several units, each smaller than the one before; None for anything else.
+
+    >>> str(read_amount("5 feet 6 inches").value)
+    '11/2'
+    """
+    pieces = _AMOUNTS.findall(answer) if len(answer) <= MAX_NUMBER_CHARACTERS else []
+    if len(pieces) < 2 or _AMOUNTS.sub("", answer).strip():
         return None
-    if match["percent"]:
-        return 1, "%"
-    if match["degree"] or match["currency"]:
-        return 1, "deg" if match["degree"] else ""
-    words = (match["text"] if match["text"] is not None else match["words"]).replace(".", "").lower().split()
-    is_variable = len(words) == 1 and len(words[0]) == 1 and words[0] not in _CANONICAL_UNIT
-    if len(words) > 5 or is_variable or any(word in _NOT_UNITS for word in words) or not _are_words(words):
+    found = [read_quantity(" ".join(piece)) for piece in pieces]
+    parts = [part for part in found if part is not None and part.unit.dimensions and not part.unit.label]
+    units = [part.unit for part in parts]
+    if len(parts) != len(pieces) or any(
+        one.dimensions != other.dimensions or one.factor <= other.factor for one, other in pairwise(units)
+    ):
         return None
-    factor = 1
-    while words and words[0] in _FACTORS:
-        factor *= _FACTORS[words.pop(0)]
-    return factor, _unit_name(words, match["power"])
-
-
-def _are_words(words: list[str]) -> bool:
-    return all(re.fullmatch(r"[a-z°'/$%]+(?:\^\d)?", word) for word in words)
-
-
-def _unit_name(words: list[str], power: str | None) -> str:
-    """The canonical name of a unit; empty for words that are no known unit, such as "eggs"."""
-    exponent = power.strip("^{}") if power else ""
-    if words and words[-1] in ("squared", "cubed"):
-        exponent = "2" if words.pop() == "squared" else "3"
-    if words and words[0] in ("square", "sq", "cubic", "cu"):
-        exponent = "2" if words.pop(0).startswith("sq") else "3"
-    names = [_CANONICAL_UNIT.get(word) or _CANONICAL_UNIT.get(word.removesuffix("s")) for word in words]
-    if len(words) != 1 or names[0] is None:
-        return ""
-    return names[0] + (f"^{exponent}" if exponent and exponent != "1" else "")
+    total = sum((part.value * part.unit.factor for part in parts), Fraction(0))
+    return Quantity(total / units[0].factor, units[0])
 
 
 def same_quantity(candidate: Quantity, gold: Quantity) -> bool:
-    """Both state the same number, and neither contradicts the unit or the base of the other."""
+    """Both state the same number, and neither contradicts the unit or the base of the other.
+
+    A unit may be missing on one side; where both have one, they are converted.
+    """
     if candidate.base is not None and candidate.base != gold.base:
         return False
-    if candidate.unit and gold.unit and candidate.unit != gold.unit:
+    if candidate.unit.is_percent != gold.unit.is_percent:
+        return not (candidate.unit and gold.unit) and bool(candidate.values & gold.values)
+    if not candidate.unit.agrees_with(gold.unit):
         return False
-    if candidate.is_percent == gold.is_percent:
-        return candidate.value == gold.value
-    return bool(candidate.values & gold.values)
+    if candidate.unit.dimensions and gold.unit.dimensions:
+        return candidate.value * candidate.unit.factor == gold.value * gold.unit.factor
+    return candidate.value == gold.value

@@ -34,20 +34,27 @@ _SAME = (  # patterns and what they are the same as
     (r",\\!\s*|\{,\}(?=\d{3})", ","),
     (r"(?<!\\)\\[!,;:> ]|\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|~", " "),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\mathb[bf]\s*(?:\{\s*R\s*\}|R(?![a-zA-Z]))|\\R(?![a-zA-Z])|ℝ", r"\\mathbb{R}"),
+    (r"\\(?:mathrm|operatorname|text|mathit)\s*(?:\{\s*([ei])\s*\}|(?<=[a-z] )([ei])(?![a-zA-Z]))", r" \1\2 "),
+    (r"\\(?:mathrm|operatorname|text)\s*\{\s*((?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log|exp)\s*\}", r"\\\1 "),
     (r"\\(?:mbox|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bm|boldsymbol|operatorname)(?![a-zA-Z])",
      r"\\text"),
     (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
     (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
     (r"\\ne(?![a-zA-Z])", r"\\neq"),
     (r"\\(?:degree|deg)(?![a-zA-Z])|\^\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"^{\\circ}"),
-    (r"\\(?:varnothing|O)(?![a-zA-Z])", r"\\emptyset"),
+    (r"\\(?:varnothing|O)(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
     (r"\\(?:lbrace|\{)", r"\\{"),
     (r"\\(?:rbrace|\})", r"\\}"),
     (r"\\lbrack", "["),
     (r"\\rbrack", "]"),
     (r"\*\*(?=\s*[\d({-])", "^"),
     (r"(?<![a-zA-Z\\])(pi|infinity)(?![a-zA-Z])", lambda match: "\\pi " if match[1] == "pi" else "\\infty "),
-    (r"\\mathbb\{?R\}?|ℝ", r"\\mathbb{R}"),
+    (r"(?<=[\d%])\s*--\s*(?=[\d$\\])", "-"),
+    (r"\\text\s*\{([^{}]*?\S),?\s+(and|or)\s*\}", r"\\text{\1} \2 "),
+    (r"\\text\s*\{\s*([-+$\d(\\][^{}]*\d[^{}]*|\d|[^{}]*[a-z:]\s+\$?\d[^{}]*)\}", r"\1"),
+    (r"\{([^{}]*?)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"^(?:minus|negative)\s+(?=\d)", "-"),
 )  # fmt: skip
 _SAME_COMPILED = tuple((re.compile(pattern), same) for pattern, same in _SAME)
 
@@ -96,6 +103,26 @@ def _argument(text: str, place: int, *, takes_parentheses: bool) -> tuple[str, i
                 return text[place + 1 : place + end], place + end + 1
     command = re.compile(r"\\[a-zA-Z]+(?:\{[^{}]*\})*|[\s\S]").match(text, place)
     return (command.group(), command.end()) if command else ("", place)
+
+
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_PLAIN_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}(?![a-zA-Z])")
+
+
+def formulas(text: str) -> list[tuple[int, int, str]]:
+    """Start, end and content of everything between delimiters of mathematics; two amounts in dollars are none.
+
+    >>> formulas("It is $x$, for $5 and not $6")
+    [(6, 9, 'x')]
+    """
+    found, place = [], 0
+    while (match := _FORMULA.search(text, place)) is not None:
+        content = next(group for group in match.groups() if group is not None)
+        is_money = match[2] is not None and content[0].isdigit() and _PLAIN_WORD.search(content) is not None
+        place = match.start() + 1 if is_money else match.end()
+        if not is_money:
+            found.append((match.start(), match.end(), content.strip()))
+    return found
 
 
 def unwrap(answer: str) -> str:

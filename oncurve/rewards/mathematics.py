@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
+
+from pydantic import Field, PositiveFloat
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import AnswerPlace, find_answer
+from oncurve.rewards.answers import AnswerPlace, find_answer, said_by
+from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.choices import reference_letter
 from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
+from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.statements import read_reference
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
@@ -165,11 +170,11 @@ class Mathematics:
         golds = [reference(prompt.row, self.answer_column) for prompt in prompts]
         if self.answer_from == "choice":
             golds = [reference_letter(prompt.row, gold) for prompt, gold in zip(prompts, golds, strict=True)]
-        answers = [find_answer(completion.text, self.answer_from) for completion in completions]
+        answers = self._answers(prompts, completions, self.answer_from)
         verdicts = self.checker.check(list(zip(answers, golds, strict=True)))
         loose = verdicts
         if self.scale == "graded" and self.answer_from not in ("any", "choice"):
-            anywhere = [find_answer(completion.text, "any") for completion in completions]
+            anywhere = self._answers(prompts, completions, "any")
             loose = self.checker.check(list(zip(anywhere, golds, strict=True)))
         return [
             self._reward(answer, gold, verdict, has_value=found == "right")
@@ -179,6 +184,14 @@ class Mathematics:
     def close(self) -> None:
         """Ends the checker's processes."""
         self.checker.close()
+
+    def _answers(
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], place: AnswerPlace
+    ) -> list[str | None]:
+        return [
+            find_answer(said_by(prompt, completion), place)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
 
     def _reward(self, answer: str | None, gold: str, verdict: Verdict, *, has_value: bool) -> Reward:
         low = -1.0 if self.scale == "signed" else self.partial if has_value and self.scale == "graded" else 0.0
@@ -201,7 +214,7 @@ def reward_of(verdict: Verdict, answer: str | None, gold: str, *, is_well_formed
 def reference(row: Mapping[str, Any], column: str) -> str:
     """The reference answer of a row as text; empty, hence unreadable, if the row has none."""
     value = row.get(column)
-    text = attempt(lambda: "" if value is None else str(value))
+    text = attempt(lambda: "" if value is None else (read_reference(str(value)) or ""))
     return "" if isinstance(text, Failure) else text
 
 
@@ -209,3 +222,28 @@ def _shown(answer: str | None) -> str:
     if answer is None:
         return "missing"
     return ascii(answer if len(answer) <= 60 else answer[:57] + "...")
+
+
+class MathematicsReward(RewardSection):
+    """Equality with the reference answer."""
+
+    type: Literal["mathematics"] = "mathematics"
+    answer_from: Literal["boxed", "answer_tag", "hash", "any", "choice"] = "any"
+    """Where the answer is: the last box, the answer tag, after ####, or any of them; choice: the letter of an
+    option."""
+    scale: Literal["binary", "signed", "graded"] = "binary"
+    """0 and 1; -1 and 1; or 0, ``partial`` and 1."""
+    partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """graded: reward of the right value in the wrong place."""
+    timeout_seconds: PositiveFloat = 3.0
+    """Time limit of a comparison."""
+
+    gives_correct: ClassVar[bool] = True
+
+    def can_be_negative(self) -> bool:
+        """Also where wrong answers pay -1."""
+        return self.scale == "signed" or super().can_be_negative()
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return Mathematics(**self.options())

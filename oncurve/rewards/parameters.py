@@ -10,17 +10,30 @@ from typing import Any
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import Failure, RewardFunction, attempt
 
+COMPLETION_NAMES = ("completion", "solution_str")
+"""Names of the parameter that gets the completion, wherever it stands; the second is verl's. Else the first gets it."""
+OPTIONAL_COLUMNS = ("data_source", "extra_info")
+"""Columns that verl's functions ask for; None where the data do not have them."""
 ANSWER_NAMES = (
     "answer", "ground_truth", "gold", "gold_answer", "reference", "reference_answer", "correct_answer",
     "expected", "expected_answer", "solution", "target", "label", "truth",
 )  # fmt: skip
 """Parameter names that mean the reference answer, where no column has that name."""
-ROW_NAMES = ("prompt", "row")
+ROW_NAMES = ("prompt", "row", *OPTIONAL_COLUMNS)
 """Further names that a function of one completion may ask for."""
 BATCH_NAMES = (
     "prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric",
 )  # fmt: skip
 """Names that a function in TRL's style gets besides the columns."""
+
+
+def completion_parameter(names: Sequence[str]) -> str | None:
+    """The parameter that gets the completion of a function of one: by its name, else the first; None without any.
+
+    >>> completion_parameter(["prompt", "completion"]), completion_parameter(["text", "answer"])
+    ('completion', 'text')
+    """
+    return next((name for name in COMPLETION_NAMES if name in names), names[0] if names else None)
 
 
 def check_parameters(function: Any, columns: Collection[str], *, location: str) -> None:
@@ -37,32 +50,26 @@ def check_parameters(function: Any, columns: Collection[str], *, location: str) 
     parameters = signature.parameters
     is_batched = "completions" in parameters
     known = {*columns, *(BATCH_NAMES if is_batched else (*ANSWER_NAMES, *ROW_NAMES))}
-    if not is_batched:
-        _check_first(list(parameters), location)
-    for name, parameter in list(parameters.items())[0 if is_batched else 1 :]:
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) or name in known:
+    taken = None if is_batched else completion_parameter(list(parameters))
+    if not parameters:
+        raise ConfigError(
+            f"rewards: {location} takes no parameter. Write def {location.rpartition(':')[2]}(completion, answer)"
+        )
+    for name, parameter in parameters.items():
+        if (
+            name == taken
+            or parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            or name in known
+        ):
             continue
         close = difflib.get_close_matches(name, [*columns, *known], n=1, cutoff=0.8)
         if parameter.default is inspect.Parameter.empty or close:
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            needs = "the columns" if is_batched else "`answer`, `prompt`, `row` and the columns"
+            needs = "the columns" if is_batched else "`completion`, `answer`, `prompt`, `row` and the columns"
             raise ConfigError(
                 f"rewards: {location} has a parameter {name!r}, which the data do not have.{hint} "
                 f"It can ask for {needs} {', '.join(columns)}"
             )
-
-
-def _check_first(names: list[str], location: str) -> None:
-    """The first parameter gets the completion, whatever its name; another one named so is a mix-up."""
-    if not names:
-        raise ConfigError(
-            f"rewards: {location} takes no parameter. Write def {location.rpartition(':')[2]}(completion, answer)"
-        )
-    if "completion" in names[1:]:
-        raise ConfigError(
-            f"rewards: {location} takes {names[0]!r} before 'completion', but the first parameter receives the "
-            f"completion. Write ({', '.join(['completion', *(name for name in names if name != 'completion')])})"
-        )
 
 
 def columns_of(*tables: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -32,9 +32,10 @@ class SubprocessReward:
         batch_seconds: float = 120.0,
         memory_gib: float = 4.0,
         workers: int = 1,
+        nan_is_none: bool = False,
     ) -> None:
         self.name = name or location.rpartition(":")[2]
-        self.location = location
+        self.location, self.nan_is_none = location, nan_is_none
         self._pool = WorkerPool(
             "oncurve.rewards.subprocess_reward:call",
             workers=workers,
@@ -59,6 +60,7 @@ class SubprocessReward:
     def _payload(self, item: Sequence[tuple[Prompt, Completion]]) -> dict[str, Any]:
         return {
             "location": self.location,
+            "nan_is_none": self.nan_is_none,
             "rows": [[asdict(prompt), asdict(replace(completion, environment=None))] for prompt, completion in item],
         }
 
@@ -74,12 +76,14 @@ def call(payload: dict[str, Any]) -> list[dict[str, Any]]:
     """The rewards of one item; runs in a grading process."""
     prompts = [_prompt_of(prompt) for prompt, _ in payload["rows"]]
     completions = [_completion_of(completion) for _, completion in payload["rows"]]
-    return [asdict(reward) for reward in grade(_loaded(payload["location"]), prompts, completions)]
+    return [
+        asdict(reward) for reward in grade(_loaded(payload["location"], payload["nan_is_none"]), prompts, completions)
+    ]
 
 
 @lru_cache(maxsize=8)
-def _loaded(location: str) -> RewardFunction:
-    return from_function(load_function(location))
+def _loaded(location: str, nan_is_none: bool) -> RewardFunction:
+    return from_function(load_function(location), nan_is_none=nan_is_none)
 
 
 def _prompt_of(fields: dict[str, Any]) -> Prompt:

@@ -1,4 +1,4 @@
-"""Symbolic equality: the only door to math-verify; runs only inside a grading process."""
+"""Symbolic equality: the only door to math-verify's parser; runs only inside a grading process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,30 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
-from sympy import And, Equality, I, Or, Unequality, expand_complex
+from sympy import (
+    And,
+    Basic,
+    Equality,
+    Expr,
+    FiniteSet,
+    Float,
+    I,
+    MatrixBase,
+    Or,
+    Rational,
+    Set,
+    Tuple,
+    Unequality,
+    expand_complex,
+    simplify,
+    zoo,
+)
 from sympy.core.relational import Relational
 
 from oncurve.errors import Failure, attempt
 from oncurve.rewards.equality import equal_answers
+from oncurve.rewards.shapes import is_region
+from oncurve.rewards.symbolic_sets import Region, read_region, same_region
 
 for _noisy in ("math_verify", "latex2sympy2_extended"):
     logging.getLogger(_noisy).setLevel(logging.CRITICAL)
@@ -23,10 +42,18 @@ _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\_])i(?![a-zA-Z])")
-_IRRATIONAL = re.compile(
-    r"\\(?:sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|arc\w+)(?![a-zA-Z])|(?<![a-zA-Z])e(?![a-zA-Z])|\^"
+_DIGITS = (400, 5_000)
+"""Decimal places to which a difference of constants is computed: at first, and where algebra does not decide."""
+_PLACES = tuple(
+    tuple(Rational(*pair) for pair in pairs)
+    for pairs in (
+        ((7, 5), (11, 3), (13, 17), (19, 7), (23, 29)),
+        ((5, 11), (3, 13), (31, 7), (2, 19), (37, 23)),
+        ((17, 13), (29, 11), (5, 3), (41, 31), (7, 43)),
+        ((-3, 7), (-17, 5), (-11, 13), (-5, 2), (-31, 29)),
+    )
 )
-_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
+"""Values for the variables of two expressions; the last of them count only where both sides are real."""
 
 
 class UnparsableReference(Exception):
@@ -37,7 +64,7 @@ def grade(payload: dict[str, Any]) -> str:
     """The verdict on ``{"candidate": ..., "gold": ...}``: "right", "wrong" or "unparsable_reference"."""
     try:
         if payload["candidate"] is None:  # is it the reference that takes so long?
-            equal_expressions("0", payload["gold"])
+            equal_expressions(r"\sqrt{2}", payload["gold"])
             return "wrong"
         return "right" if equal_answers(payload["candidate"], payload["gold"], equal_expressions) else "wrong"
     except UnparsableReference:
@@ -47,22 +74,45 @@ def grade(payload: dict[str, Any]) -> str:
 def equal_expressions(candidate: str, gold: str) -> bool:
     """Whether two expressions are equal for all values of their variables.
 
-    A decimal beside an irrational reference is an approximation, and is refused.
+    A decimal states its value exactly, so 1.414 is not a root of two.
 
     Raises UnparsableReference.
     """
-    is_complex = any(_IMAGINARY.search(text) for text in (candidate, gold))
-    reference = _parse(gold, is_complex=is_complex)
-    if _POINT.search(candidate) and not _POINT.search(gold) and _IRRATIONAL.search(gold):
-        return False
+    if is_region(gold) or is_region(candidate):
+        wanted, found = read_region(gold, _constant), read_region(candidate, _constant)
+        if wanted is not None:
+            found = found or _solved(candidate)
+            return found is not None and same_region(found, wanted, is_zero)
+    is_gold_complex = _IMAGINARY.search(gold) is not None
+    reference = _parse(gold, is_complex=is_gold_complex)
+    is_complex = is_gold_complex or _IMAGINARY.search(candidate) is not None
     try:
+        if is_complex and not is_gold_complex:
+            reference = _parse(gold, is_complex=True)
         answer = _parse(candidate, is_complex=is_complex)
-    except UnparsableReference:
+    except UnparsableReference:  # of the answer, or of the reference in the answer's terms
         return False
-    if _is_relation(reference) and _is_relation(answer) and reference.free_symbols != answer.free_symbols:
-        return False  # y > 2 is not x > 2
-    if _solutions(reference) is not None and _solutions(reference) == _solutions(answer):
-        return True
+    return same(answer, reference)
+
+
+def same(answer: Any, reference: Any) -> bool:
+    """Whether two parsed expressions are equal: sets and tuples by their members, relations by their solutions."""
+    if _is_relation(reference) or _is_relation(answer):
+        return _is_relation(reference) and _is_relation(answer) and _same_relation(answer, reference)
+    if isinstance(reference, FiniteSet) or isinstance(answer, FiniteSet):
+        return isinstance(answer, type(reference)) and _same_members(list(answer.args), list(reference.args))
+    if isinstance(reference, (Tuple, tuple)):
+        return (
+            isinstance(answer, (Tuple, tuple))
+            and len(answer) == len(reference)
+            and all(same(one, other) for one, other in zip(answer, reference, strict=True))
+        )
+    if isinstance(reference, MatrixBase) and isinstance(answer, MatrixBase):
+        return answer.shape == reference.shape and all(map(same, list(answer), list(reference)))
+    if isinstance(reference, Set) and isinstance(answer, Set):
+        return same_region((None, answer), (None, reference), is_zero)
+    if isinstance(reference, Expr) and isinstance(answer, Expr):
+        return _same_value(answer, reference)
     return verify(
         reference,
         answer,
@@ -73,20 +123,130 @@ def equal_expressions(candidate: str, gold: str) -> bool:
     )
 
 
+def _same_members(members: list[Any], left: list[Any]) -> bool:
+    for member in members:
+        match = next((other for other in left if same(member, other)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return not left
+
+
 def _is_relation(expression: Any) -> bool:
     return isinstance(expression, (And, Or, Relational))
 
 
+def _same_relation(answer: Any, reference: Any) -> bool:
+    """Both are satisfied by the same values: sides in proportion, or the same set of solutions in one variable."""
+    if reference.free_symbols != answer.free_symbols:
+        return False  # y > 2 is not x > 2
+    if isinstance(answer, Relational) and isinstance(reference, Relational):
+        one, other = (relation.lts - relation.gts if _is_ordered(relation) else relation.lhs - relation.rhs
+                      for relation in (answer, reference))  # fmt: skip
+        if type(_turned(answer)) is not type(_turned(reference)):
+            return False
+        ratio = attempt(lambda: simplify(_exact(one) / _exact(other)), log=False)
+        if not isinstance(ratio, Failure) and ratio.is_number and ratio.is_finite and not is_zero(ratio):
+            return not _is_ordered(answer) or bool(ratio.is_positive)
+        if isinstance(answer, (Equality, Unequality)):
+            return False
+    solutions = [_solutions(relation) for relation in (answer, reference)]
+    return None not in solutions and same_region((None, solutions[0]), (None, solutions[1]), is_zero)
+
+
+def _is_ordered(relation: Any) -> bool:
+    return not isinstance(relation, (Equality, Unequality))
+
+
+def _turned(relation: Any) -> Any:
+    """A relation that is no "greater": for the comparison of kinds."""
+    return relation.reversed if relation.rel_op in (">", ">=") else relation
+
+
 def _solutions(expression: Any) -> Any | None:
     """The set of numbers that satisfy an inequality in one variable; None for anything else."""
-    if (
-        not _is_relation(expression)
-        or isinstance(expression, (Equality, Unequality))
-        or len(expression.free_symbols) != 1
-    ):
+    if isinstance(expression, (Equality, Unequality)) or len(expression.free_symbols) != 1:
         return None
     solutions = attempt(expression.as_set, log=False)
     return None if isinstance(solutions, Failure) else solutions
+
+
+def _solved(text: str) -> Region | None:
+    """The solutions of a relation in one variable, such as ``|x| > 2``, and the variable."""
+    parsed = attempt(lambda: _parse(text, is_complex=False), log=False)
+    if isinstance(parsed, Failure) or not _is_relation(parsed) or len(parsed.free_symbols) != 1:
+        return None
+    solutions = _solutions(parsed)
+    return None if solutions is None else (str(next(iter(parsed.free_symbols))), solutions)
+
+
+def _exact(expression: Any) -> Any:
+    """The expression with every decimal as the fraction that it states."""
+    decimals = expression.atoms(Float)
+    return expression.xreplace({decimal: Rational(str(decimal)) for decimal in decimals}) if decimals else expression
+
+
+def _same_value(answer: Any, reference: Any) -> bool:
+    """The difference is zero: proved for constants, for expressions at generic places or by algebra."""
+    if answer == reference:
+        return True
+    answer, reference = _exact(answer), _exact(reference)
+    symbols = sorted(answer.free_symbols | reference.free_symbols, key=str)
+    if not symbols:
+        return is_zero(answer - reference)
+    if len(symbols) > len(_PLACES[0]):
+        return simplify(answer - reference) == 0
+    num_compared = 0
+    for number, place in enumerate(_PLACES):
+        values = [side.subs(dict(zip(symbols, place, strict=False))) for side in (answer, reference)]
+        if not all(isinstance(value, Expr) and value.is_number for value in values):
+            return simplify(answer - reference) == 0
+        if any(value.has(zoo) or value.is_finite is False for value in values):
+            continue
+        if number == len(_PLACES) - 1 and not all(value.is_real for value in values):
+            continue
+        if not is_zero(values[0] - values[1]):
+            return simplify(answer - reference) == 0
+        num_compared += 1
+    return num_compared > 1 or simplify(answer - reference) == 0
+
+
+def is_zero(difference: Any) -> bool:
+    """Whether a constant is zero, however small it may be otherwise.
+
+    Digits are computed until one is certain. Where none comes, algebra decides; what neither tells from zero in 5,000
+    decimal places is zero.
+    """
+    if difference == 0:
+        return True
+    if difference.is_Rational:
+        return False
+    if _has_digits(difference, _DIGITS[0]):
+        return False
+    simple = attempt(lambda: simplify(difference), log=False)
+    if not isinstance(simple, Failure) and isinstance(simple, Basic):
+        if simple == 0:
+            return True
+        if simple.is_zero is False:
+            return False
+    return not _has_digits(difference, _DIGITS[1])
+
+
+def _has_digits(number: Any, most: int) -> bool:
+    """Whether some digit that is not zero can be computed with so many decimal places."""
+    value = attempt(lambda: number.evalf(10, maxn=most), log=False)
+    if isinstance(value, Failure):
+        return False
+    return any(part._prec > 1 and part != 0 for part in value.atoms(Float)) or (
+        not value.atoms(Float) and value.is_number and value != 0
+    )
+
+
+@lru_cache(maxsize=256)
+def _constant(text: str) -> Any:
+    """An end of an interval: an exact constant or symbol; None for anything else."""
+    value = attempt(lambda: _exact(_read(text, is_complex=False)), log=False)
+    return None if isinstance(value, Failure) or not isinstance(value, Expr) else value
 
 
 @lru_cache(maxsize=256)
@@ -107,6 +267,17 @@ def _read(text: str, *, is_complex: bool) -> Any:
         conversion_config=ConversionConfig(lowercase_symbols=False),
     )
     if not is_complex:
-        return expression
+        return _with_real_roots(expression)
     units = {symbol: I for symbol in expression.free_symbols if symbol.name == "i"}
     return expand_complex(expression.subs(units)) if units else expression
+
+
+def _with_real_roots(expression: Any) -> Any:
+    """Odd roots of negative numbers are the real ones: the cube root of -8 is -2."""
+    if not isinstance(expression, Basic):
+        return expression
+
+    def _is_odd_root(part: Any) -> bool:
+        return part.is_Pow and part.exp.is_Rational and part.exp.q % 2 == 1 and part.exp.q > 1 and part.base.is_negative
+
+    return expression.replace(_is_odd_root, lambda part: (-1) ** part.exp.p * (-part.base) ** part.exp)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from oncurve.errors import OncurveError
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.run_model import MODEL
 from oncurve.observe.summary import summarize
@@ -44,8 +44,10 @@ class Result:
         return f"<Result {self.folder}: {ending}; {self._before_and_after()}>"
 
     def _before_and_after(self) -> str:
-        shares = [one.correct.fraction for one in (self.base, self.trained) if one is not None]
-        return " -> ".join(f"{100 * share:.1f} % correct" for share in shares)
+        measured = [one for one in (self.base, self.trained) if one is not None]
+        if all(one.is_binary for one in measured):
+            return " -> ".join(f"{100 * one.correct.fraction:.1f} % correct" for one in measured)
+        return " -> ".join(f"mean reward {one.mean_reward.value:.3f}" for one in measured)
 
     def _repr_html_(self) -> str:
         """Before and after as a table, and where the curves are, for a notebook."""
@@ -99,9 +101,5 @@ def report(result: Result, *, console: Console) -> None:
     except OSError as error:  # the run is over and safe; its page can be made at any time
         console.print(f"no report ({error}); make one with: oncurve report {result.folder}", markup=False)
     console.print(f"run finished: {result.folder}", highlight=False)
-    if result.trained is not None:
-        before, after = result.base.correct, result.trained.correct
-        console.print(
-            f"correct: {before.fraction:.1%} before, {after.fraction:.1%} after training ({after.total} test problems)",
-            highlight=False,
-        )
+    for line in comparison.headline() if comparison is not None else ():
+        console.print(line, highlight=False, soft_wrap=True)

@@ -11,20 +11,20 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from oncurve.config.load import resolved
-from oncurve.config.run_folder import as_of_today, flat, read_run_config
-from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
-from oncurve.evaluate.evaluate import Evaluation, read_evaluation
+from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.lock import RunLock
 from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
 from oncurve.policy.distributed import Processes
+from oncurve.recipe.load import resolved
+from oncurve.recipe.run_folder import as_of_today, flat, read_run_config
+from oncurve.recipe.schema import Config
+from oncurve.section import harmless_keys
 from oncurve.session.parts import Parts, identity, make_parts, recorded
 from oncurve.session.result import Steps
 from oncurve.session.session import Session, keep_evaluation
-from oncurve.settings import harmless_keys
 from oncurve.train.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep
 from oncurve.train.guards import KL_LIMIT, KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption

@@ -17,7 +17,8 @@ from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
 from oncurve.errors import RewardError, SamplerError
 from oncurve.evaluate.analysis import analysis_markdown
-from oncurve.evaluate.evaluate import Evaluation, evaluate, read_evaluation
+from oncurve.evaluate.evaluate import evaluate
+from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.redact import redact_tree
@@ -25,8 +26,9 @@ from oncurve.observe.sinks import open_tracker
 from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.final_model import write_model
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
-from oncurve.rewards.base import RewardFunction
+from oncurve.records import Prompt, Reward
+from oncurve.rewards.base import RewardFunction, check_any_graded
+from oncurve.rewards.terms import describe_correct, make_loose_reward
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
@@ -50,11 +52,13 @@ class Evaluator:
         *,
         params: SamplingParams,
         samples: int,
+        correct_means: str = "",
         progress: Progress | None = None,
     ) -> None:
+        self.correct_means = correct_means
         self.policy, self.sampler, self.reward_function = policy, sampler, reward_function
         self.params, self.samples, self.progress = params, samples, progress
-        self.loose = wiring.make_loose_reward()
+        self.loose = make_loose_reward()
 
     def measure(self, prompts: list[Prompt], *, name: str, step: int) -> Evaluation:
         """Sample, grade, count."""
@@ -73,6 +77,7 @@ class Evaluator:
             samples_per_prompt=self.samples,
             name=name,
             step=step,
+            correct_means=self.correct_means,
             on_progress=show,
         )
 
@@ -107,6 +112,7 @@ class Session:
             parts.examining_reward or parts.reward_function,
             params=wiring.evaluation_sampling(parts.config),
             samples=parts.config.evaluation.samples,
+            correct_means=describe_correct(parts.config.rewards),
             progress=self.progress,
         )
         self.during = partial(measure_during, self.evaluator, parts.prompts)
@@ -161,6 +167,10 @@ class Session:
         with self.interruption.interruptible():
             base = self.evaluator.measure(self.parts.prompts.test, name="base", step=0)
         keep_evaluation(self.folder, base)
+        check_any_graded(
+            [Reward(example.reward, error=example.error, detail=example.detail) for example in base.examples],
+            where="base",
+        )
         return base
 
     def train(self) -> Iterator[Step]:

@@ -14,26 +14,29 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
-from oncurve.config.load import read_text, read_tree, validate_tree
-from oncurve.config.run_folder import run_folder_path
-from oncurve.config.schema import Config, EvaluationSection, RunSection
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, data_section, episodes_of, recipe_of, recipe_text
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
-from oncurve.evaluate.evaluate import Evaluation
+from oncurve.evaluate.evaluation import Evaluation
+from oncurve.evaluate.settings import EvaluationSection
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.policy.lora import lora_section
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import read_text, read_tree, validate_tree
+from oncurve.recipe.run_folder import run_folder_path
+from oncurve.recipe.schema import Config
 from oncurve.records import Group
+from oncurve.rewards.terms import make_reward_function
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.session.parts import Parts, make_parts, weights_checksum
 from oncurve.session.result import Result, Steps, finish
 from oncurve.session.session import Evaluator
 from oncurve.session.training import recipe_steps, resume_steps
 from oncurve.train.run import Step
+from oncurve.train.settings import RunSection
 
 KEPT_WITH_ROWS = ("columns", "template", "chat", "few_shot", "limit", "max_prompt_tokens", "retire_above")
 """Keys of a recipe's data section that still hold when its rows are replaced."""
@@ -301,7 +304,7 @@ class Trainer:
         policy = self.policy
         context, rows = wiring.context_of(policy.model.config), wiring.split_rows(config, given)
         prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
-        reward_function = wiring.make_reward_function(
+        reward_function = make_reward_function(
             config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
         )
         sampler = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given)

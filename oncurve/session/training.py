@@ -12,8 +12,6 @@ from pathlib import Path
 from rich.console import Console
 
 from oncurve import wiring
-from oncurve.config.run_folder import read_run_config, run_folder_path
-from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, Stopped
 from oncurve.observe.manifest import describe_run
@@ -21,6 +19,9 @@ from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import RunFolder
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_place
+from oncurve.recipe.run_folder import read_run_config, run_folder_path
+from oncurve.recipe.schema import Config
+from oncurve.rewards.terms import describe_rewards
 from oncurve.session.parts import arithmetic, count_prompts, identity, make_parts
 from oncurve.session.result import Result, Steps, finish, report
 from oncurve.session.resume import Load, ResumeRequest, go_below_limit, resume
@@ -132,6 +133,8 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
     config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
+    for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for finding in wiring.check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
     for name, unseen in given.unseen.items():

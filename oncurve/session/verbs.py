@@ -27,17 +27,19 @@ from oncurve import wiring
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
-from oncurve.config.load import validate_tree
-from oncurve.config.schema import Config
 from oncurve.data.collate import stack_rewards
 from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipe.load import validate_tree
+from oncurve.recipe.schema import Config
 from oncurve.records import Group, Mean, Prompt, Reward, html_table
-from oncurve.rewards.custom import from_function
+from oncurve.rewards.parameters import columns_of
+from oncurve.rewards.terms import make_reward_function
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.train.scoring import score as grade_groups
@@ -170,11 +172,25 @@ class Scores:
 
 
 def score(groups: Sequence[Group], reward: Any) -> Scores:
-    """The reward of every completion by a function ``f(completion, answer)``, one of TRL's signature, or an object.
+    """The reward of every completion.
 
-    A function that fails gives an error, which is kept out of the group's baseline, and never a zero.
+    ``reward`` is whatever ``oncurve.train`` takes: a function, an object, the name of a type, ``file.py:name``, a
+    section of a recipe, a pair with a weight, or a list of these, which are summed. What fails gives an error, which is
+    kept out of the group's baseline, and never a zero.
+
+    Raises ConfigError for a reward that no recipe allows, and for a function that asks for something no row has.
     """
-    return Scores(groups, grade_groups(groups, from_function(reward)))
+    given: dict[str, Any] = {}
+    sections = [reward_section(each, given) for each in as_list(reward)]
+    tree = {"model": "embedded", "data": {"type": "word_problems"}, "rewards": sections}
+    columns = columns_of([group.prompt.source_row for group in groups])
+    function = make_reward_function(
+        validate_tree(tree, source="score").rewards, given=given, columns=[*columns, "answer"]
+    )
+    try:
+        return Scores(groups, grade_groups(groups, function))
+    finally:
+        function.close()
 
 
 def advantages(scores: Scores, algorithm: str = "grpo", **choices: Any) -> Float[Tensor, "P G"]:

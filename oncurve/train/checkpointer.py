@@ -113,7 +113,8 @@ class Checkpointer:
         """Take a snapshot of the marked step and start writing it; waits for the one before."""
         self.wait()
         step, state = self._marked
-        score = (metrics or {}).get("evaluation/correct_fraction")
+        measured = metrics or {}
+        score = measured.get("evaluation/correct_fraction", measured.get("evaluation/mean_reward"))
         facts = {
             **self.facts,
             "score": score if score is not None and math.isfinite(score) else None,

@@ -25,7 +25,7 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean, Reward, html_table
-from oncurve.rewards.base import check_errors, describe_failures
+from oncurve.rewards.base import check_any_graded, check_errors, describe_failures
 from oncurve.train.checkpointer import Checkpointer
 from oncurve.train.guards import Guards, attempts
 from oncurve.train.interruption import Interrupted, Interruption
@@ -118,6 +118,8 @@ class Run:
         self._has_moved = False
         self._has_failed = False
         """Somebody was told that grading failed."""
+        self._has_graded = False
+        """Some completion was graded in this run."""
         self._sampled: tuple[Sequence[Group], Sequence[Sequence[Reward]]] = ((), ())
         self._later: dict[str, float] = {}
         self._gpu_memory: dict[str, float] = {}
@@ -213,6 +215,9 @@ class Run:
         if self.watcher is not None:
             self.watcher.see(groups, graded)
         rewards = [reward for row in graded for reward in row]
+        if not self._has_graded:
+            check_any_graded(rewards, where=f"step {self.steps_done + 1}")
+            self._has_graded = True
         self._tell_first_failure([reward for reward in rewards if reward.is_failure], len(rewards))
         check_errors(rewards, max_error_fraction=self.max_error_fraction, step=self.steps_done + 1)
 

@@ -50,6 +50,7 @@ def reward_of(
         timeout_seconds=PATIENCE_SECONDS,
         is_batched=True,
         extras=extras,
+        nan_is_none=True,  # as TRL, which makes NaN of None
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncurve.config.rollouts import AgentProgram
-from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError
+from oncurve.recipe.schema import Config
+from oncurve.rollouts.settings import AgentProgram
 from oncurve.wiring.sampling_params import make_sampling
 
 if TYPE_CHECKING:

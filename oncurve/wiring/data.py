@@ -6,11 +6,11 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from oncurve.config.data import DataSection, DemonstrationsData, GivenData, WordProblemsData
-from oncurve.config.schema import Config, SftSection
 from oncurve.data.given import NOTHING, Given
+from oncurve.data.settings import DataSection, DemonstrationsData, GivenData, SftSection, WordProblemsData
 from oncurve.errors import ConfigError, DataError
-from oncurve.wiring.rewards import have_right_answer
+from oncurve.recipe.schema import Config
+from oncurve.rewards.terms import have_right_answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from oncurve.config.files import SANDBOX
-from oncurve.config.schema import Config
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, did_you_mean
+from oncurve.recipe.schema import Config
 from oncurve.records import SOURCE_ROW
+from oncurve.rollouts.settings import SANDBOX
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from oncurve.config.schema import Config
 from oncurve.data.given import NOTHING, Given
+from oncurve.recipe.schema import Config
 from oncurve.wiring.episodes import with_episodes
 from oncurve.wiring.sampling_params import make_sampling
 

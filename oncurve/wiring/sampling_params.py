@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from oncurve.config.schema import Config
+from oncurve.recipe.schema import Config
 
 if TYPE_CHECKING:
     from oncurve.rollouts.base import SamplingParams

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncurve.config.schema import Config
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.recipe.schema import Config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -277,8 +277,9 @@ def test_an_advantage_of_ones_own_takes_the_place_of_a_name():
 
 
 def test_a_loss_in_a_file_of_the_user_comes_in_through_the_recipe(tmp_path: Path):
-    from oncurve.config.data import WordProblemsData
-    from oncurve.config.schema import AlgorithmSection, Config
+    from oncurve.algorithm.settings import AlgorithmSection
+    from oncurve.data.settings import WordProblemsData
+    from oncurve.recipe.schema import Config
     from oncurve.wiring import make_algorithm
 
     (tmp_path / "mine.py").write_text(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oncurve.config.messages import known_keys
+from oncurve.recipe.messages import known_keys
 
 LIST = Path(__file__).with_name("config_keys.txt")
 

@@ -24,7 +24,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from conftest import END, make_model, make_tokenizer, model_config  # noqa: E402  # sets variables before torch is there
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"} | os.environ
+
+from tiny_models import END, make_model, make_tokenizer, model_config  # noqa: E402
 
 EXPECTED = HERE / "expected.json"
 STOPPED = HERE / "stopped"

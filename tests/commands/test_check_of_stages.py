@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from oncurve.commands.examine import check_recipe
-from oncurve.config.load import parse_config
+from oncurve.recipe.load import parse_config
 
 
 def check(text: str) -> tuple[bool, str]:

@@ -33,7 +33,7 @@ real("oncurve.__main__").__main__.main()
     ("name", "said"),
     [
         ("typer", "oncurve: stopped\n"),
-        ("oncurve.config.load", "oncurve: stopped\n"),
+        ("oncurve.recipe.load", "oncurve: stopped\n"),
         ("torch", "oncurve: stopped"),
     ],
 )

@@ -142,7 +142,7 @@ def test_an_adapter_and_the_model_that_it_is_merged_into_get_their_cards(
     from oncurve.policy.final_model import write_model
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.settings import LoraSettings
+    from oncurve.policy.settings import LoraSettings
 
     base = str(checkpoints["qwen2"])
     model, _ = load_model(base)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from oncurve.config.load import parse_config
-from oncurve.config.messages import known_keys
-from oncurve.config.schema import Config
+from oncurve.recipe.load import parse_config
+from oncurve.recipe.messages import known_keys
+from oncurve.recipe.schema import Config
 from oncurve.wiring.algorithm import check_algorithm
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -66,8 +66,20 @@ def test_a_grader_that_fails_is_not_a_wrong_answer() -> None:
 
     findings = check(grade=failing)
     assert [(each.what, each.rows) for each in findings] == [
-        ("grading the row's own reference answer failed (timeout)", (0,))
+        ("grading the row's own reference answer failed (timeout)", (0,)),
+        ("no reward grades the row's own reference answer, so nothing is learned from the row", (1,)),
     ]
+    assert findings[1].severity == "warning"
+
+
+def test_answers_that_nothing_grades_are_an_error_unless_an_environment_will() -> None:
+    def forgotten(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        return [Reward(None, error="not_applicable", detail="f: the function returned None") for _ in completions]
+
+    [finding] = check(grade=forgotten)
+    assert finding.severity == "error"
+    assert "f: the function returned None" in finding.example
+    assert check(grade=forgotten, needs_grades=False) == []
 
 
 @pytest.mark.parametrize(("value", "num_findings"), [(0.0, 1), (-1.0, 1), (0.1, 0)])

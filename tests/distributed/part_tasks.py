@@ -13,10 +13,10 @@ from typing import Any
 import tasks
 import torch
 
-from oncurve.config.load import parse_config
 from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipe.load import parse_config
 from oncurve.train.checkpoint_manifest import verify
 from oncurve.train.snapshot import capture
 from oncurve.train.state import restore, write

@@ -18,9 +18,9 @@ from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import Processes
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.sharding import Sharding
 from oncurve.records import Completion, Group, Mean, Prompt
-from oncurve.settings import LoraSettings, OptimizerSettings
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5
 

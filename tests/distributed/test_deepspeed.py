@@ -16,12 +16,12 @@ import pytest
 import tasks
 import torch
 
-from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings, resolve
 from oncurve.policy.distributed import ALONE
-from oncurve.recipes.find import find_recipe
-from oncurve.settings import OptimizerSettings
+from oncurve.policy.settings import OptimizerSettings
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
 
 if TYPE_CHECKING:
     from nursery import Nursery

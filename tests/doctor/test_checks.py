@@ -83,7 +83,10 @@ SICK: dict[str, list[Case]] = {
     ],
     "learning_rate_low": [case({**FLAT, "evaluation/mean_tokens": 31.0})],
     "too_easy": [case({"group/solved_fraction": 0.9}), case({"group/solved_fraction": lambda x: x})],
-    "too_hard": [case({"group/unsolved_fraction": 0.95}), case({"group/unsolved_fraction": 0.7})],
+    "too_hard": [
+        case({"group/unsolved_fraction": 0.95, "group/zero_signal_fraction": 0.95}),
+        case({"group/unsolved_fraction": 0.7, "group/zero_signal_fraction": 0.7}),
+    ],
     "reward_hacking": [
         case({**FLAT, "reward/correct": 0.2}),
         case({"reward/held_out/brevity": lambda x: 0.9 - 0.6 * x}),
@@ -191,7 +194,10 @@ NEARLY: dict[str, list[Case]] = {
         case({**FLAT, "evaluation/mean_tokens": 31.0, "group/std_mean": 0.0}),
     ],
     "too_easy": [case({"group/solved_fraction": 0.55})],
-    "too_hard": [case({"group/unsolved_fraction": lambda x: 0.9 - 0.4 * x})],
+    "too_hard": [
+        case({"group/unsolved_fraction": lambda x: 0.9 - 0.4 * x, "group/zero_signal_fraction": 0.9}),
+        case({"group/unsolved_fraction": 1.0, "group/zero_signal_fraction": 0.0}),
+    ],
     "reward_hacking": [
         case({**FLAT, "reward/mean": 0.2, "reward/correct": 0.2}),
         case({"reward/held_out/brevity": 0.9}),

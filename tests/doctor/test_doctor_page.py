@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tables.doctor import doctor_markdown
 
-from oncurve.config.messages import known_keys
 from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, check_names
 from oncurve.observe.metrics import GLOSSARY
+from oncurve.recipe.messages import known_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "doctor_runs.json"

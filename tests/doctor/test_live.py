@@ -35,7 +35,10 @@ def test_a_second_excursion_is_told_again() -> None:
     def unsolved(x: float) -> float:
         return 0.9 if x < 0.3 or x > 0.7 else 0.0
 
-    told = watch(Alarms(CONFIG), list(case({"group/unsolved_fraction": unsolved}).metrics))
+    told = watch(
+        Alarms(CONFIG),
+        list(case({"group/unsolved_fraction": unsolved, "group/zero_signal_fraction": unsolved}).metrics),
+    )
     assert [severity for _, _, severity in told] == ["severe", "warning", "severe"]
     assert {check for _, check, _ in told} == {"too_hard"}
     assert told[1][0] - told[0][0] > QUIET_STEPS

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.commands.evaluate_recipe import BENCHMARKS
-from oncurve.config.load import load_config
+from oncurve.recipe.load import load_config
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)

@@ -16,11 +16,11 @@ import yaml
 from offenders import assert_none, at, line_of
 
 from oncurve.cli.app import app
-from oncurve.config.load import load_config, parse_config
 from oncurve.doctor.diagnose import check_names
 from oncurve.errors import OncurveError
 from oncurve.observe.metrics import explain
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config, parse_config
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "features.yaml"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncurve.algorithm.table import resolve
-from oncurve.config.schema import Config
+from oncurve.recipe.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

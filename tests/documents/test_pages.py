@@ -13,9 +13,9 @@ from typing import Any
 from offenders import assert_none, at, line_of
 
 import oncurve
-from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
-from oncurve.recipes.find import shipped_recipes
+from oncurve.recipe.find import shipped_recipes
+from oncurve.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (module.name for module in pkgutil.walk_packages(oncurve.__path__, "oncurve."))

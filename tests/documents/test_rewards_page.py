@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from oncurve.config import schema
+from oncurve.recipe import schema
 from oncurve.rewards.custom import from_function, load_function
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ import typer
 from offenders import assert_none, at, line_of
 
 from oncurve.cli.app import app
-from oncurve.config.schema import Config
 from oncurve.doctor import grading, groups, lengths, policy_health, throughput
+from oncurve.recipe.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 HISTORY = ("LOG.md", "features.md")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from scripted import make_sampler, one
 
-from oncurve.config.load import parse_config
 from oncurve.data.given import Given
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipe.load import parse_config
 from oncurve.records import Prompt, Reward
 from oncurve.rollouts.episodes.environments import Kind
 from oncurve.wiring.episodes import make_factory, make_kinds

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
-from oncurve.config.load import load_config
 from oncurve.data.given import NOTHING
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.episodes.tools import sandboxed_tool

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oncurve.evaluate.evaluate import Evaluation, evaluate
+from oncurve.evaluate.evaluate import evaluate
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.records import Completion, FinishReason, Group, Prompt, Reward
 from oncurve.rollouts.base import PolicyView, SamplingParams
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncurve.evaluate.analysis import TITLES, analysis_markdown
-from oncurve.evaluate.evaluate import CATEGORIES, Evaluation, Example
+from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
 from oncurve.rewards.base import Category
 
 

@@ -11,7 +11,8 @@ import pytest
 from evaluation_fakes import GREEDY, Anywhere, Boxed, Reciter, evaluation_of, prompts_of
 
 from oncurve.errors import DataError
-from oncurve.evaluate.evaluate import evaluate, read_evaluation
+from oncurve.evaluate.evaluate import evaluate
+from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import RunFolder
 from oncurve.records import Completion, Prompt, Reward
@@ -21,21 +22,21 @@ from oncurve.stats import wilson_interval
 TEXTS = ["[1]", "[9]", "3", "boom", "nonsense"]
 
 
-def test_every_example_falls_into_one_of_four_categories() -> None:
+def test_every_example_falls_into_one_category() -> None:
     found = evaluation_of(TEXTS)
     assert [example.category for example in found.examples] == ["correct", "wrong", "bad_format", "error", "bad_format"]
-    assert found.counts == {"correct": 1, "wrong": 1, "bad_format": 2, "error": 1}
+    assert found.counts == {"correct": 1, "wrong": 1, "bad_format": 2, "graded": 0, "error": 1}
     assert [example.correct_any_format for example in found.examples] == [True, False, True, None, False]
 
 
-def test_shares_are_over_all_examples_with_wilson_intervals() -> None:
+def test_shares_are_over_what_was_graded_with_wilson_intervals() -> None:
     found = evaluation_of(TEXTS)
-    assert (found.correct.successes, found.correct.total) == (1, 5)
-    assert (found.correct.low, found.correct.high) == wilson_interval(1, 5)
+    assert (found.correct.successes, found.correct.total) == (1, 4)
+    assert (found.correct.low, found.correct.high) == wilson_interval(1, 4)
     assert found.any_format is not None
-    assert found.any_format.fraction == 0.4
+    assert found.any_format.fraction == 0.5
     assert found.category_share("bad_format").fraction == 0.4
-    assert str(found.correct).startswith("1/5 = 20.0% [")
+    assert str(found.correct).startswith("1/4 = 25.0% [")
 
 
 def test_examples_keep_question_answer_text_and_why_it_ended() -> None:
@@ -58,8 +59,8 @@ def test_a_prompt_without_a_question_column_is_shown_as_it_is() -> None:
 def test_the_metrics_are_all_in_the_glossary() -> None:
     metrics = evaluation_of(TEXTS).metrics()
     assert unknown_keys(metrics) == []
-    assert metrics["evaluation/correct_fraction"] == 0.2
-    assert metrics["evaluation/any_format_fraction"] == 0.4
+    assert metrics["evaluation/correct_fraction"] == 0.25
+    assert metrics["evaluation/any_format_fraction"] == 0.5
     assert metrics["evaluation/error_fraction"] == 0.2
     assert metrics["evaluation/mean_tokens"] == pytest.approx(19 / 5)
     assert "evaluation/any_format_fraction" not in evaluation_of(TEXTS, loose=False).metrics()

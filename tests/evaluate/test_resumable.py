@@ -11,7 +11,8 @@ from evaluation_fakes import Boxed, Reciter, prompts_of
 
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate import resumable as module
-from oncurve.evaluate.evaluate import Evaluation, evaluate
+from oncurve.evaluate.evaluate import evaluate
+from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams

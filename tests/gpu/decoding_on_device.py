@@ -26,7 +26,7 @@ from oncurve.model.decoding import Decoder
 from oncurve.model.weights import Backbone
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import fused, proof
+from oncurve.rollouts.engine import proof, row_batch
 from oncurve.rollouts.engine.engine import InProcessEngine
 
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]
@@ -187,7 +187,7 @@ def engine_ahead() -> dict[str, Any]:
     """Drawn completions: by steps that start before the tokens of the one before were seen, and one after another."""
     model, params = model_of("qwen3"), SamplingParams(max_completion_tokens=40, seed=3)
     ahead = sampled(model, params)
-    with patch.object(fused.FusedSampling, "_flies", lambda *_: False):
+    with patch.object(row_batch.RowBatch, "_draws_ahead", lambda *_: False):
         after = sampled(model, params)
     return {"ahead": ahead, "after": after}
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.errors import ConfigError
-from oncurve.evaluate.evaluate import read_evaluation
+from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.record import read_metrics
 
 QUESTION = "Tom has 12 apples and buys 7 more. How many apples does Tom have?"

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.commands.evaluate_recipe import BENCHMARKS
-from oncurve.config.load import load_config
 from oncurve.data.prompts import find_template
 from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError, Stopped
 from oncurve.evaluate import resumable
+from oncurve.recipe.load import load_config
 from oncurve.rollouts.engine.engine import InProcessEngine
 
 WARM = ["evaluation.samples=3", "evaluation.temperature=0.8"]

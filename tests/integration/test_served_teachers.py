@@ -15,12 +15,12 @@ import torch
 
 import oncurve
 from oncurve import wiring
-from oncurve.config.load import load_config
 from oncurve.errors import ConfigError, DataError, SamplerError
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
+from oncurve.recipe.load import load_config
 from oncurve.rollouts.servers.teacher_server import TeacherServer
-from oncurve.settings import Deadlines
+from oncurve.rollouts.settings import Deadlines
 
 if TYPE_CHECKING:
     from nursery import Nursery

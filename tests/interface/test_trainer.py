@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
-from oncurve.config.load import read_tree
 from oncurve.errors import ConfigError
 from oncurve.observe.record import read_metrics
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import read_tree
 from oncurve.session.trainer import Trainer
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]

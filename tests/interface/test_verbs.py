@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import oncurve
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import ConfigError
+from oncurve.records import Completion, Group, Prompt
 from oncurve.session.trainer import Trainer
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
@@ -81,3 +82,25 @@ def test_mistakes_get_one_message() -> None:
         policy.forward_backward(batch, loss="high_entropy")
     with pytest.raises(ConfigError, match="there is no 'temprature'"):
         oncurve.Engine(policy, temprature=1.0)
+
+
+def test_what_is_scored_is_what_a_run_would_pay(tmp_path: Path) -> None:
+    prompt = Prompt("2+3?", (1,), 0, {"question": "2+3?", "answer": "5"})
+    texts = ("so </think> <answer> 5 </answer>", "\\boxed{5}", "6")
+    groups = [Group(prompt, tuple(Completion((1,), (1,), text, (0.0,), "stop", 0, n) for n, text in enumerate(texts)))]
+
+    def five(prompt: str, completion: str) -> float:
+        return float("5" in completion)
+
+    (tmp_path / "mine.py").write_text("def six(completion):\n    return float('6' in completion)\n")
+    for reward, values in (
+        (five, [1.0, 1.0, 0.0]),
+        ("mathematics", [1.0, 1.0, 0.0]),
+        ({"type": "mathematics", "answer_from": "boxed"}, [0.0, 1.0, 0.0]),
+        (f"{tmp_path / 'mine.py'}:six", [0.0, 0.0, 1.0]),
+        ([five, ("r1_zero", 2.0)], [3.0, 1.0, 0.0]),
+    ):
+        assert [one.value for one in oncurve.score(groups, reward).rewards[0]] == values
+    for reward, said in ((lambda completion, levle: 1.0, "parameter 'levle'"), ("mathematic", "rewards"), (5, "int")):
+        with pytest.raises(ConfigError, match=said):
+            oncurve.score(groups, reward)

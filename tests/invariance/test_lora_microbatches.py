@@ -18,8 +18,8 @@ from oncurve.batch import Batch
 from oncurve.data.collate import collate
 from oncurve.policy.lora import Adapter, add_adapter
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.records import Group
-from oncurve.settings import LoraSettings, OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,8 +16,8 @@ from oncurve.algorithm.presets import PRESETS, build
 from oncurve.batch import Batch, Rewards
 from oncurve.data.collate import collate
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Group, Mean
-from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oncurve.config.load import load_config, parse_config
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 from oncurve.launch.placement import Machine
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config, parse_config
+from oncurve.recipe.schema import Config
 from oncurve.rollouts.servers.children import own_gpu
 from oncurve.rollouts.servers.transfer.endpoints import check_device
 from oncurve.wiring.servers import place, share_beside, start_vllm

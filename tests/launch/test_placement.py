@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oncurve.config.load import parse_config
 from oncurve.errors import ConfigError
 from oncurve.launch.placement import Machine, Wants, choose_placement
 from oncurve.plan.find_shape import find_shape
+from oncurve.recipe.load import parse_config
 from oncurve.rollouts.servers import local_vllm, vllm_version
 from oncurve.rollouts.servers.children import gpu_shares, own_gpu, visible_gpus
 from oncurve.wiring.servers import place, reckon_beside, settle

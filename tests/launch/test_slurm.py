@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncurve.config.load import load_config
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
 from oncurve.launch.slurm import Allocation, render_slurm, submit
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
+from oncurve.recipe.schema import Config
 
 if TYPE_CHECKING:
     from nursery import Nursery

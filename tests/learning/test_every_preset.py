@@ -13,9 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, 
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.observe.record import read_metrics
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from oncurve.train.run import Run

@@ -19,7 +19,7 @@ from oncurve.model.lora_linear import Matrix
 from oncurve.model.weights import Backbone, _apart, backbone_of, supports
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.lora import Adapter, add_adapter
-from oncurve.settings import LoraSettings
+from oncurve.policy.settings import LoraSettings
 
 families = pytest.mark.parametrize("family", FAMILIES)
 SUBSETS = ("all-linear", ("q_proj", "v_proj"), ("o_proj", "down_proj"), ("up_proj",))

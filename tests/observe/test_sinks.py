@@ -12,11 +12,11 @@ from typing import Any, get_args
 
 import pytest
 
-from oncurve.config.load import parse_config
-from oncurve.config.schema import RunSection
 from oncurve.errors import ConfigError
 from oncurve.observe import sinks
 from oncurve.observe.sinks import SinkName, Tracker, open_tracker
+from oncurve.recipe.load import parse_config
+from oncurve.train.settings import RunSection
 
 RECIPE = "model: embedded\ndata: {type: word_problems}\nrun: {track: [tensorboard, wandb]}\n"
 

@@ -24,7 +24,7 @@ from oncurve.plan.memory import plan_memory
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.step_time import flops_per_token, step_time
 from oncurve.plan.weight_transfer import sent_share, sync_bytes, way_of_weights
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = load_devices()
@@ -65,7 +65,7 @@ def test_what_a_plan_advises_makes_it_fit() -> None:
 
 
 def test_every_advice_is_made_of_keys_that_recipes_have() -> None:
-    from oncurve.config.messages import known_keys
+    from oncurve.recipe.messages import known_keys
 
     keys = set(known_keys())
     sections = {key.rpartition(".")[0] for key in keys}

@@ -201,7 +201,7 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
 ) -> None:
     """Within 6 %, on a model small enough for a test; a change of the forward pass must change the constants."""
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.settings import OptimizerSettings
+    from oncurve.policy.settings import OptimizerSettings
 
     config = Qwen2Config(
         vocab_size=SMALL.vocabulary,

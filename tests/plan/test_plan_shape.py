@@ -93,7 +93,7 @@ def test_the_embedded_model_is_counted_from_its_folder() -> None:
 
 def test_an_adapter_is_counted_as_peft_makes_it() -> None:
     from oncurve.policy.lora import add_adapter
-    from oncurve.settings import LoraSettings
+    from oncurve.policy.settings import LoraSettings
 
     config = Qwen2Config(**SIZES)
     model = add_adapter(Qwen2ForCausalLM(config), LoraSettings(rank=4), base="tiny").model

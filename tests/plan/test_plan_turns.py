@@ -9,7 +9,7 @@ import pytest
 
 from oncurve.commands.plan import plan_recipe
 from oncurve.errors import ConfigError
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
 
 
 def planned(recipe: str, overrides: list[str], **wishes: Any) -> str:

@@ -22,7 +22,7 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.flash_varlen import attend
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.settings import LoraSettings
+from oncurve.policy.settings import LoraSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

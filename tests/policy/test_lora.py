@@ -20,11 +20,11 @@ from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.lora import Adapter, Quantization, add_adapter, open_adapter
 from oncurve.policy.model_folder import load_model, merge_adapter, save_model
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.hf import HfSampler
-from oncurve.settings import LoraSettings, OptimizerSettings
 from oncurve.train.state import checksum
 
 if TYPE_CHECKING:

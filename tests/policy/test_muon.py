@@ -12,14 +12,14 @@ import torch
 from transformers import PreTrainedModel
 
 import oncurve
-from oncurve.config.load import parse_config
 from oncurve.data.collate import collate
 from oncurve.errors import ConfigError
 from oncurve.policy.distributed import Processes
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import OptimizerSettings
+from oncurve.recipe.load import parse_config
 from oncurve.records import Group
 from oncurve.session.trainer import Trainer
-from oncurve.settings import OptimizerSettings
 from oncurve.wiring.policy import make_sharding
 
 MUON = OptimizerSettings(type="muon", learning_rate=1e-2, beta2=0.95, max_gradient_norm=0)

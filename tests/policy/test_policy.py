@@ -18,8 +18,8 @@ from oncurve.data.collate import collate
 from oncurve.errors import TrainingError
 from oncurve.model.forward_backward import LayerPass
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Group
-from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

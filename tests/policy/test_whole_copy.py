@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from oncurve.config.load import parse_config
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.sharding import Sharding
+from oncurve.recipe.load import parse_config
 from oncurve.wiring.policy import where_whole
 
 if TYPE_CHECKING:

@@ -120,14 +120,14 @@ def watch() -> Report:
     """Count the parts of every command of this process from here on."""
     from oncurve.model.decoding import Decoder
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.rollouts.engine.fused import FusedSampling
+    from oncurve.rollouts.engine.row_batch import RowBatch
     from oncurve.train.run import Run
 
     report = Report()
     for owner, method, name in (
         (Decoder, "prefill", "prefill"),
         (Decoder, "step", "decode_step"),
-        (FusedSampling, "_step", "engine_step"),
+        (RowBatch, "turn", "engine_step"),
         (TrainedPolicy, "annotate", "annotate"),
         (TrainedPolicy, "update", "update"),
     ):

@@ -12,7 +12,7 @@ import pytest
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.coldstart.untrained import write_untrained
 from oncurve.policy.model_folder import save_model
-from oncurve.recipes.find import SHIPPED
+from oncurve.recipe.find import SHIPPED
 from oncurve.rollouts.episodes.calculator import evaluate
 from oncurve.sandbox import describe_isolation
 from oncurve.session.stages import sft

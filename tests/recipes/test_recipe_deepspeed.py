@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from safetensors.torch import load_file
 
-from oncurve.config.load import load_config
 from oncurve.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
 from oncurve.wiring.policy import make_sharding
 
 if TYPE_CHECKING:

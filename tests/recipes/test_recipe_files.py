@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from oncurve.cli.app import app
 from oncurve.commands.examine import check_recipe
 from oncurve.commands.plan import plan_recipe
-from oncurve.config.load import load_config
 from oncurve.errors import ConfigError, DataError
-from oncurve.recipes.find import SHIPPED, copy_recipe, described_recipes, find_recipe, shipped_recipes
+from oncurve.recipe.find import SHIPPED, copy_recipe, described_recipes, find_recipe, shipped_recipes
+from oncurve.recipe.load import load_config
 from oncurve.sandbox import describe_isolation
 
 NAMES = list(shipped_recipes())

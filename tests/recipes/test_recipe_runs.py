@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncurve.evaluate.evaluate import read_evaluation
-from oncurve.recipes.find import copy_recipe
+from oncurve.evaluate.evaluation import read_evaluation
+from oncurve.recipe.find import copy_recipe
 
 if TYPE_CHECKING:
     from nursery import Child, Nursery

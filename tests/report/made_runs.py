@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from oncurve.evaluate.evaluate import Evaluation, Example
+from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_metrics, episode_row
 from oncurve.observe.record import RunFolder
 from oncurve.observe.tokens import TokenRecord

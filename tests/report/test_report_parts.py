@@ -17,7 +17,7 @@ import pytest
 from made_runs import CONFIG, MANIFEST, make_episode_run, make_run, row, write_step
 
 from oncurve.errors import DataError
-from oncurve.evaluate.evaluate import read_evaluation
+from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices

@@ -13,7 +13,7 @@ from oncurve.rewards.answers import (
     answer_tag,
     find_answer,
     last_boxed,
-    last_number,
+    last_expression,
 )
 
 
@@ -21,7 +21,8 @@ from oncurve.rewards.answers import (
     ("text", "answer"),
     [
         (r"\boxed{5}", "5"),
-        (r"\boxed{\frac{1}{2}} and \boxed{\sqrt{\frac{3}{4}}}", r"\sqrt{\frac{3}{4}}"),
+        (r"\boxed{\frac{1}{2}} and \boxed{\sqrt{\frac{3}{4}}}", r"\frac{1}{2}, \sqrt{\frac{3}{4}}"),
+        (r"\boxed{\frac{1}{2}}, no, \boxed{\sqrt{\frac{3}{4}}}", r"\sqrt{\frac{3}{4}}"),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         (r"\boxed{3} then \boxed{5", "3"),
         (r"{ \boxed{5}", "5"),
@@ -72,7 +73,7 @@ def test_the_answer_tag_is_cut_at_the_first_closing_tag_after_the_last_opening_o
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
+    ("text", "expression"),
     [
         ("It is 5.", "5"),
         ("1,000 eggs", "1,000"),
@@ -80,25 +81,52 @@ def test_the_answer_tag_is_cut_at_the_first_closing_tag_after_the_last_opening_o
         ("**$18**", "$18"),
         ("-3", "-3"),
         ("$-5", "$-5"),
-        ("from 3-4", "4"),
+        ("from 3-4", "3-4"),
         ("3/4 of it", "3/4"),
         ("12.5%", "12.5%"),
         ("1.5e3", "1.5e3"),
         (".5", ".5"),
-        ("x=5.", "5"),
-        ("1,2345", "2345"),
+        ("x=5.", "x=5"),
+        (r"so $\frac{1}{2}$ of them", r"\frac{1}{2}"),
+        (r"first $x=2$, then \(y+1\).", "y+1"),
+        (r"$x=2$ in 3 steps", "3"),
+        ("2x + 3", "2x + 3"),
+        ("(4, 9).", "(4, 9)"),
+        ("(it has 4)", "4"),
+        ("1 234 parts", "1 234"),
+        ("1.5 million people", "1.5 million"),
+        ("3, 5 and 7", "3, 5 and 7"),
+        ("She paid $5, and got $18 back", "$18"),
+        ("17 is wrong, 18 is right", "18"),
+        ("What is 2 + 3?", None),
+        ("Compute $2 \\cdot 3$", None),
+        (r"Is it $\frac{1}{2}+\frac{1}{3}$", None),
+        ("2 + 3 = 5", "2 + 3 = 5"),
         ("nothing", None),
         ("", None),
     ],
 )
-def test_the_last_number_comes_with_its_sign_currency_and_percent(text: str, number: str | None) -> None:
-    assert last_number(text) == number
+def test_the_last_expression_is_taken_whole(text: str, expression: str | None) -> None:
+    assert last_expression(text) == expression
 
 
-def test_only_what_follows_the_thinking_counts_unless_nothing_does() -> None:
-    assert after_thinking("<think>5</think> 6") == " 6"
-    assert after_thinking("<think>5</think> ") == "<think>5</think> "
-    assert after_thinking("5") == "5"
+@pytest.mark.parametrize(
+    ("text", "is_open", "said"),
+    [
+        ("<think>5</think> 6", False, " 6"),
+        ("<think>5</think>", False, ""),
+        ("<think>5", False, ""),
+        ("5", False, "5"),
+        ("5", True, ""),
+        ("5</think>6", True, "6"),
+        ("6 <think> 5", False, "6 "),
+        ("<think>4</think>6<think>5", False, "6"),
+    ],
+)
+def test_thinking_is_never_said_whether_closed_begun_by_the_prompt_or_cut_off(
+    text: str, is_open: bool, said: str
+) -> None:
+    assert after_thinking(text, is_open=is_open) == said
 
 
 @pytest.mark.parametrize(("place", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("any", "3")])

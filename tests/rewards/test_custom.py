@@ -88,8 +88,10 @@ def test_the_form_that_worked_once_stays() -> None:
     assert function([prompt], [completion_of("")])[0].value == 0.0  # not misread as an empty text
 
 
-def test_none_and_nan_do_not_apply() -> None:
+def test_none_does_not_apply_and_nan_is_an_error_unless_it_means_none() -> None:
     rewards = rewards_of(examples.trl_none, "", "nan", "x")
+    assert [reward.error for reward in rewards] == ["not_applicable", "nan", None]
+    rewards = rewards_of(examples.trl_none, "", "nan", "x", nan_is_none=True)
     assert [reward.error for reward in rewards] == ["not_applicable", "not_applicable", None]
 
 

@@ -11,6 +11,7 @@ from reward_records import STEADY
 
 from oncurve.rewards.exact import exact_number, read_quantity, same_quantity, split_unit
 from oncurve.rewards.latex import tidy
+from oncurve.rewards.units import Unit, read_unit
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,12 @@ def test_no_text_makes_it_fail(text: str) -> None:
         ("5 cm", "5 m", False),
         (r"5\text{ cm}^2", "5 square cm", True),
         (r"5\text{ cm}^2", "5 cm", False),
-        ("18 eggs", "18 apples", True),
+        ("18 eggs", "18 apples", False),
+        ("18 eggs", "18 brown eggs", True),
+        ("5 km/h", "5 m/s", False),
+        ("36 km/h", "10 m/s", True),
+        ("5 kPa", "5 Pa", False),
+        ("3 dozen", "36", True),
         ("$5", "5 cents", False),
         ("50%", "50", True),
         ("50%", "0.5", True),
@@ -94,7 +100,7 @@ def test_units_may_be_missing_but_must_not_differ(one: str, other: str, is_same:
 
 
 def test_a_unit_is_split_from_an_expression() -> None:
-    assert split_unit(r"3\sqrt{2}\text{ cm}") == (r"3\sqrt{2}", "cm")
-    assert split_unit(r"2\pi^{\circ}") == (r"2\pi", "deg")
-    assert split_unit(r"3\sqrt{2}") == (r"3\sqrt{2}", "")
-    assert split_unit(r"5\text{ or }") == (r"5\text{ or }", "")
+    assert split_unit(r"3\sqrt{2}\text{ cm}") == (r"3\sqrt{2}", read_unit(" cm"))
+    assert split_unit(r"2\pi^{\circ}") == (r"2\pi", read_unit(" degrees"))
+    assert split_unit(r"3\sqrt{2}") == (r"3\sqrt{2}", Unit())
+    assert split_unit(r"5\text{ or }") == (r"5\text{ or }", Unit())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.config.load import parse_config
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import parse_config
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat, is_tagged, paid_tags
-from oncurve.wiring import make_reward_function
+from oncurve.rewards.terms import make_reward_function
 
 GOOD = "<think> a </think> <answer> b </answer>"
 

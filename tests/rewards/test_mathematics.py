@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,11 @@ def test_r1_zero_pays_only_the_right_answer_in_the_right_form(
 
 def test_r1_zero_without_a_reference_is_an_error_even_in_bad_form(checker: AnswerChecker) -> None:
     assert graded(R1Zero(checker=checker), "5", None).error == "unparsable_reference"
+
+
+def test_a_completion_cut_off_in_a_thinking_that_the_prompt_began_says_nothing(checker: AnswerChecker) -> None:
+    prompt = prompt_of("5", text="2 + 3? <think>")
+    texts = (r"maybe \boxed{5}", r"maybe \boxed{5}</think> \boxed{5}", r"maybe \boxed{5}</think>")
+    cut_off = [replace(completion_of(text), finish_reason="length") for text in texts]
+    rewards = Mathematics(checker=checker)([prompt] * 3, cut_off)
+    assert [reward.value for reward in rewards] == [0.0, 1.0, 0.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from reward_records import completion_of, prompt_of
@@ -40,8 +41,8 @@ def value(number: float, **parts: float) -> Reward:
     return Reward(value=number, parts=parts)
 
 
-def total(*terms: Term, limit_shaping: bool = True) -> Reward:
-    return WeightedSum(terms, limit_shaping=limit_shaping)([prompt_of()], [completion_of("")])[0]
+def total(*terms: Term) -> Reward:
+    return WeightedSum(terms)([prompt_of()], [completion_of("")])[0]
 
 
 def test_the_value_is_the_weighted_sum_and_the_parts_are_not_weighted() -> None:
@@ -83,7 +84,10 @@ def test_shaping_can_add_or_take_at_most_what_correctness_is_worth() -> None:
     answer = Term(Fixed(value(0.0, correct=0.0), "m"), 1.0)
     shaping = [Term(Fixed(value(1.0), "a"), 0.8), Term(Fixed(value(1.0), "b"), 0.9)]
     assert total(answer, *shaping).value == 1.0
-    assert total(answer, *shaping, limit_shaping=False).value == pytest.approx(1.7)
+    free = [replace(term, is_limited=False) for term in shaping]
+    assert total(answer, *free).value == pytest.approx(1.7)
+    assert total(answer, shaping[0], free[1]).value == pytest.approx(1.7)
+    assert total(answer, *shaping, Term(Fixed(value(1.0), "c"), 0.5, is_limited=False)).value == 1.5
     assert total(answer, Term(Fixed(value(-50.0), "a"))).value == -1.0
 
 
@@ -174,7 +178,7 @@ def test_a_sum_of_nothing_and_equal_names_are_refused() -> None:
         (value(0.0, correct=0.0, format=0.0), "bad_format"),
         (value(1.0, correct=1.0, format=0.0), "bad_format"),
         (value(1.0, correct=1.0), "correct"),
-        (value(0.9), "wrong"),
+        (value(0.9), "graded"),
         (value(-1.0, correct=1.0, format=1.0), "correct"),
         (Reward(value=None, error="crashed", parts={"correct": 1.0}), "error"),
     ],

@@ -129,7 +129,7 @@ def test_a_good_completion_earns_full_reward(case: Case) -> None:
     function, gold, prompt = case
     reward = function([prompt], [completion_of(gold)])[0]
     assert reward.value == pytest.approx(1.0, abs=1e-6)
-    assert categorize(reward) in ("correct", "wrong")
+    assert categorize(reward) in ("correct", "wrong", "graded")
 
 
 def test_rewards_are_aligned_with_completions(case: Case) -> None:

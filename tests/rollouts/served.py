@@ -13,13 +13,14 @@ import torch
 from aiohttp import web
 
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.event_loop import EventLoopThread
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.serving.http_app import SamplingServer
-from oncurve.settings import Deadlines, OptimizerSettings
+from oncurve.rollouts.settings import Deadlines
 
 FAST = Deadlines(connect_seconds=1.0, request_seconds=20.0, push_seconds=5.0, silent_seconds=1.0, gone_seconds=5.0)
 

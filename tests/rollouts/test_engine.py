@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
+import decode_ways
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from oncurve.errors import SamplerError
-from oncurve.model import decoding, ops_torch
-from oncurve.model.build import library
-from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model import decoding
+from oncurve.model.decode_memory import DecodeCall
 from oncurve.model.weights import body_of
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import fused as fused_module
 from oncurve.rollouts.engine import generic as generic_module
-from oncurve.rollouts.engine import proof
+from oncurve.rollouts.engine import row_batch, rows
+from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.cache import RowCache, left_pad
 from oncurve.rollouts.engine.draw import draw
 from oncurve.rollouts.engine.engine import InProcessEngine, occurrence_indices
-from oncurve.rollouts.engine.rows import Capacity
 from oncurve.rollouts.engine.streams import stream_keys, uniforms
 
 MakePolicy = Callable[..., TrainedPolicy]
@@ -35,25 +34,13 @@ TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for numbe
 
 
 Ways = Callable[[str], None]
-ways = pytest.mark.parametrize("way", ["kernels", "torch", "recorded", "module"])
+ways = pytest.mark.parametrize("way", decode_ways.WAYS)
 
 
 @pytest.fixture
 def take_way(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    """Make the engine compute with the compiled kernels, with torch alone, there in a
-    GPU's few shapes, or through the model's own module."""
-
-    def take(way: str) -> None:
-        if way == "kernels" and library() is None:
-            pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
-        if way in ("torch", "recorded"):
-            monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-        if way == "recorded":
-            monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
-        if way == "module":
-            monkeypatch.setattr(proof, "backbone_of", lambda model: None)
-
-    return take
+    """Make the engine compute in a way."""
+    return lambda way: decode_ways.take_way(way, monkeypatch)
 
 
 def ending(policy: TrainedPolicy) -> TrainedPolicy:
@@ -145,7 +132,7 @@ def test_when_finished_rows_leave_the_batch_does_not_matter(
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     usual = what(sampled(policy, prompts, 8))
     monkeypatch.setattr(generic_module, "COMPACT_BELOW", share)
-    monkeypatch.setattr(fused_module, "MOVE_BELOW", share)
+    monkeypatch.setattr(rows, "COMPACT_BELOW", share)
     assert what(sampled(policy, prompts, 8)) == usual
 
 
@@ -222,9 +209,9 @@ class Watched(decoding.Decoder):
         self.read.extend(len(prompt) for prompt in prompts)
         return super().prefill(prompts, slots)
 
-    def step(self, tokens, positions, places):
+    def hidden(self, tokens, positions, places):
         self._watch(tokens)
-        return super().step(tokens, positions, places)
+        return super().hidden(tokens, positions, places)
 
     def draw(self, tokens, positions, places, uniform, choose):
         self._watch(tokens)
@@ -240,7 +227,7 @@ class Watched(decoding.Decoder):
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
     """The engine's decoders from now on."""
     Watched.read, Watched.steps, Watched.held = [], [], []
-    monkeypatch.setattr(fused_module, "Decoder", Watched)
+    monkeypatch.setattr(row_batch, "Decoder", Watched)
     return Watched
 
 
@@ -286,8 +273,9 @@ def test_a_thousand_ragged_rows_pass_through_a_tenth_of_the_room_they_need(
 
 
 def test_room_that_does_not_hold_one_row_is_refused() -> None:
-    with pytest.raises(SamplerError, match=r"rollouts\.kv_tokens is 30, but .* needs 44\. Raise it"):
-        Capacity.of(num_prompts=3, group_size=4, prompt_tokens=10, completion_tokens=14, max_rows=8, kv_tokens=30)
+    call = DecodeCall(num_prompts=3, group_size=4, prompt_tokens=10, completion_tokens=14)
+    with pytest.raises(SamplerError, match=r"rollouts\.kv_tokens is 60, but .* needs 128\. Raise it"):
+        RowBudget(kv_tokens=60).sizes(call, 8)
 
 
 @ways

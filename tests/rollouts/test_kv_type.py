@@ -13,7 +13,7 @@ from oncurve.model.decoding import Decoder
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import fused as fused_module
+from oncurve.rollouts.engine import row_batch
 from oncurve.rollouts.engine.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]
@@ -47,11 +47,11 @@ def test_torch_alone_keeps_long_prompts_in_the_type_of_the_products(
     seen: set[tuple[torch.dtype, ...]] = set()
 
     class Watched(Decoder):
-        def step(self, tokens: Any, positions: Any, places: Any) -> Any:
+        def hidden(self, tokens: Any, positions: Any, places: Any) -> Any:
             seen.update(tuple(buffer.dtype for buffer in cache.all()) for cache in self.caches)
-            return super().step(tokens, positions, places)
+            return super().hidden(tokens, positions, places)
 
-    monkeypatch.setattr(fused_module, "Decoder", Watched)
+    monkeypatch.setattr(row_batch, "Decoder", Watched)
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     policy, prompts = make_policy("llama", compute_type="bfloat16"), make_prompts("word " * 40, "word " * 30, "1 + 1 =")
     assert max(len(prompt.prompt_ids) for prompt in prompts) >= decoding.LONG

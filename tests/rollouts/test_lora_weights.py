@@ -14,13 +14,13 @@ from served import FAST, LocalServer
 
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import LoraSettings
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.servers.lora_weights import FILE
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.serving.weight_update import WeightUpdate
-from oncurve.settings import LoraSettings
 
 PARAMS = SamplingParams(max_completion_tokens=12, seed=3)
 

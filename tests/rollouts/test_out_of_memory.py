@@ -20,9 +20,8 @@ from oncurve.model.decoding import Decoder
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import fused as fused_module
 from oncurve.rollouts.engine import generic as generic_module
-from oncurve.rollouts.engine import proof
+from oncurve.rollouts.engine import proof, row_batch
 from oncurve.rollouts.engine.cache import RowCache
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.engine.generic import ModuleSampling
@@ -40,7 +39,7 @@ POINTS = {
     "prefill": (Decoder, "prefill"),
     "growth": (LayerCache, "grow"),
     "step": (Decoder, "draw"),
-    "draw": (fused_module, "draw"),
+    "draw": (row_batch, "draw"),
 }
 MODULE_POINTS = {
     "buffers": (RowCache, "take"),
@@ -188,7 +187,7 @@ def test_when_not_even_one_completion_fits_one_message_says_what_to_set(
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     if way == "module":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)
-    seen = fail_at(*((Decoder, "step") if way == "backbone" else MODULE_POINTS["forward"]), monkeypatch, *range(100))
+    seen = fail_at(*((Decoder, "hidden") if way == "backbone" else MODULE_POINTS["forward"]), monkeypatch, *range(100))
     wanted = r"one completion of up to 150 tokens behind a prompt of \d+ \(CUDA out of memory.*max_completion_tokens"
     with pytest.raises(SamplerError, match=wanted):
         sampled(InProcessEngine(PARAMS, max_rows=20), make_policy(), make_prompts(*TEXTS), [])
@@ -203,7 +202,7 @@ def test_kernels_give_the_same_completions(
         pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     expected = sampled(InProcessEngine(PARAMS), policy, prompts, [])
-    fail_at(Decoder, "step", monkeypatch, *calls)
+    fail_at(Decoder, "hidden", monkeypatch, *calls)
     assert_same(sampled(InProcessEngine(PARAMS), policy, prompts, []), expected)
 
 
@@ -212,7 +211,7 @@ def test_later_calls_begin_with_what_memory_took(
 ) -> None:
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     engine, policy = InProcessEngine(PARAMS, max_rows=8), ending(make_policy())
-    fail_at(Decoder, "step", monkeypatch, 1)
+    fail_at(Decoder, "hidden", monkeypatch, 1)
     slots: list[int] = []
     right = Decoder.__init__
 
@@ -232,7 +231,7 @@ def test_other_errors_of_sampling_are_not_taken_for_a_lack_of_memory(
     def broken(*given: Any, **options: Any) -> None:
         raise RuntimeError("a shape is wrong")
 
-    monkeypatch.setattr(Decoder, "step", broken)
+    monkeypatch.setattr(Decoder, "hidden", broken)
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         sampled(InProcessEngine(PARAMS), make_policy(), make_prompts(*TEXTS), [])
 

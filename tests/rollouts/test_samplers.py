@@ -16,11 +16,11 @@ from torch import Tensor
 
 from oncurve.errors import SamplerError
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import Sampler, SamplingParams, TellsGroups
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.hf import HfSampler
-from oncurve.settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -20,8 +20,8 @@ from served import Listener
 
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.rollouts.agents.conversation_frames import TagFrames
+from oncurve.rollouts.engine.row_batch import RowBatch
 from oncurve.rollouts.serving.http_app import SamplingServer
-from oncurve.rollouts.serving.open_batch import OpenBatch
 
 if TYPE_CHECKING:
     from nursery import Nursery
@@ -162,10 +162,10 @@ def test_words_of_a_turn_with_tools_come_while_it_is_sampled(
     server, client = own_server
     ids = np.array([*policy.tokenizer.encode(said, add_special_tokens=False), policy.tokenizer.eos_token_id])
 
-    def given(self: Any, decoder: Any, logits: Any, keys: Any, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def given(self: Any, logits: Any, keys: Any, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return ids[positions], np.full(len(positions), -0.5, dtype=np.float32)
 
-    monkeypatch.setattr(OpenBatch, "_draw", given)
+    monkeypatch.setattr(RowBatch, "_draw", given)
     parameters = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
     tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": parameters}}
     body = {"messages": say("2+3?"), "tools": [tool], "max_tokens": 60}
@@ -197,14 +197,14 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(
     own_server: tuple[SamplingServer, httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client = own_server
-    once, turns = server.sampling.scheduler._turn_once, iter(range(1000))
+    once, turns = server.sampling.scheduler.turn, iter(range(1000))
 
     def breaking() -> None:
         if next(turns) == 10:
             raise RuntimeError("the machine is on fire")
         once()
 
-    monkeypatch.setattr(server.sampling.scheduler, "_turn_once", breaking)
+    monkeypatch.setattr(server.sampling.scheduler, "turn", breaking)
     *_, last = events_of(client)
     assert "on fire" in last["error"]["message"]
     monkeypatch.undo()

@@ -22,6 +22,7 @@ from oncurve.model.decoding import Decoder
 from oncurve.observe.checksums import FileSum
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import LoraSettings
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import proof
@@ -35,7 +36,6 @@ from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
 from oncurve.rollouts.servers.weight_manifest import describe_files
 from oncurve.rollouts.serving.http_app import check_host
 from oncurve.rollouts.serving.sampling import Paused, Sampling
-from oncurve.settings import LoraSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,6 +26,7 @@ from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.agents.agent_programs import FunctionAgent
 from oncurve.rollouts.agents.agent_sampler import AgentSampler
@@ -38,7 +39,7 @@ from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.teacher_server import TeacherServer
 from oncurve.rollouts.servers.transfer.endpoints import packing
 from oncurve.rollouts.servers.transfer.weight_stream import make_shipment
-from oncurve.settings import Deadlines, DeltaSettings, LoraSettings, OptimizerSettings
+from oncurve.rollouts.settings import Deadlines, DeltaSettings
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -20,13 +20,14 @@ from oncurve.data.prompts import render_prompts
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Completion, Group
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment
-from oncurve.settings import Deadlines, OptimizerSettings
+from oncurve.rollouts.settings import Deadlines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

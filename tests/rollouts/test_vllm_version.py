@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.config.load import parse_config
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import parse_config
 from oncurve.rollouts.servers.local_vllm import find_python
 from oncurve.wiring.servers import make_server_sampler
 

@@ -23,7 +23,7 @@ from oncurve.rollouts.servers.client import ServerClient, ServerFailed
 from oncurve.rollouts.servers.host import Bandwidth
 from oncurve.rollouts.servers.server_sampler import ServerSampler
 from oncurve.rollouts.serving import relay
-from oncurve.settings import Deadlines, DeltaSettings
+from oncurve.rollouts.settings import Deadlines, DeltaSettings
 
 PARAMS = SamplingParams(max_completion_tokens=4)
 PATIENT = Deadlines(silent_seconds=60.0, push_seconds=100.0, gone_seconds=200.0)

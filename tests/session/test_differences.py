@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncurve.config.load import load_config
-from oncurve.recipes.find import find_recipe
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
 from oncurve.session.parts import recorded
 from oncurve.session.resume import config_differences, fact_differences
 

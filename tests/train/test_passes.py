@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncurve.algorithm.presets import build
-from oncurve.config.load import parse_config
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.observe.summary import batch_arithmetic
+from oncurve.recipe.load import parse_config
 from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 

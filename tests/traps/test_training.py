@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from oncurve.algorithm.presets import build
-from oncurve.config.load import parse_config
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.settings import LoraSettings, OptimizerSettings
+from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.hf import HfSampler
-from oncurve.settings import LoraSettings, OptimizerSettings
 from oncurve.wiring import make_policy as policy_of_recipe
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from oncurve.cli.app import app
-from oncurve.config.load import load_config
 from oncurve.convert.options import OptionOutcome
 from oncurve.convert.trl import convert
+from oncurve.recipe.load import load_config
 
 OPTIONS: dict[str, Any] = {
     "model_name_or_path": "embedded", "dataset_name": "rows.jsonl", "reward_funcs": ["accuracy_reward"],

@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.config.load import load_config
+from oncurve.recipe.load import load_config
 from oncurve.trl.run_script import NEVER_TRAINED
 
 Run = Callable[..., Result]

@@ -266,7 +266,8 @@ class Curves {
   draw() {
     const { table } = this, column = (key) => table.columns[key] || table.steps.map(() => null);
     this.boot.panels.forEach((panel, at) => {
-      const series = panel.lines.map((line, colour) => ({
+      const isDrawn = (line) => !line.unless_equal_to || JSON.stringify(table.columns[line.key]) !== JSON.stringify(table.columns[line.unless_equal_to]);
+      const series = panel.lines.filter(isDrawn).map((line, colour) => ({
         name: line.name, key: line.key, xs: table.steps, values: column(line.key), colour,
         low: line.low && column(line.low), high: line.high && column(line.high),
       }));

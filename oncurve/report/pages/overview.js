@@ -31,21 +31,35 @@ function left(told, table, done) {
 }
 
 function tiles(told, table) {
-  const spent = told.spent, held = "evaluation/correct_fraction";
-  const first = table.first(held), last = table.last(held);
-  const low = table.last("evaluation/correct_low_fraction"), high = table.last("evaluation/correct_high_fraction");
-  const compared = told.evaluation.compared, row = compared && compared.rows && compared.rows[0];
-  const test = row ? tile("Test problems solved", [percent(row.after.successes / row.after.total)],
-    `before ${percent(row.before.successes / row.before.total)}, ${signed(100 * row.change, 1)} points [${signed(100 * row.low, 1)}, ${signed(100 * row.high, 1)}]`) : null;
+  const spent = told.spent, compared = told.evaluation.compared;
   return el("div", { class: "tiles" },
-    test,
-    last === null ? null : tile("Held-out accuracy", percent(last), `from ${percent(first)}; 95% interval ${(100 * low).toFixed(1)} to ${percent(high)}`),
+    compared && compared.rows ? testTiles(compared) : heldOutTile(table),
     table.has("reward/mean") ? tile("Training reward", number(table.last("reward/mean")), `from ${number(table.first("reward/mean"))}`) : null,
     table.has("sft/loss") ? tile("Loss on demonstrations", number(table.last("sft/loss")), `from ${number(table.first("sft/loss"))}`) : null,
     table.has("episode/turns") ? tile("Turns per completion", number(table.last("episode/turns")), episodeFacts(table)) : null,
     spent.elapsed_seconds ? tile("Time", duration(spent.elapsed_seconds), spent.seconds_per_step ? `${duration(spent.seconds_per_step)} per step` : null) : null,
     spent.sampled_tokens ? tile("Tokens sampled", compact(spent.sampled_tokens), spent.trained_tokens ? `${compact(spent.trained_tokens)} trained` : null) : null,
     spent.usd === null ? null : tile("Cost so far", money(spent.usd), spent.basis));
+}
+
+/** Before and after on the test problems: the mean reward where it says more than what is correct, and that. */
+function testTiles(compared) {
+  const row = compared.rows.find((one) => one.name === "correct"), reward = compared.is_binary === false ? compared.reward : null;
+  return [
+    reward ? tile("Test reward", number(reward.after.value), `before ${number(reward.before.value)}, ${signed(reward.change, 3)} [${signed(reward.low, 3)}, ${signed(reward.high, 3)}]`) : null,
+    row ? tile("Test problems solved", [percent(row.after.successes / row.after.total)],
+      `before ${percent(row.before.successes / row.before.total)}, ${signed(100 * row.change, 1)} points [${signed(100 * row.low, 1)}, ${signed(100 * row.high, 1)}]`) : null,
+  ];
+}
+
+/** The newest measurement of a run that goes on, once there is one besides that of the model before training. */
+function heldOutTile(table) {
+  const isShare = table.has("evaluation/correct_fraction"), key = isShare ? "evaluation/correct_fraction" : "evaluation/mean_reward";
+  const [low, high] = isShare ? ["evaluation/correct_low_fraction", "evaluation/correct_high_fraction"] : [`${key}_low`, `${key}_high`];
+  const form = isShare ? percent : number, count = (table.columns[key] || []).filter(isNumber).length;
+  if (!count) return null;
+  const says = count === 1 ? "before training" : `from ${form(table.first(key))}`;
+  return tile(isShare ? "Held-out accuracy" : "Held-out reward", form(table.last(key)), `${says}; 95% interval ${form(table.last(low))} to ${form(table.last(high))}`);
 }
 
 /** "1.2 calls, 3% failed" */
@@ -90,10 +104,16 @@ function comparedCard(compared) {
     el("h3", {}, `${compared.names.join(" and ")} on ${number(compared.num_prompts)} ${compared.problems}`),
     el("div", { class: "wide" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", {}), ...compared.names.map((name) => el("th", { class: "num" }, name)), el("th", { class: "num" }, "points"), el("th", { class: "num" }, "p"))),
-      el("tbody", {}, compared.rows.map((row) => el("tr", {}, el("td", {}, row.name), el("td", { class: "num" }, share(row.before)), el("td", { class: "num" }, share(row.after)),
+      el("tbody", {}, compared.is_binary === false ? rewardRow(compared.reward) : null, compared.rows.map((row) => el("tr", {}, el("td", {}, row.name), el("td", { class: "num" }, share(row.before)), el("td", { class: "num" }, share(row.after)),
         el("td", { class: "num" }, points(row.change), " ", interval(row.low, row.high, points)),
         el("td", { class: "num" }, row.p_value < 1e-4 ? "<0.0001" : row.p_value.toFixed(4))))))),
     el("p", { class: "soft small" }, "95% intervals; the difference and its p-value are paired: both answered the same problems."));
+}
+
+function rewardRow(row) {
+  const mean = (one) => [number(one.value), " ", interval(one.low, one.high, number)], change = (value) => signed(value, 3);
+  return el("tr", {}, el("td", {}, "mean reward"), el("td", { class: "num" }, mean(row.before)), el("td", { class: "num" }, mean(row.after)),
+    el("td", { class: "num" }, change(row.change), " ", interval(row.low, row.high, change)), el("td", { class: "num" }, row.p_value < 1e-4 ? "<0.0001" : row.p_value.toFixed(4)));
 }
 
 /** The runs that the model came from, and this one. */
@@ -111,13 +131,17 @@ function stagesCard(stages) {
 function measuredCard(measured) {
   const cell = (share) => (share ? [percent(share.fraction), " ", interval(share.low, share.high, (end) => (100 * end).toFixed(1))] : "–");
   const passes = [...new Set(measured.flatMap((one) => Object.keys(one.pass_at_k)))].filter((k) => k !== "1").sort((a, b) => a - b);
+  const isGraded = measured.some((one) => one.mean_reward), isJudged = measured.some((one) => one.shares.correct);
+  const mean = (one) => (one ? [number(one.value), " ", interval(one.low, one.high, number)] : "–");
+  const kinds = [["wrong", "wrong"], ["bad_format", "bad form"], ["error", "not gradable"]].filter(([name]) => measured.some((one) => one.counts[name]));
   return el("div", { class: "card whole" }, el("h3", {}, "Measurements"), el("div", { class: "wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, el("th", {}, "name"), ...["step", "correct", "in any form", ...passes.map((k) => `pass@${k}`), "wrong", "bad form", "not gradable", "examples"].map((name) => el("th", { class: "num" }, name)))),
+    el("thead", {}, el("tr", {}, el("th", {}, "name"), ...["step", ...(isGraded ? ["mean reward"] : []), ...(isJudged ? ["correct", "in any form"] : []), ...passes.map((k) => `pass@${k}`), ...kinds.map(([, name]) => name), "examples"].map((name) => el("th", { class: "num" }, name)))),
     el("tbody", {}, measured.map((one) => el("tr", {},
       el("td", {}, one.name, isNumber(one.temperature) ? el("span", { class: "interval" }, one.temperature === 0 ? " greedy" : ` T ${one.temperature}`) : null),
-      el("td", { class: "num" }, number(one.step)), el("td", { class: "num" }, cell(one.shares.correct)), el("td", { class: "num" }, cell(one.shares.any_format)),
+      el("td", { class: "num" }, number(one.step)), isGraded ? el("td", { class: "num" }, mean(one.mean_reward)) : null,
+      ...(isJudged ? [el("td", { class: "num" }, cell(one.shares.correct)), el("td", { class: "num" }, cell(one.shares.any_format))] : []),
       ...passes.map((k) => el("td", { class: "num" }, percent(one.pass_at_k[k]))),
-      ...["wrong", "bad_format", "error"].map((name) => el("td", { class: "num" }, number(one.counts[name]))),
+      ...kinds.map(([name]) => el("td", { class: "num" }, number(one.counts[name]))),
       el("td", { class: "num" }, number(one.num_examples))))))));
 }
 

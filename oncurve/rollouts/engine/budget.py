@@ -21,8 +21,7 @@ from oncurve.model.decode_memory import (
 )
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.weights import Backbone, head_matrix, is_plain_head
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.rows import Capacity
+from oncurve.rollouts.engine.rows import BufferSizes
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +30,6 @@ def free_bytes(device: torch.device) -> int:
     """Memory of a GPU that nobody holds, and what this process holds there without using it."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def call_of(prompt_lengths: list[int], group_size: int, params: SamplingParams) -> DecodeCall:
-    """What is asked of the engine, as the rule for memory takes it."""
-    return DecodeCall(
-        num_prompts=len(prompt_lengths),
-        group_size=group_size,
-        prompt_tokens=max(prompt_lengths),
-        completion_tokens=params.max_completion_tokens,
-        cuts=params.top_p < 1 or params.top_k > 0 or params.min_p > 0,
-    )
 
 
 def widths_of(model: PreTrainedModel, compute_type: torch.dtype) -> Widths:
@@ -110,16 +98,23 @@ class RowBudget:
                 log.debug("%d completions at a time, with %.2f GiB free", most, free / 2**30)
         return most if self.limit is None else min(most, self.limit)
 
-    def capacity(self, call: DecodeCall, rows: int) -> Capacity:
-        """Slots for so many rows, as far as ``kv_tokens`` allows. Raises SamplerError if that is not even one."""
-        return Capacity.of(
-            num_prompts=call.num_prompts,
-            group_size=call.group_size,
-            prompt_tokens=whole_blocks(call.prompt_tokens),
-            completion_tokens=whole_blocks(call.completion_tokens),
-            max_rows=rows,
-            kv_tokens=self.kv_tokens,
-        )
+    def sizes(self, call: DecodeCall, rows: int) -> BufferSizes:
+        """Buffers for so many rows, or for as many as ``kv_tokens`` allows.
+
+        Raises SamplerError if that is not even one.
+        """
+        rows = min(rows, call.rows)
+        prompt_tokens, completion_tokens = whole_blocks(call.prompt_tokens), whole_blocks(call.completion_tokens)
+        if self.kv_tokens is not None:
+            while rows > 0 and rows * completion_tokens + call.prompts(rows) * prompt_tokens > self.kv_tokens:
+                rows -= 1
+            if rows == 0:
+                raise SamplerError(
+                    f"rollouts.kv_tokens is {self.kv_tokens}, but one completion of up to {completion_tokens} tokens "
+                    f"behind a prompt of {prompt_tokens} needs {completion_tokens + call.prompts(1) * prompt_tokens}. "
+                    f"Raise it"
+                )
+        return BufferSizes(rows, call.prompts(rows), call.prompt_tokens, call.completion_tokens)
 
     def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str = "rollouts.max_rows") -> None:
         """From now on at most half of so many, for which memory did not suffice.

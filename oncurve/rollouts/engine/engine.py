@@ -8,43 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-import torch
 
 from oncurve.errors import SamplerError
 from oncurve.model.allocator import give_back
-from oncurve.model.out_of_memory import Shortage, release
-from oncurve.model.weights import Backbone
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import PolicyView, Sampled, SamplingParams, end_token_ids, make_group
-from oncurve.rollouts.engine.budget import RowBudget, call_of
-from oncurve.rollouts.engine.fused import FusedSampling
-from oncurve.rollouts.engine.generic import ModuleSampling
+from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.proof import Proof
+from oncurve.rollouts.engine.request import Request
+from oncurve.rollouts.engine.scheduler import RowScheduler
 from oncurve.rollouts.engine.streams import stream_keys
 from oncurve.rollouts.episodes.turns import EngineTurns, Turns
-
-Finish = Callable[[int, list[Sampled]], None]
-"""Takes the place of a prompt, and its completions."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Groups that are to be sampled."""
-
-    prompts: list[tuple[int, ...]]
-    group_size: int
-    keys: np.ndarray
-    """The random stream of each completion, group after group."""
-    params: SamplingParams
-    end_ids: tuple[int, ...]
-
-    def of(self, places: list[int]) -> Asked:
-        """Some of the groups."""
-        keys = self.keys.reshape(len(self.prompts), self.group_size)[places].reshape(-1)
-        return replace(self, prompts=[self.prompts[place] for place in places], keys=keys)
 
 
 class InProcessEngine:
@@ -93,7 +70,7 @@ class InProcessEngine:
         end_ids = end_token_ids(model, policy.tokenizer)
         numbers = np.repeat(np.array([prompt.index for prompt in prompts], dtype=np.int64), group_size)
         indices = np.array(occurrence_indices(prompts, group_size)).reshape(-1)
-        keys = stream_keys(params.seed, step, numbers, indices)
+        keys = stream_keys(params.seed, step, numbers, indices).reshape(len(prompts), group_size)
         groups: dict[int, Group] = {}
 
         def finish(place: int, sampled: list[Sampled]) -> None:
@@ -103,14 +80,15 @@ class InProcessEngine:
             if self.on_group is not None:
                 self.on_group(groups[place])
 
+        scheduler = RowScheduler(policy, self.budget, self._proof, is_closed=True)
+        for place, prompt in enumerate(prompts):
+            scheduler.add(Request(prompt.prompt_ids, keys[place], params, end_ids, on_done=partial(finish, place)))
         was_training = model.training
         model.eval()
         try:
-            with torch.inference_mode(), policy.compute():
-                self._sample(
-                    Asked([prompt.prompt_ids for prompt in prompts], group_size, keys, params, end_ids), finish
-                )
+            scheduler.run()
         finally:
+            scheduler.forget()
             model.train(was_training)
             give_back()
         return [groups[place] for place in range(len(prompts))]
@@ -120,66 +98,6 @@ class InProcessEngine:
         if self._policy is None:
             raise SamplerError("the engine has no weights yet; call load_weights before sample")
         return EngineTurns(self._policy, params, self.budget, self._proof)
-
-    def _sample(self, asked: Asked, finish: Finish) -> None:
-        """All completions, by the way that the model allows; each group to ``finish`` when it is whole.
-
-        Where memory runs out, those of groups that are not whole yet are sampled again, fewer at a time: streams name
-        them, so they are the same.
-        """
-        assert self._policy is not None
-        backbone = self._proof.backbone(self._policy)
-        left = list(range(len(asked.prompts)))
-        while left:
-            now = asked.of(left)
-            call = call_of([len(prompt) for prompt in now.prompts], now.group_size, now.params)
-            rows = min(call.rows, self.budget.rows(self._policy.model, backbone, call))
-            if backbone is not None:
-                rows = self.budget.capacity(call, rows).slots
-            places = list(left)
-
-            def give(place: int, sampled: list[Sampled], places: list[int] = places) -> None:
-                finish(places[place], sampled)
-                left.remove(places[place])
-
-            with Shortage() as shortage:
-                if backbone is not None:
-                    self._by_backbone(backbone, now, give, rows)
-                else:
-                    self._by_module(now, give, rows)
-            if shortage.reason is not None:
-                release()
-                self.budget.shrink(rows, shortage.reason, call)
-
-    def _by_backbone(self, backbone: Backbone, asked: Asked, finish: Finish, rows: int) -> None:
-        assert self._policy is not None
-        fused = FusedSampling(
-            self._policy,
-            backbone,
-            asked.params,
-            end_ids=asked.end_ids,
-            max_rows=rows,
-            kv_tokens=self.budget.kv_tokens,
-        )
-        fused.run(asked.prompts, asked.group_size, asked.keys, finish)
-
-    def _by_module(self, asked: Asked, finish: Finish, rows: int) -> None:
-        assert self._policy is not None
-        group_size = asked.group_size
-        at_once, share = max(1, rows // group_size), min(group_size, rows)
-        for first in range(0, len(asked.prompts), at_once):
-            part = asked.prompts[first : first + at_once]
-            sampled: list[list[Sampled]] = [[] for _ in part]
-            for start in range(0, group_size, share):  # a group larger than the limit comes in parts
-                count = min(share, group_size - start)
-                chosen = [
-                    (first + place) * group_size + start + index for place in range(len(part)) for index in range(count)
-                ]
-                module = ModuleSampling(self._policy, asked.params, asked.keys[chosen], asked.end_ids)
-                for number, row in enumerate(module.run(part, count)):
-                    sampled[number // count].append((row.token_ids, row.logprobs, row.finish_reason or "abort"))
-            for place, completions in enumerate(sampled):
-                finish(first + place, completions)
 
 
 def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:

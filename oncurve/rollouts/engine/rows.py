@@ -1,182 +1,133 @@
-"""State of each completion while a batch is sampled, and admission of the next ones.
-
-Rows wait in order. A row starts when a slot is free, together with as many others as there is room for; the slot and,
-after the last row of its group, the prompt's slot are handed on when it ends.
-"""
+"""The rows of a batch while they are sampled: what each has read and written, and where it lies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from oncurve.errors import SamplerError
-from oncurve.model.decode_memory import prompts_held
 from oncurve.records import FinishReason
-from oncurve.rollouts.base import SamplingParams
+from oncurve.rollouts.base import Sampled
+from oncurve.rollouts.engine.request import Request
 
-ADMIT_SHARE = 0.25
-"""Waiting rows start when this share of all slots is free: starting a few at a time would read few prompts at once."""
+SLOT, PAST, PROMPT_SLOT, PROMPT_TOKENS = range(4)
+"""Columns of ``Rows.places``."""
+COMPACT_BELOW = 0.75
+"""Running rows lie far apart when they fill no more than this share of the slots that they span."""
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """How much is held at one time."""
+class BufferSizes:
+    """How much a batch holds at one time."""
 
-    slots: int
-    """Completions."""
-    prompt_slots: int
-    """Prompts."""
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        num_prompts: int,
-        group_size: int,
-        prompt_tokens: int,
-        completion_tokens: int,
-        max_rows: int,
-        kv_tokens: int | None,
-    ) -> Capacity:
-        """As many rows as the limit on rows and the budget of positions allow.
-
-        Raises SamplerError if the budget does not hold one row.
-        """
-        slots = min(num_prompts * group_size, max_rows)
-        prompts = partial(prompts_held, num_prompts=num_prompts, group_size=group_size)
-        if kv_tokens is not None:
-            while slots > 0 and slots * completion_tokens + prompts(slots) * prompt_tokens > kv_tokens:
-                slots -= 1
-            if slots == 0:
-                raise SamplerError(
-                    f"rollouts.kv_tokens is {kv_tokens}, but one completion of up to {completion_tokens} tokens behind "
-                    f"a prompt of {prompt_tokens} needs {completion_tokens + prompts(1) * prompt_tokens}. Raise it"
-                )
-        return cls(slots, prompts(slots))
+    rows: int
+    """Completions, each in a slot of its own."""
+    prompts: int
+    prompt_tokens: int
+    """Of the longest prompt."""
+    completion_tokens: int
+    """Of the longest completion, with its earlier turns."""
 
 
 class Rows:
-    """The completions of one call: their tokens so far, and which run in which slot."""
+    """The rows of a batch, by numbers that stay theirs until they leave, wherever their slots lie.
 
-    def __init__(self, num_prompts: int, group_size: int, room: Capacity, params: SamplingParams) -> None:
-        total = num_prompts * group_size
-        self.params, self.room, self.group_size = params, room, group_size
-        self.prompt_of = np.repeat(np.arange(num_prompts), group_size)
-        self.tokens = np.zeros((total, params.max_completion_tokens), dtype=np.int64)
-        self.logprobs = np.zeros((total, params.max_completion_tokens), dtype=np.float32)
-        self.lengths = np.zeros(total, dtype=np.int64)
-        self.reasons: list[FinishReason | None] = [None] * total
+    Every method takes and gives arrays of such numbers. A number is used again; a row's ``serial`` never is.
+    """
+
+    def __init__(self, sizes: BufferSizes) -> None:
+        count = sizes.rows
         self.running = np.zeros(0, dtype=np.int64)
         """Rows that run, in the order of the batch."""
-        self.slots = np.zeros(0, dtype=np.int64)
-        """The slot of each of them."""
-        self._next = 0
-        self._free = list(range(room.slots - 1, -1, -1))
-        self._free_prompts = list(range(room.prompt_slots - 1, -1, -1))
-        self.prompt_slots = np.full(num_prompts, -1, dtype=np.int64)
-        """Where each prompt lies; -1 while it is not held."""
-        self._unfinished = np.full(num_prompts, group_size, dtype=np.int64)
-        self._whole: list[int] = []
+        self.places = np.zeros((count, 4), dtype=np.int64)
+        """What ``Decoder.step`` is told of each: slot, tokens that are decoded, prompt's slot, prompt's tokens."""
+        self.tokens = np.zeros((count, sizes.completion_tokens), dtype=np.int64)
+        self.logprobs = np.zeros((count, sizes.completion_tokens), dtype=np.float32)
+        self.lengths, self.begins, self.limits = np.zeros((3, count), dtype=np.int64)
+        """Tokens behind the prompt; those of them from earlier turns; tokens that may be written behind these."""
+        self.keys = np.zeros(count, dtype=np.uint64)
+        self.serials = np.full(count, -1, dtype=np.int64)
+        """Tells a row from those that had its number before; -1 where there is none."""
+        self.owners: dict[int, tuple[Request, int]] = {}
+        """The request of each, and its place there."""
+        self._next_serial = 0
+        self._unused = list(range(count - 1, -1, -1))
+        self._free = list(range(count - 1, -1, -1))
+        """Slots without a row."""
 
     @property
-    def is_done(self) -> bool:
-        """Nothing runs and nothing waits."""
-        return not len(self.running) and self.none_waits
+    def num_free(self) -> int:
+        """Slots without a row."""
+        return len(self._free)
 
-    def admit(self) -> tuple[np.ndarray, list[int]]:
-        """Rows that start now, and the prompts among theirs that must be read first. They join by ``start``."""
-        first, fresh = self._next, []
-        free = len(self._free)
-        if len(self.running) and free < max(1, int(ADMIT_SHARE * self.room.slots)):
-            return np.zeros(0, dtype=np.int64), []
-        while self._next < len(self.prompt_of) and self._next - first < free:
-            prompt = int(self.prompt_of[self._next])
-            if self.prompt_slots[prompt] < 0:
-                if not self._free_prompts:
-                    break
-                self.prompt_slots[prompt] = self._free_prompts.pop()
-                fresh.append(prompt)
-            self._next += 1
-        return np.arange(first, self._next), fresh
-
-    def has_started(self, prompt: int) -> bool:
-        """No row of the prompt waits."""
-        return self._next >= (prompt + 1) * self.group_size
+    def enter(self, request: Request, first: int, count: int, *, prompt_slot: int) -> np.ndarray:
+        """Rows for completions of a request from the place ``first`` on; ``start`` gives them slots."""
+        rows = np.array([self._unused.pop() for _ in range(count)], dtype=np.int64)
+        own = request.own
+        self.keys[rows] = request.keys[first : first + count]
+        self.limits[rows] = request.params.max_completion_tokens
+        self.begins[rows] = self.lengths[rows] = len(own)
+        self.tokens[rows, : len(own)] = own
+        past = [request.rows[place].num_tokens for place in range(first, first + count)] if own else 0
+        self.places[rows] = (-1, 0, prompt_slot, len(request.prompt.token_ids))
+        self.places[rows, PAST] = past
+        self.serials[rows] = np.arange(self._next_serial, self._next_serial + count)
+        self._next_serial += count
+        for place, row in enumerate(rows.tolist(), first):
+            self.owners[row] = request, place
+        return rows
 
     def start(self, rows: np.ndarray) -> None:
         """Let rows run, each in a free slot."""
-        slots = [self._free.pop() for _ in rows]
+        self.places[rows, SLOT] = [self._free.pop() for _ in rows]
         self.running = np.concatenate([self.running, rows])
-        self.slots = np.concatenate([self.slots, np.array(slots, dtype=np.int64)])
 
-    def record(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Write down the next token of some rows."""
+    def are_there(self, rows: np.ndarray, serials: np.ndarray) -> np.ndarray:
+        """Which of these rows have not left since they had these serials."""
+        return self.serials[rows] == serials
+
+    def record(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
+        """Write down the next token of some rows; how many tokens each has written by now."""
         at = self.lengths[rows]
         self.tokens[rows, at], self.logprobs[rows, at] = tokens, logprobs
-        self.lengths[rows] += 1
+        self.lengths[rows] = at + 1
+        return at + 1 - self.begins[rows]
 
     def recent(self, row: int, tokens: int) -> list[int]:
-        """The last tokens of a row, at most so many."""
+        """The last tokens that a row has written, at most so many."""
         length = int(self.lengths[row])
-        return self.tokens[row, max(0, length - tokens) : length].tolist()
+        return self.tokens[row, max(int(self.begins[row]), length - tokens) : length].tolist()
 
-    def finish(self, rows: np.ndarray, stopped: np.ndarray) -> np.ndarray:
-        """Mark rows that ended with their newest token or at their last; which of ``rows`` go on."""
-        full = self.lengths[rows] >= self.params.max_completion_tokens
-        over = stopped | full
-        for place in np.flatnonzero(over):
-            row = int(rows[place])
-            self.reasons[row] = "stop" if stopped[place] else "length"
-            prompt = int(self.prompt_of[row])
-            self._unfinished[prompt] -= 1
-            if not self._unfinished[prompt]:
-                self._whole.append(prompt)
-                self._free_prompts.append(int(self.prompt_slots[prompt]))
-                self.prompt_slots[prompt] = -1
-        return ~over
+    def leave(self, row: int) -> tuple[Request, int]:
+        """Free the number and the slot of a row; whose it was. ``drop_left`` takes it out of those that run."""
+        if (slot := int(self.places[row, SLOT])) >= 0:
+            self._free.append(slot)
+        self._unused.append(row)
+        self.serials[row] = -1
+        return self.owners.pop(row)
 
-    def keep(self, goes_on: np.ndarray) -> None:
-        """Drop the running rows that ended, and free their slots."""
-        self._free.extend(self.slots[~goes_on].tolist())
-        self.running, self.slots = self.running[goes_on], self.slots[goes_on]
+    def drop_left(self) -> None:
+        """Let only those run that have not left."""
+        self.running = self.running[self.serials[self.running] >= 0]
+
+    def result(self, row: int, reason: FinishReason) -> Sampled:
+        """What a row has written, and why it ended."""
+        written = slice(self.begins[row], self.lengths[row])
+        return self.tokens[row, written].tolist(), self.logprobs[row, written].tolist(), reason
 
     @property
-    def none_waits(self) -> bool:
-        """Every row has started."""
-        return self._next == len(self.prompt_of)
+    def are_sparse(self) -> bool:
+        """The running rows should lie closer together."""
+        running = self.running
+        return bool(len(running)) and len(running) <= COMPACT_BELOW * (self.places[running, SLOT].max() + 1)
 
-    def fill(self) -> tuple[np.ndarray, np.ndarray]:
-        """Let as many rows run in the first slots: which slots' rows must move, and to where."""
-        count = len(self.slots)
-        is_beyond = self.slots >= count
-        moved, to = self.slots[is_beyond], np.setdiff1d(np.arange(count), self.slots)
-        self.slots = self.slots.copy()
-        self.slots[is_beyond] = to
-        order = np.argsort(self.slots)
-        self.running, self.slots = self.running[order], self.slots[order]
-        self._free = list(range(self.room.slots - 1, count - 1, -1))
+    def compact(self) -> tuple[np.ndarray, np.ndarray]:
+        """Let the running rows fill the first slots: which slots' rows must move, and to where."""
+        slots, count = self.places[self.running, SLOT], len(self.running)
+        is_beyond = slots >= count
+        moved, to = slots[is_beyond], np.setdiff1d(np.arange(count), slots)
+        slots[is_beyond] = to
+        self.places[self.running, SLOT] = slots
+        self.running = self.running[np.argsort(slots)]
+        self._free = list(range(len(self.places) - 1, count - 1, -1))
         return moved, to
-
-    def take_whole(self) -> list[int]:
-        """Prompts whose last row has ended since this was asked before."""
-        whole, self._whole = self._whole, []
-        return whole
-
-    def group(self, prompt: int) -> list[tuple[list[int], list[float], FinishReason]]:
-        """The results of all rows of a prompt."""
-        first = prompt * self.group_size
-        return [self.result(row) for row in range(first, first + self.group_size)]
-
-    def result(self, row: int) -> tuple[list[int], list[float], FinishReason]:
-        """Tokens, log-probabilities and reason of a completion that ended."""
-        length = int(self.lengths[row])
-        reason = self.reasons[row] or "abort"
-        return self.tokens[row, :length].tolist(), self.logprobs[row, :length].tolist(), reason
-
-
-def ends(tokens: np.ndarray, end_ids: Sequence[int]) -> np.ndarray:
-    """Which tokens end a completion."""
-    return (tokens[:, None] == np.asarray(end_ids, dtype=np.int64)).any(axis=1)

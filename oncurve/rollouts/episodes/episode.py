@@ -9,10 +9,10 @@ from typing import Any
 
 from oncurve.errors import Failure
 from oncurve.records import Completion, EpisodeEnd, FinishReason, Prompt, Reward, Segment, ToolCall
+from oncurve.rollouts.engine.row_memory import KeptRow
 from oncurve.rollouts.episodes.environments import Environment, Kind
 from oncurve.rollouts.episodes.tools import CallRequest, Tool
 from oncurve.rollouts.episodes.turns import Sampled
-from oncurve.rollouts.serving.row_memory import KeptRow
 
 
 @dataclass(eq=False)

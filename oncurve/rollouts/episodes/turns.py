@@ -12,10 +12,9 @@ from oncurve.model.allocator import give_back
 from oncurve.rollouts.base import PolicyView, Sampled, SamplingParams, end_token_ids
 from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.proof import Proof
-from oncurve.rollouts.servers.protocol import GeneratedCompletion, GenerateRequest
-from oncurve.rollouts.serving.open_batch import Request
-from oncurve.rollouts.serving.row_memory import KeptRow
-from oncurve.rollouts.serving.scheduler import RowScheduler
+from oncurve.rollouts.engine.request import Request
+from oncurve.rollouts.engine.row_memory import KeptRow
+from oncurve.rollouts.engine.scheduler import RowScheduler
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class EngineTurns:
     def __init__(self, policy: PolicyView, params: SamplingParams, budget: RowBudget, proof: Proof) -> None:
         self.policy, self.params = policy, params
         self.end_ids = end_token_ids(policy.model, policy.tokenizer)
-        self._scheduler = RowScheduler(policy, budget, proof, key="rollouts.max_rows")
-        self._open: list[Request] = []
+        self._scheduler = RowScheduler(policy, budget, proof)
         self._given: list[tuple[Ask, int, Sampled]] = []
         self._was_training = policy.model.training
         policy.model.eval()
@@ -82,26 +80,22 @@ class EngineTurns:
     def ask(self, asked: Ask) -> None:
         """Sample this with whatever else runs."""
         params = with_limit(self.params, asked.max_tokens)
-        wanted = GenerateRequest("", asked.token_ids, len(asked.keys), params, self.end_ids, asked.keys)
-
-        def give(place: int, sampled: GeneratedCompletion) -> None:
-            self._given.append((asked, place, (sampled.token_ids, sampled.logprobs, sampled.finish_reason)))
-
         rows = asked.rows if self.policy.model.device.type == "cpu" else ()
-        request = Request(wanted, np.array(asked.keys, dtype=np.uint64), on_row=give, rows=rows)
-        self._open.append(request)
+        request = Request(
+            asked.token_ids,
+            np.array(asked.keys, dtype=np.uint64),
+            params,
+            self.end_ids,
+            on_row=lambda place, sampled: self._given.append((asked, place, sampled)),
+            rows=rows,
+        )
         self._scheduler.add(request)
 
     def advance(self) -> bool:
-        """One token for every row in the batch. Raises SamplerError for what broke."""
+        """One token for every row in the batch."""
         if not self._scheduler.has_work:
             return False
         self._scheduler.turn()
-        ended = [request for request in self._open if request.future.done()]
-        if ended:
-            self._open = [request for request in self._open if not request.future.done()]
-            for request in ended:
-                request.future.result()
         given, self._given = self._given, []
         for asked, place, sampled in given:
             asked.deliver(place, sampled)

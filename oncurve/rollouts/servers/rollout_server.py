@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from oncurve.errors import SamplerError
 from oncurve.rollouts.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
 from oncurve.rollouts.servers.weight_manifest import Manifest
-from oncurve.settings import Deadlines
+from oncurve.rollouts.settings import Deadlines
 
 State = Literal["down", "stale", "syncing", "ready", "asleep", "poisoned"]
 """down: no sign of life. stale: alive, with other weights than the current ones. syncing: taking them. ready: samples.

@@ -25,7 +25,7 @@ from oncurve.rollouts.servers.pending_group import PendingGroup
 from oncurve.rollouts.servers.rollout_server import RolloutServer, State
 from oncurve.rollouts.servers.transfer.side_thread import aside
 from oncurve.rollouts.servers.weight_manifest import Manifest
-from oncurve.settings import Deadlines
+from oncurve.rollouts.settings import Deadlines
 
 if TYPE_CHECKING:
     from oncurve.rollouts.servers.transfer.nccl_group import GroupPush

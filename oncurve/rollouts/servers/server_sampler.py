@@ -35,7 +35,7 @@ from oncurve.rollouts.servers.transfer.fallback import Copies
 from oncurve.rollouts.servers.transfer.nccl_group import GroupPush
 from oncurve.rollouts.servers.transfer.weight_stream import Shipment, make_shipment, named_weights
 from oncurve.rollouts.servers.weight_manifest import Manifest, describe_files
-from oncurve.settings import Deadlines, DeltaSettings
+from oncurve.rollouts.settings import Deadlines, DeltaSettings
 
 
 class ServerSampler:

@@ -15,7 +15,7 @@ from oncurve.errors import ConfigError, SamplerError
 from oncurve.rollouts.servers import protocol
 from oncurve.rollouts.servers.client import Backoff, ServerClient, ServerFailed, ServerLost
 from oncurve.rollouts.servers.event_loop import EventLoopThread
-from oncurve.settings import Deadlines
+from oncurve.rollouts.settings import Deadlines
 
 Answer = TypeVar("Answer")
 AT_ONCE = 32

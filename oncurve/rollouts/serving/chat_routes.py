@@ -25,8 +25,7 @@ from oncurve.rollouts.base import PolicyView, SamplingParams, end_token_ids, exa
 from oncurve.rollouts.engine.streams import turn_key
 from oncurve.rollouts.episodes.turns import Sampled
 from oncurve.rollouts.servers.protocol import GenerateRequest
-from oncurve.rollouts.serving.open_batch import Request
-from oncurve.rollouts.serving.sampling import Paused, Sampling
+from oncurve.rollouts.serving.sampling import Paused, Sampling, SubmittedRequest
 
 MAX_SESSIONS = 4096
 """Sessions that are kept; the one that was used longest ago is forgotten first."""
@@ -135,7 +134,7 @@ class ChatRoutes:
 
     def _submit(
         self, pending: PendingTurn, params: SamplingParams, on_tokens: Callable[[list[int]], object] | None = None
-    ) -> Request:
+    ) -> SubmittedRequest:
         """Have a turn sampled. Raises ChatError where none is."""
         if self.is_draining:
             raise ChatError("the server is ending", status=503)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,16 +13,24 @@ import torch
 from oncurve.errors import SamplerError
 from oncurve.model.head import head
 from oncurve.model.weights import body_of
-from oncurve.rollouts.base import PolicyView
+from oncurve.rollouts.base import PolicyView, Sampled
 from oncurve.rollouts.engine.budget import RowBudget
 from oncurve.rollouts.engine.proof import Proof
-from oncurve.rollouts.servers.protocol import GenerateRequest
-from oncurve.rollouts.serving.open_batch import Request
-from oncurve.rollouts.serving.scheduler import RowScheduler
+from oncurve.rollouts.engine.request import Request
+from oncurve.rollouts.engine.scheduler import RowScheduler
+from oncurve.rollouts.servers.protocol import GeneratedCompletion, GenerateRequest
 
 
 class Paused(Exception):
     """No request is taken now."""
+
+
+@dataclass(frozen=True, eq=False)
+class SubmittedRequest:
+    """A request on its way, and what its caller waits for."""
+
+    request: Request
+    future: Future[list[GeneratedCompletion]]
 
 
 class Sampling:
@@ -30,9 +40,12 @@ class Sampling:
         self, policy: PolicyView, *, max_rows: int | None = None, label: str = "default", cuda_graphs: bool = True
     ) -> None:
         """At most ``max_rows`` completions run at one time; None: what fits into a GPU, elsewhere the usual number."""
-        self.policy = policy
-        self.scheduler = RowScheduler(policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs))
-        self.scheduler.label = label
+        self.policy, self.label = policy, label
+        self.scheduler = RowScheduler(
+            policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs), shares_weights=True, key="--max-rows"
+        )
+        self._work: dict[Request, SubmittedRequest] = {}
+        """All that has no answer yet."""
         self._dropped: set[Request] = set()
         self._reading = threading.Lock()
         self._changed = threading.Condition()
@@ -41,11 +54,6 @@ class Sampling:
         self._num_running = 0
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
-
-    @property
-    def label(self) -> str:
-        """The version of the weights."""
-        return self.scheduler.label
 
     @property
     def is_alive(self) -> bool:
@@ -57,32 +65,44 @@ class Sampling:
         """Completions of requests that have no answer yet."""
         return self._num_running
 
-    def submit(self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], object] | None = None) -> Request:
-        """Take a request; its future gives the completions. Raises Paused while nothing is taken.
+    def submit(
+        self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], object] | None = None
+    ) -> SubmittedRequest:
+        """Take a request; the future gives its completions. Raises Paused while nothing is taken.
 
         ``on_tokens`` hears after each token, in the thread that samples, of all tokens of a single completion so far.
         """
-        keys = asked.keys or np.random.default_rng().integers(0, 2**63, asked.count, dtype=np.uint64)
-        request = Request(asked, np.array(keys, dtype=np.uint64), on_tokens=on_tokens)
+        drawn = asked.keys or np.random.default_rng().integers(0, 2**63, asked.count, dtype=np.uint64)
+        keys = np.array(drawn, dtype=np.uint64)
+        future: Future[list[GeneratedCompletion]] = Future()
+        future.set_running_or_notify_cancel()  # a caller that goes away must not touch it
+
+        def done(sampled: list[Sampled]) -> None:
+            del self._work[request]
+            future.set_result([GeneratedCompletion(*one, (self.label,)) for one in sampled])
+
+        request = Request(asked.token_ids, keys, asked.params, asked.end_ids, on_done=done, on_tokens=on_tokens)
+        work = SubmittedRequest(request, future)
         with self._changed:
             if self._is_paused or self._is_closed:
                 raise Paused
             self._is_standing = False
+            self._work[request] = work
             self.scheduler.add(request)
             self._num_running += asked.count
             self._changed.notify_all()
-        request.future.add_done_callback(lambda _: self._count_down(asked.count))
-        return request
+        future.add_done_callback(lambda _: self._count_down(asked.count))
+        return work
 
     def _count_down(self, count: int) -> None:
         with self._changed:
             self._num_running -= count
 
-    def drop(self, request: Request) -> None:
+    def drop(self, work: SubmittedRequest) -> None:
         """Nobody waits for this any more."""
         with self._changed:
             self._is_standing = False
-            self._dropped.add(request)
+            self._dropped.add(work.request)
             self._changed.notify_all()
 
     def pause(self, *, abort: bool) -> None:
@@ -109,7 +129,7 @@ class Sampling:
                 raise SamplerError("weights cannot change while the server samples; pause it first")
             with self._reading:
                 apply()
-            self.scheduler.label = label
+            self.label = label
             self.scheduler.forget()
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -145,8 +165,15 @@ class Sampling:
         return bool(self._dropped) or self.scheduler.has_work
 
     def _turn(self, dropped: set[Request], ends_running: bool) -> None:
-        if ends_running:
-            self.scheduler.cut(lambda request: True)
-        elif dropped:
-            self.scheduler.cut(lambda request: request in dropped)
-        self.scheduler.turn()
+        """One token for everybody. What breaks is told to those who wait for it."""
+        try:
+            if ends_running:
+                self.scheduler.cut(lambda request: True)
+            elif dropped:
+                self.scheduler.cut(lambda request: request in dropped)
+            self.scheduler.turn()
+        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+            known = isinstance(error, SamplerError)
+            said = error if known else SamplerError(f"sampling failed: {type(error).__name__}: {error}")
+            for request in self.scheduler.broken():
+                self._work.pop(request).future.set_exception(said)

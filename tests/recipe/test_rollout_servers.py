@@ -6,9 +6,9 @@ import importlib.util
 
 import pytest
 
-from oncurve.config.load import parse_config
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import parse_config
+from oncurve.recipe.schema import Config
 from oncurve.wiring.algorithm import check_algorithm
 from oncurve.wiring.servers import make_server_sampler
 

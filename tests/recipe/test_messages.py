@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.config.load import parse_config
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import parse_config
 
 BASE = "model: embedded\ndata: {type: word_problems, levels: [1]}\n"
 FOREIGN = (

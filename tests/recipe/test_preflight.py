@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.config.load import load_config, parse_config
 from oncurve.errors import OncurveError
+from oncurve.recipe.load import load_config, parse_config
 from oncurve.wiring.preflight import check_cheaply
 
 RECIPE = "model: embedded\ndata: {path: rows.jsonl}\n"

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.settings import Deadlines, DeltaSettings, Fraction, Harmless, NonNegative, Section
+from oncurve.section import Fraction, Harmless, NonNegative, Section
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
-_DEFAULTS = {
-    "servers": "[]",
-    "registry": "null",
-    "own_servers": "0",
-    "vllm_servers": "0",
-    "staleness": "0",
-    "transfer": "auto",
-    "sleep": "false",
-    "tensor_parallel": "1",
-}
-"""Keys for servers as they are typed to mean nothing."""
+SANDBOX = "sandbox:"
+"""Stands before a tool that runs in the sandbox."""
+
+
+class DeltaSettings(Section):
+    """How servers get weights as differences from the version before."""
+
+    anchor_every: Harmless[PositiveInt] = 20
+    """Versions after which one is written whole as well, for servers that join."""
+    relay: Harmless[bool] = False
+    """One of our servers fetches from the trainer, and gives to the others."""
+    mbit: Harmless[PositiveFloat | None] = None
+    """Megabits per second that the trainer sends over rollouts.weights_address, to all servers together; None: no
+    limit."""
+
+
+class Deadlines(Section):
+    """Timeouts of rollout servers, in seconds."""
+
+    connect_seconds: Harmless[PositiveFloat] = 5.0
+    """To open a connection."""
+    request_seconds: Harmless[PositiveFloat] = 600.0
+    """For the completions of one prompt."""
+    push_seconds: Harmless[PositiveFloat] = 300.0
+    """For each part of a weight transfer: fetching, loading."""
+    silent_seconds: Harmless[PositiveFloat] = 10.0
+    """Without a heartbeat, before a server is dropped and its prompts go to others."""
+    gone_seconds: Harmless[PositiveFloat] = 300.0
+    """Without any server, before the run saves and stops."""
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Between two questions to a server that is well."""
+        return self.silent_seconds / 4
 
 
 class EpisodeSection(Section):
@@ -178,7 +202,9 @@ class RolloutSection(Section):
         """What to type so that nothing is left in this section that asks for servers."""
         keys = [*self.asked_of_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
         keys += ["transfer"] if self.transfer == "nccl" else []
-        return [f"rollouts.{key}={_DEFAULTS[key]}" for key in keys]
+        defaults = {key: type(self).model_fields[key].default for key in keys}
+        typed = {key: value if isinstance(value, str) else json.dumps(value) for key, value in defaults.items()}
+        return [f"rollouts.{key}={value}" for key, value in typed.items()]
 
     def _is_set(self, key: str) -> bool:
         return self.model_dump(include={key})[key] != type(self).model_fields[key].default

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from oncurve.config.load import apply_overrides, parse_tree, validate_tree
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import apply_overrides, parse_tree, validate_tree
+from oncurve.recipe.schema import Config
 
 
 def run_folder_path(config: Config) -> Path:

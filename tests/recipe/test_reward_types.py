@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from oncurve.config.load import parse_config
-from oncurve.config.rewards import R1ZeroReward, RewardSection
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.wiring import make_reward_function
-from oncurve.wiring.rewards import describe_rewards, part_weights
+from oncurve.rewards.section import RewardSection
+from oncurve.rewards.settings import R1ZeroReward
+from oncurve.rewards.terms import describe_rewards, make_reward_function, part_weights
 
 BASE = "model: embedded\ndata: {type: word_problems}\n"
 TWO_STEPS = "1. a\n2. b"
@@ -88,7 +88,8 @@ def test_cosine_length_asks_the_correctness_that_it_names(correctness: dict[str,
 
 def test_every_key_that_all_rewards_share_stays_out_of_their_functions() -> None:
     """A new shared key that was handed on would be an unknown argument."""
-    shared = {"weight": 2.0, "name": "mine", "only_if_correct": False, "held_out": False, "rotate_every_steps": None}
+    shared = {"weight": 2.0, "name": "mine", "only_if_correct": False, "held_out": False, "limited": False}
+    shared["rotate_every_steps"] = None
     assert set(shared) == set(RewardSection.model_fields)
     for kind in ("r1_zero", "mathematics", "cosine_length", "json_schema", "tool_calls"):
         own = {"json_schema": '{"type": "object"}'} if kind == "json_schema" else {}
@@ -111,6 +112,22 @@ def test_only_what_pays_has_a_weight() -> None:
 
 def test_nothing_is_said_of_rewards_that_pay_in_every_step() -> None:
     assert describe_rewards([R1ZeroReward()]) == []
+    assert describe_rewards([R1ZeroReward()], is_default=True) == [
+        "rewards: none are named, so r1_zero is taken: the right answer in <answer> tags"
+    ]
+
+
+def test_weights_that_a_limit_cuts_are_named_and_a_key_lets_them_pay() -> None:
+    mathematics = {"type": "mathematics"}
+    shaping = [{"type": "length", "min_tokens": 1}, {"type": "step_format", "weight": 3.0, "min_steps": 1}]
+    right = "1. It is \\boxed{5}"
+    [line] = describe_rewards(rewards_of(mathematics, *shaping))
+    assert line.startswith("rewards: length, step_format can together add or take at most 1, the weight of mathematics")
+    assert graded(right, mathematics, *shaping).value == 2.0
+    free = [{**each, "limited": False} for each in shaping]
+    assert describe_rewards(rewards_of(mathematics, *free)) == []
+    assert graded(right, mathematics, *free).value == 5.0
+    assert describe_rewards(rewards_of(mathematics, {"type": "length", "weight": 0.5})) == []
 
 
 def test_two_rotating_rewards_of_one_name_are_refused() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from oncurve.config.data import Gsm8kData, WordProblemsData
-from oncurve.config.load import config_yaml, load_config, parse_config
-from oncurve.config.messages import known_keys
-from oncurve.config.rewards import FormatReward, MathematicsReward
-from oncurve.config.run_folder import read_run_config, run_folder_path
+from oncurve.data.settings import Gsm8kData, WordProblemsData
 from oncurve.errors import ConfigError
+from oncurve.recipe.load import config_yaml, load_config, parse_config
+from oncurve.recipe.messages import known_keys
+from oncurve.recipe.run_folder import read_run_config, run_folder_path
+from oncurve.rewards.settings import FormatReward, MathematicsReward
 
 BASE = "model: embedded\ndata: {type: word_problems, levels: [1]}\n"
 
@@ -264,7 +264,7 @@ def test_a_config_cannot_change_after_loading() -> None:
 
 
 def test_reading_a_recipe_needs_no_torch() -> None:
-    code = "import sys, oncurve.config.load; sys.exit('torch' in sys.modules)"
+    code = "import sys, oncurve.recipe.load; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

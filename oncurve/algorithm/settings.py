@@ -19,7 +19,7 @@ from oncurve.algorithm.table import (
     OldName,
     ReferenceName,
 )
-from oncurve.settings import Section
+from oncurve.section import Section
 
 PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
 

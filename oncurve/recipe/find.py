@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oncurve.errors import ConfigError
 
-SHIPPED = Path(__file__).resolve().parent
+SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 MAIN = "recipe.yaml"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from oncurve.rollouts.settings import SANDBOX
+
 INPUTS = (
     "model",
     "data.path",
@@ -16,8 +18,6 @@ INPUTS = (
     "policy.deepspeed",
 )
 """Keys whose value may be the path of something that is read. Rewards have one more, ``function``."""
-SANDBOX = "sandbox:"
-"""Stands before a tool that runs in the sandbox."""
 
 
 def find_beside(tree: dict[str, Any], folder: Path) -> None:

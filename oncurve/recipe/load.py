@@ -10,10 +10,10 @@ import yaml
 from pydantic import ValidationError
 
 from oncurve.algorithm.table import CHOICES, resolve
-from oncurve.config.files import find_beside
-from oncurve.config.messages import explain, explain_yaml, refuse_glued
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
+from oncurve.recipe.files import find_beside
+from oncurve.recipe.messages import explain, explain_yaml, refuse_glued
+from oncurve.recipe.schema import Config
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -11,8 +11,8 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from oncurve.config.schema import Config
 from oncurve.errors import ConfigError
+from oncurve.recipe.schema import Config
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

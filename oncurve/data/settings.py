@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from oncurve.settings import Fraction, NonNegative, Section
+from oncurve.section import Fraction, NonNegative, Section
 from oncurve.tasks.texts import TaughtTask
 
 
@@ -169,3 +169,14 @@ Data = Annotated[
     | GivenData,
     Field(discriminator="type"),
 ]
+
+
+class SftSection(Section):
+    """Supervised fine-tuning on completions in the data; `oncurve sft` sets it."""
+
+    epochs: PositiveFloat | None = None
+    """Passes over the training rows, which set run.steps; None: run.steps counts."""
+    train_on: Literal["assistant", "last"] = "assistant"
+    """Rows of messages: learn all assistant messages, or only the last."""
+    max_tokens: PositiveInt | None = None
+    """Drop and count longer rows; None: the model's context."""

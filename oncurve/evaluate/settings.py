@@ -1,0 +1,31 @@
+"""The section of a recipe about evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
+
+from oncurve.data.settings import Data
+from oncurve.section import NonNegative, Section
+
+
+class EvaluationSection(Section):
+    """Evaluation before, during and after the run."""
+
+    data: Data | None = None
+    """Other problems for evaluation; None holds out some of the training data."""
+    num_prompts: PositiveInt = 500
+    """Problems before and after the run, held out if ``data`` is None; at most a fifth of a small file."""
+    split_seed: NonNegative = 0
+    """Which rows are held out. Independent of run.seed, so that seeds are tested on the same problems."""
+    every_steps: NonNegative = 0
+    """Also evaluate after every so many steps; 0: only before and after the run."""
+    num_prompts_during: PositiveInt = 100
+    """Problems during the run."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling where the temperature is above 0."""
+    samples: PositiveInt = 1
+    """Completions per problem; more than one needs a temperature above 0."""

@@ -1,0 +1,106 @@
+"""The sections of a recipe about the model in training: the policy, its adapter and its optimizer."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from oncurve.section import NonNegative, Section
+
+
+class OptimizerSettings(Section):
+    """The optimizer and its schedule."""
+
+    type: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """adamw_8bit keeps the moments in 8 bits, through bitsandbytes. muon: Muon for the matrices of the layers, AdamW
+    for the rest; for training from random weights."""
+    learning_rate: PositiveFloat = 1e-6
+    """About how much an update moves each weight."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Decay of the mean of squared gradients."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the root of the mean square."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_gradient_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Clip the gradient to this norm; 0 is off."""
+    warmup_updates: NonNegative = 0
+    """Updates of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or down to 0."""
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Both as torch takes them."""
+        return self.beta1, self.beta2
+
+    def rate(self, update: int, total_updates: int) -> float:
+        """The learning rate of an update, counted from 0: warm-up, then the schedule down to zero at the last."""
+        if update < self.warmup_updates:
+            return self.learning_rate * (update + 1) / (self.warmup_updates + 1)
+        if self.schedule == "constant":
+            return self.learning_rate
+        span = max(total_updates - self.warmup_updates, 1)
+        done = min((update - self.warmup_updates) / span, 1.0)
+        share = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * share
+
+
+class LoraSettings(Section):
+    """A product of two thin matrices beside each chosen linear layer, W x + alpha / rank B A x (arXiv:2106.09685): a
+    hundredth of the weights is trained, and the model under them is frozen."""
+
+    rank: PositiveInt = 16
+    """Width of the two matrices."""
+    alpha: PositiveFloat = 32.0
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of the adapter's inputs dropped in training passes."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Endings of layer names, such as [q_proj, v_proj]; all-linear is every linear layer but the head."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Which biases are trained too; only none leaves the base unchanged."""
+
+
+class PolicySection(Section):
+    """The model in training."""
+
+    lora: LoraSettings | None = None
+    """{} trains an adapter with the defaults; None trains all weights."""
+    quantization: Literal["nf4", "int8"] | None = None
+    """Keep the frozen weights under an adapter in 4 or 8 bits (bitsandbytes)."""
+    parallel: Literal["auto", "none", "ddp", "data_parallel", "fsdp", "deepspeed"] = "auto"
+    """How several processes share the model. ddp (older name data_parallel): each has all of it. fsdp: sharded, with
+    a copy to sample from. deepspeed: as its file says. auto: ddp for several processes."""
+    deepspeed: str | None = None
+    """JSON file for DeepSpeed; "auto" in it takes the recipe's value. None: ZeRO-2."""
+    reshard_after_forward: bool = True
+    """fsdp: true frees a block's weights until its backward pass (ZeRO-3), false keeps them (ZeRO-2)."""
+    offload: bool = False
+    """fsdp: weights, gradients and optimizer state in CPU memory. deepspeed: optimizer state."""
+    timeout_seconds: PositiveFloat = 1800.0
+    """Longest wait of one process for another."""
+    silent_seconds: PositiveFloat = 60.0
+    """A process without a heartbeat for so long counts as dead, and the others end."""
+    offload_activations: bool = False
+    """Keep activations in CPU memory: less GPU memory, slower."""
+
+    compute_type: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU.
+    float16: sampling and evaluation only."""
+    device: str = "auto"
+    """auto uses a GPU if there is one."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    tokens_per_microbatch: PositiveInt = 8192
+    """Tokens per forward and backward pass."""
+    packing: bool = True
+    """No padding, and each prompt once per group; false pads every row."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model; only for authors you trust."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the Hugging Face Hub."""

@@ -1,0 +1,147 @@
+"""Calls of a user's reward functions: what they may break is put back, and they cannot hold up a run for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 1.0
+"""Over the limit of an async call, until its event loop counts as blocked."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_told: set[tuple[str, str]] = set()
+
+
+class _OverLimit(BaseException):
+    """The time is over. No ordinary exception, so that ``except Exception`` in the function does not go on."""
+
+
+@contextmanager
+def contained(name: str) -> Iterator[None]:
+    """While it lasts, a function of somebody's runs; afterwards the process is as it was before.
+
+    Put back, with one warning for each: the folder, handlers of signals, and torch's default type, number of threads
+    and gradient mode. A child process that the function forked ends here instead of training too.
+    """
+    process, before = os.getpid(), _state()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+        after = _state()
+        for what, (value, restore) in before.items():
+            if what in after and after[what][0] != value:
+                restore(value)
+                _warn_once(name, what, f"set {what} to {after[what][0]}")
+
+
+def _warn_once(name: str, what: str, did: str) -> None:
+    if (name, what) not in _told:
+        _told.add((name, what))
+        logger.warning("rewards: %s %s, which would change the run; it was put back", name, did)
+
+
+def _state() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+    """What a function may change for everybody, each with what sets it."""
+    found: dict[str, tuple[Any, Callable[[Any], Any]]] = {"the working folder": (os.getcwd(), os.chdir)}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            found[f"the handler of {number.name}"] = (
+                signal.getsignal(number),
+                lambda handler, number=number: signal.signal(number, handler),
+            )
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found |= {
+            "torch's default type": (torch.get_default_dtype(), torch.set_default_dtype),
+            "torch's number of threads": (torch.get_num_threads(), torch.set_num_threads),
+            "torch's gradient mode": (torch.is_grad_enabled(), torch.set_grad_enabled),
+        }
+    return found
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """TimeoutError where what runs in it, in the main thread, is over its limit. An earlier alarm goes on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: Any) -> None:
+        raise _OverLimit
+
+    handler, started = signal.signal(signal.SIGALRM, ring), time.monotonic()
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again where the function catches even this
+    try:
+        yield
+    except _OverLimit:
+        raise TimeoutError(f"over {seconds:g} s") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3), interval)
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def run_async(pending: Sequence[Awaitable[Any]], timeout_seconds: float) -> list[Any]:
+    """The results of awaitables that run together in a thread of their own; an exception where one fails or is late.
+
+    All calls of the process share one event loop, so that a client that a function keeps stays bound to its loop. A
+    loop that a function blocks, with ``time.sleep`` instead of ``asyncio.sleep``, is left to it, and the next calls get
+    another one.
+    """
+    global _loop
+    if not pending:
+        return []
+    if _loop is None:
+        _loop = asyncio.new_event_loop()
+        threading.Thread(target=_run_for_ever, args=(_loop,), name="oncurve-rewards", daemon=True).start()
+    tasks: list[asyncio.Future[Any]] = []
+    work = asyncio.run_coroutine_threadsafe(_wait(pending, tasks, timeout_seconds), _loop)
+    try:
+        work.result(timeout_seconds + _GRACE_SECONDS)
+    except TimeoutError:
+        _loop = None
+    over = TimeoutError(f"over {timeout_seconds:g} s")
+    done = [_result(task) if task.done() and not task.cancelled() else over for task in tasks]
+    return [*done, *[over] * (len(pending) - len(done))]
+
+
+def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
+    """The loop, begun again when a function stops it."""
+    while not loop.is_closed():
+        loop.run_forever()
+
+
+async def _wait(pending: Sequence[Awaitable[Any]], tasks: list[asyncio.Future[Any]], timeout_seconds: float) -> None:
+    tasks += [asyncio.ensure_future(_value(awaitable)) for awaitable in pending]
+    _, late = await asyncio.wait(tasks, timeout=timeout_seconds)
+    for task in late:
+        task.cancel()
+
+
+async def _value(awaitable: Awaitable[Any]) -> Any:
+    """The value of an awaitable. What would end the loop's thread becomes an ordinary exception."""
+    try:
+        return await awaitable
+    except SystemExit as error:
+        raise RuntimeError(f"it called sys.exit({error.code})") from None
+    except KeyboardInterrupt:
+        raise RuntimeError("it raised KeyboardInterrupt") from None
+
+
+def _result(task: asyncio.Future[Any]) -> Any:
+    return task.exception() or task.result()

@@ -1,0 +1,39 @@
+"""The rewards that a recipe can name. Each stands in one file with its settings, its grader and what is known of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from oncurve.rewards.environment_reward import EnvironmentSection
+from oncurve.rewards.formats import BoxedFormatReward, FormatReward, HashFormatReward, StepFormatReward
+from oncurve.rewards.json_schema import JsonSchemaReward
+from oncurve.rewards.llm_judge import JudgeReward
+from oncurve.rewards.mathematics import MathematicsReward
+from oncurve.rewards.programs import ProgramsReward
+from oncurve.rewards.r1_zero import R1ZeroReward
+from oncurve.rewards.shaping import CosineLengthReward, LengthReward, OverlongReward, RepetitionReward
+from oncurve.rewards.tool_calls import ToolCallsReward
+from oncurve.rewards.user_functions import CustomReward, GivenReward
+
+Reward = Annotated[
+    R1ZeroReward
+    | MathematicsReward
+    | FormatReward
+    | BoxedFormatReward
+    | HashFormatReward
+    | StepFormatReward
+    | ProgramsReward
+    | JsonSchemaReward
+    | ToolCallsReward
+    | JudgeReward
+    | LengthReward
+    | OverlongReward
+    | RepetitionReward
+    | CosineLengthReward
+    | CustomReward
+    | GivenReward
+    | EnvironmentSection,
+    Field(discriminator="type"),
+]

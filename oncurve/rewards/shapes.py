@@ -1,0 +1,296 @@
+"""Shapes of answers that are no arithmetic: times, dates, ranges, ratios, lists, names, sets of reals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import product
+
+from oncurve.rewards.exact import Quantity, read_quantity
+from oncurve.rewards.latex import nesting, split_top
+
+MAX_NESTING = 12
+"""Deeper brackets are compared as text only."""
+MAX_SIGNS = 4
+"""Of plus-minus in one member; more are left as they are."""
+
+_MONTHS = re.split(" ", "january february march april may june july august september october november december")
+_MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "may" else "may" for month in _MONTHS)
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_DATES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})",
+        r"(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4}|\d{2})",
+        r"(?P<day>\d{1,2})[/.](?P<month>\d{1,2})[/.](?P<year>\d{4})",
+        rf"(?P<name>{_MONTH})\.?\s+(?:the\s+)?{_DAY}(?:,?\s+(?P<year>\d{{4}}))?",
+        rf"(?:the\s+)?{_DAY}\s+(?:of\s+)?(?P<name>{_MONTH})\.?(?:,?\s+(?P<year>\d{{4}}))?",
+    )
+)
+_CHAIN = re.compile(r"\d+(?:-\d+){2,}|\d+(?:/\d+){2,}")
+_AND = r"(?:\\text\{\s*)?(?<![a-zA-Z])(?:to|through|until)(?![a-zA-Z])(?:\s*\})?"
+_TO = re.compile(rf"\s*{_AND}\s*")
+_HYPHEN = re.compile(r"(?<=[\d%$})m])\s*-\s*(?=[\d$\\.€£])")
+_FROM = re.compile(r"^(?:\\text\{\s*)?(?:from|between)\s*\}?\s*", re.IGNORECASE)
+_BETWEEN_AND = re.compile(r"\s+and\s+|\\text\{\s*and\s*\}")
+_JOIN = re.compile(
+    r"[,;]?\s*\\text\{\s*,?\s*(?:and|or)\s*\}|[,;]?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
+    r"|\\(?:lor|vee)(?![a-z])|;"
+)
+_NAME = r"[a-zA-Z](?:_(?:\{\w+\}|\w))?'?(?:\([a-z]\))?|\\[a-z]+"
+_NAMED = re.compile(rf"\s*({_NAME})\s*=(?!=)\s*(.+)", re.DOTALL)
+_NAMED_TUPLE = re.compile(rf"\(\s*((?:{_NAME})(?:\s*,\s*(?:{_NAME}))+)\s*\)\s*=\s*\((.+)\)", re.DOTALL)
+_RELATION = re.compile(r"<|>|\\(?:le|ge|lt|gt|neq)(?![a-zA-Z])")
+_REGION = re.compile(r"<|>|\\(?:le|ge|lt|gt|neq|cup|cap|setminus|infty|mathbb)(?![a-zA-Z])")
+_BUILDER = re.compile(
+    r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid(?![a-zA-Z])|\\vert|\||:)(?P<rest>.+)\\\}",
+    re.DOTALL,
+)
+_EXCEPT = re.compile(
+    r"all\s+real(?:\s+(?:numbers|values))?(?:\s+of\s+\w)?\s+(?:except|but)(?:\s+for)?\s+(?:[a-z]\s*=\s*)?(.+)",
+    re.IGNORECASE,
+)
+_INTERVAL = re.compile(r"[\](\[][^()\[\]]*[,;][^()\[\]]*[\[)\]]")
+_OR_AND = re.compile(
+    r"(\\text\{\s*(?:or|and)\s*\}|(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])|\\(?:lor|vee|land|wedge)(?![a-z]))"
+)
+_PHRASES = {
+    "real numbers": r"\mathbb{R}", "the real numbers": r"\mathbb{R}", "all real values": r"\mathbb{R}",
+    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "any real number": r"\mathbb{R}",
+    "all real x": r"\mathbb{R}", "no solution": r"\emptyset", "no solutions": r"\emptyset",
+    "no real solution": r"\emptyset", "no real solutions": r"\emptyset", "empty set": r"\emptyset",
+    "the empty set": r"\emptyset",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Date:
+    """A day of a month, with or without its year."""
+
+    year: int | None
+    month: int
+    day: int
+
+
+def read_date(text: str) -> Date | None:
+    """A date in figures or with the name of the month; None for anything else.
+
+    >>> read_date("May 17th, 2024") == read_date("5/17/2024") == read_date("2024-05-17")
+    True
+    """
+    for pattern in _DATES:
+        match = pattern.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip())
+        if match is None:
+            continue
+        found = match.groupdict()
+        month = int(found["month"]) if found.get("month") else 1 + _MONTHS.index(_full_month(found["name"]))
+        day = int(found["day"])
+        if 1 <= month <= 12 and 1 <= day <= 31:
+            return Date(int(found["year"]) if found["year"] else None, month, day)
+    return None
+
+
+def _full_month(name: str) -> str:
+    return next(month for month in _MONTHS if month.startswith(name.lower()[:3]))
+
+
+def read_chain(text: str) -> list[int] | None:
+    """Figures with hyphens or slashes between them, such as a telephone number; None for fewer than three."""
+    return [int(part) for part in re.split("[-/]", text)] if _CHAIN.fullmatch(text) else None
+
+
+def read_range(text: str) -> tuple[str, str] | None:
+    """The two ends of a range of numbers or times, each with the unit behind the range; None for anything else.
+
+    >>> [read_range(text) for text in ("10-15 cm", "from 3 to 5", "7 - x")]
+    [('10 cm', '15 cm'), ('3', '5'), None]
+    """
+    opening, inside, _ = bracketed(text)
+    text = inside if opening in ("(", "[") else text
+    has_from = _FROM.match(text) is not None
+    text = _FROM.sub("", text)
+    pattern = _BETWEEN_AND if has_from and _BETWEEN_AND.search(text) else _TO if _TO.search(text) else _HYPHEN
+    ends = pattern.split(text.strip())
+    if len(ends) != 2:
+        return None
+    low, high = (end.strip() for end in ends)
+    if all(re.fullmatch(r"\d{1,2}:\d{2}", end) for end in (low, high)):
+        return low, high
+    first, second = read_quantity(low), read_quantity(high)
+    is_fraction = ["/" in end or "frac" in end for end in (low, high)]
+    if first is None or second is None or (any(is_fraction) and (not all(is_fraction) or "frac" in low + high)):
+        return None
+    if second.unit and not first.unit:
+        low += _unit_text(high)
+    elif first.unit.dimensions and not second.unit and any(sign in low for sign in "$€£"):
+        high = next(sign for sign in "$€£" if sign in low) + high
+    return low, high
+
+
+def _unit_text(quantity: str) -> str:
+    match = re.search(r"\d[\d.,]*(.*)$", quantity, re.DOTALL)
+    return match[1] if match else ""
+
+
+def read_ratio(text: str) -> list[str] | None:
+    """The members of ``2:3`` or ``2 to 3``; None for anything else."""
+    members = split_top(text, ":")
+    if len(members) < 2:
+        members = _TO.split(text)
+    return members if len(members) > 1 and all(members) else None
+
+
+def expand_signs(member: str) -> list[str]:
+    r"""What ``1\pm\sqrt2`` stands for; a minus-plus takes the sign against the first plus-minus.
+
+    >>> expand_signs(r"\pm 3")
+    ['3', '-3']
+    """
+    count = len(re.findall(r"\\pm(?![a-zA-Z])", member))
+    if count == 0 or count > MAX_SIGNS:
+        return [member]
+    is_joined = re.search(r"\\mp(?![a-zA-Z])", member) is not None
+    signs = [("+",) * count, ("-",) * count] if is_joined else list(product("+-", repeat=count))
+    expanded = []
+    for choice in signs:
+        chosen = iter(choice)
+        text = re.sub(r"\\pm(?![a-zA-Z])", lambda _, chosen=chosen: next(chosen), member)  # type: ignore[misc]
+        text = re.sub(r"\\mp(?![a-zA-Z])", "-" if choice[0] == "+" else "+", text)
+        expanded.append(re.sub(r"(^|[({=])\s*\+\s*", r"\1", text).strip())
+    return [re.sub(r"^-\s+", "-", text) for text in expanded]
+
+
+def joins(text: str) -> bool:
+    """Whether a text joins members by a word or a semicolon."""
+    return _JOIN.search(text) is not None
+
+
+def with_commas(text: str) -> str:
+    """The text with a comma for every other joint."""
+    text = _JOIN.sub(",", text)
+    return re.sub(r"(?:\s*,)+", ",", text if r"\begin" in text else re.sub(r"\s\\?&\s", ",", text))
+
+
+def list_members(text: str) -> list[str]:
+    """What stands between commas, "and" or "or"; ``1,000, 2,000`` has two members, and so has ``\\pm 3``."""
+    text = with_commas(text)
+    if re.search(r",\s", text):
+        text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    members = [text] if read_quantity(text) is not None else split_top(text)
+    return [found for member in members for found in expand_signs(member)]
+
+
+def named_members(members: list[str]) -> list[tuple[str, str]]:
+    """Name and value of every member of ``x = 1, y = 2`` or ``(x, y) = (1, 2)``; the name is empty where none is."""
+    if len(members) == 1 and (match := _NAMED_TUPLE.fullmatch(members[0].strip())):
+        names, values = (split_top(match[group]) for group in (1, 2))
+        if len(names) == len(values):
+            return list(zip(names, values, strict=True))
+    return [(match[1], match[2].strip()) if (match := _NAMED.fullmatch(member)) else ("", member) for member in members]
+
+
+def bracketed(text: str) -> tuple[str, str, str]:
+    """Opening, inside and closing of an answer in one pair of brackets; empty strings around it without one."""
+    opening, inside, closing = text[:1], text[1:-1], text[-1:]
+    if opening == "\\":
+        opening, inside, closing = text[:2], text[2:-2], text[-2:]
+    is_pair = (opening in ("(", "[") and closing in (")", "]")) or (opening, closing) == (r"\{", r"\}")
+    if is_pair and nesting(plain_braces(inside)) <= MAX_NESTING:
+        return opening, inside, closing
+    return "", text, ""
+
+
+def plain_braces(text: str) -> str:
+    """The text with braces of sets as plain ones."""
+    return text.replace(r"\{", "{").replace(r"\}", "}")
+
+
+def is_region(text: str) -> bool:
+    """Whether a text is an inequality or is written with unions, differences or infinities of real numbers."""
+    return _REGION.search(text) is not None
+
+
+def as_region(text: str) -> str:
+    """A set of reals in one spelling: no set-builder, inward brackets, a union for inequalities joined by "or"."""
+    plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip().rstrip(".").lower()
+    if plain in _PHRASES:
+        return _PHRASES[plain]
+    text = re.sub(r"\\mathbb\{R\}\s*-\s*(?=\\\{)", r"\\mathbb{R}\\setminus", text)
+    if (match := _EXCEPT.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip())) is not None:
+        return rf"\mathbb{{R}}\setminus\{{{with_commas(match[1])}\}}"
+    if builder := _BUILDER.fullmatch(text.strip()):
+        text = builder["rest"].strip()
+    if _INTERVAL.fullmatch(text) and (text[0] == "]" or text[-1] == "["):
+        opening, closing = ("(" if text[0] == "]" else text[0]), (")" if text[-1] == "[" else text[-1])
+        text = opening + text[1:-1].replace(";", ",") + closing
+    pieces = _OR_AND.split(text)
+    if len(pieces) > 1 and all(_RELATION.search(piece) for piece in pieces[::2]):
+        signs = [r" \cup " if re.search("or|vee", piece) else r" \cap " for piece in pieces[1::2]]
+        text = pieces[0].strip() + "".join(s + p.strip() for s, p in zip(signs, pieces[2::2], strict=True))
+    return text
+
+
+def marks_of(members: list[str]) -> list[object]:
+    """What tells the members of a list apart besides their values: a name, or the unit and label of an amount."""
+    marks: list[object] = []
+    for name, value in named_members(members):
+        quantity: Quantity | None = read_quantity(value)
+        unit = quantity.unit if quantity is not None else None
+        marks.append(name or ((unit.dimensions, unit.factor, unit.label) if unit else ""))
+    return marks
+
+
+_HALF = re.compile(
+    r"(?<=\d)\s*(?:\\text\s*\{)?\s*(?:(?P<letter>[ap])\.?\s?m(?![a-zA-Z])"
+    r"|(?:in the|at)\s+(?P<word>morning|afternoon|evening|night)|(?P<twelve>noon|midnight))",
+    re.IGNORECASE,
+)
+_TIME = re.compile(r"(?:at\s+)?(?P<hour>\d{1,2})(?:\s*:\s*(?P<minute>\d{2})(?:\s*:\s*(?P<second>\d{2}))?)?")
+
+
+def same_time(candidate: str, gold: str) -> bool | None:
+    """Whether two tidied answers are the same time of day; None where that is not what they are about.
+
+    A time that does not say its half of the day may mean either, as a number without a unit may.
+
+    >>> [same_time(answer, "3:00 PM") for answer in ("3 p.m.", "15:00", "3:00 AM", "3:00", "three")]
+    [True, True, False, True, None]
+    """
+    halves = [_half(text) for text in (candidate, gold)]
+    if not any(halves):
+        return None
+    times = [_seconds(text, half) for text, half in zip((candidate, gold), halves, strict=True)]
+    if None in halves:
+        bare = times[halves.index(None)]
+        other = times[1 - halves.index(None)]
+        if bare is None or other is None:
+            return None
+        return bare == other or (bare < 43_200 and bare % 43_200 == other % 43_200)
+    if halves[0] != halves[1] and None not in times:
+        return False
+    if None in times:  # a time inside of something else: the other rules compare that
+        return False if halves[0] != halves[1] else None
+    return times[0] == times[1]
+
+
+def _half(text: str) -> str | None:
+    """Which half of the day a text names: "a" or "p"."""
+    found = _HALF.search(text)
+    if found is None:
+        return None
+    word = (found["letter"] or found["word"] or found["twelve"]).lower()
+    return "a" if word in ("a", "morning", "midnight") else "p"
+
+
+def _seconds(text: str, half: str | None) -> int | None:
+    """The seconds since midnight of a text that is a time and nothing else."""
+    bare = _HALF.sub("", text).strip(" .}")
+    found = _TIME.fullmatch(bare)
+    if found is None or (half is None and found["minute"] is None):
+        return None
+    hour, minute, second = int(found["hour"]), int(found["minute"] or 0), int(found["second"] or 0)
+    if hour > (12 if half else 23) or (half and hour == 0) or minute > 59 or second > 59:
+        return None
+    if half:
+        hour = hour % 12 + (12 if half == "p" else 0)
+    return hour * 3600 + minute * 60 + second

@@ -1,0 +1,136 @@
+"""What a sentence states: the last formula, the only number, a choice, words, the answer of a solution."""
+
+from __future__ import annotations
+
+import re
+
+from oncurve.rewards.answers import after_hash, last_boxed
+from oncurve.rewards.exact import MAX_NUMBER_CHARACTERS, Quantity, number_in_words, read_quantity
+from oncurve.rewards.latex import formulas, split_top, tidy
+from oncurve.rewards.shapes import joins, with_commas
+from oncurve.rewards.units import read_unit
+
+CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-J])\s*\)?\s*\}?\s*\)?\.?")
+_CHOICE_WITH_VALUE = re.compile(
+    r"(?:\\text\{\s*)?(?:\(([A-J])\)|([A-J])\s*[).:])\s*\}?(?![a-zA-Z]*\()\s*\S.*", re.DOTALL
+)
+_LABEL = re.compile(r"\(([A-J])\)|(?<![a-zA-Z0-9(])([A-J])(?=[).:](?!\w))")
+_CHOICE_IN_PROSE = re.compile(
+    r"(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:?\s*\(?([A-J])\)?\.?", re.IGNORECASE
+)
+_ARTICLE = re.compile(r"^(?:the|an?) ")
+_WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
+_HEDGE = re.compile(
+    r"(?<![a-zA-Z])(?:or|either|maybe|perhaps|possibly|probably|about|approximately|approx|around|roughly|nearly|almost"
+    r"|not|isn't|between|less than|more than|at least|at most|unless|unsure|guess)(?![a-zA-Z])"
+    r"|\\lor|\\vee|\\implies|\\Rightarrow|\\approx|\\sim(?![a-z])|~|≈|\?|\\[lcd]?dots|\.\.\.|…",
+    re.IGNORECASE,
+)
+_PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
+_MATHEMATICS = re.compile(r"\\(?!\$|%|text)|[\^_{}]")
+_NUMBER_IN_PROSE = re.compile(
+    r"(?<![\w.])[-+]?\\?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s?\\?%)?"
+)
+_RESTATED = re.compile(r"(.*\S)\s*\(\s*([a-zA-Z -]+)\s*\)", re.DOTALL)
+_SENTENCE = re.compile(r"[.;:]\s+[A-Z]|\n")
+_LEAD = re.compile(
+    r"^\s*(?:there (?:are|were)|(?:the )?answers (?:is|are)|we get|they are)[:\s]+(?=[\d$\\])", re.IGNORECASE
+)
+_BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)(.+?)(?<=\S)\*\*(?![\w({\[])", re.DOTALL)
+MAX_REFERENCE_WORDS = 12
+"""A reference with more words around its mathematics is a whole solution, whose answer nobody marked."""
+
+
+def read_reference(text: str) -> str | None:
+    r"""The answer in a reference: what a solution boxes or puts behind its last ``####``; None if it marks nothing.
+
+    >>> read_reference(r"Since $3^2=9$, it is $\boxed{9}$.")
+    '9'
+    """
+    marked = last_boxed(text) or (after_hash(text) if re.search(r"(?m)^####(?!#)", text) else None)
+    if marked is not None or not re.search(r"\d|\\", text):
+        return marked or text
+    words = re.findall(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}", re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", _outside(text)))
+    if len(words) > MAX_REFERENCE_WORDS or (len(words) > 4 and _SENTENCE.search(text.strip())):
+        return None
+    return text
+
+
+def _outside(text: str) -> str:
+    """The text around its formulas."""
+    for start, end, _ in reversed(formulas(text)):
+        text = f"{text[:start]} {text[end:]}"
+    return re.sub(r"\\(?!text)[a-zA-Z]+", " ", text)
+
+
+def stated(candidate: str, gold: str) -> str:
+    """The last formula of a sentence with the unit behind it; any other text as it is, without marks of emphasis."""
+    candidate = _LEAD.sub("", _BOLD.sub(r"\1", candidate))
+    if (restated := _RESTATED.fullmatch(candidate.strip())) and (number := number_in_words(restated[2])) is not None:
+        said = read_quantity(tidy(restated[1]))
+        candidate = restated[1] if said is not None and said.value == number else candidate
+    found = formulas(candidate)
+    around = _outside(candidate)
+    if not found or not _PROSE.search(around):
+        return candidate
+    if not _PROSE.search(with_commas(around)):  # a list of formulas
+        return re.sub(r"\$|\\[()\[\]]", "", candidate)
+    if _HEDGE.search(around) and not _HEDGE.search(gold):
+        return ""
+    _, end, content = found[-1]
+    behind = candidate[end:].strip(" .")
+    unit = read_unit(f" {behind}") if behind and behind[0].isalpha() else None
+    return content + (rf" \text{{ {behind} }}" if unit else "")
+
+
+def is_prose(answer: str) -> bool:
+    """Whether a text has words and no mathematics but numbers."""
+    return _PROSE.search(answer) is not None and _MATHEMATICS.search(answer) is None
+
+
+def number_in_prose(answer: str) -> Quantity | None:
+    """The only number of a sentence; None if there are several or the sentence does not commit to it."""
+    if _HEDGE.search(answer) or len(answer) > MAX_NUMBER_CHARACTERS:
+        return None
+    numbers = list(_NUMBER_IN_PROSE.finditer(answer))
+    if len(numbers) != 1 or any(sign.isdigit() for sign in _NUMBER_IN_PROSE.sub("", answer)):
+        return None
+    before, number, after = answer[: numbers[0].start()], numbers[0].group().strip(), answer[numbers[0].end() :]
+    if re.search(r"[-a-zA-Z*/+^(]$|[-*/+^(]\s$", before.removesuffix("**")):
+        return None
+    if re.match(r"\s*[-+*/^!(\[]|[a-zA-Z]", after.removeprefix("**")):
+        return None
+    unit = re.match(r"\s*[a-zA-Z]*", after)
+    return read_quantity(number + (unit.group() if unit else "")) or read_quantity(number)
+
+
+def chosen(candidate: str) -> str | None:
+    """The letter of a multiple-choice answer, "C", "(C)", "C.", "(C) 12"; None where several are named."""
+    if len(candidate) <= 3:
+        candidate = candidate.upper()
+    if len({first or second for first, second in _LABEL.findall(candidate)}) > 1:
+        return None
+    patterns = (CHOICE, _CHOICE_WITH_VALUE, _CHOICE_IN_PROSE)
+    match = next((match for match in (pattern.fullmatch(candidate) for pattern in patterns) if match), None)
+    return next((letter.upper() for letter in match.groups() if letter), None) if match else None
+
+
+def plain_words(answer: str) -> str | None:
+    """The words of an answer that is nothing but words, in lower case; None for mathematics."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip()
+    if len(text) < 2 or not _WORDS.fullmatch(text) or (len(text) == 2 and "\\text" not in answer and text.islower()):
+        return None
+    return text.casefold().rstrip(".")
+
+
+def same_words(candidate: str, gold: str) -> bool:
+    """Whether an answer is the words of the reference, without case, article and final stop."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", candidate).strip(" .").casefold()
+    return text == gold or _ARTICLE.sub("", text) == _ARTICLE.sub("", gold)
+
+
+def is_hedged(candidate: str, gold: str) -> bool:
+    """The answer names more than it commits to, and the reference does not."""
+    has_several = len(split_top(gold)) > 1 or r"\pm" in gold or joins(gold) or gold.startswith(r"\{")
+    text = with_commas(candidate) if has_several else candidate
+    return _HEDGE.search(text) is not None and _HEDGE.search(gold) is None

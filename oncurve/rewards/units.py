@@ -1,0 +1,278 @@
+"""Units of measurement behind numbers: what they are, how they convert, and the words that are none."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+MAX_UNIT_CHARACTERS = 80
+MAX_POWER = 9
+
+_TABLE = """
+m     1                  m            p meter metre
+g     1/1000             kg           p gram gramme
+s     1                  s            p second sec
+A     1                  A            p ampere amp
+K     1                  K            p kelvin
+mol   1                  mol          p mole
+cd    1                  cd           p candela
+Hz    1                  s-1          p hertz
+rpm   1/60               turn.s-1     - rpm
+N     1                  kg.m.s-2     p newton
+Pa    1                  kg.m-1.s-2   p pascal
+bar   100000             kg.m-1.s-2   p bar
+atm   101325             kg.m-1.s-2   - atmosphere
+J     1                  kg.m2.s-2    p joule
+cal   523/125            kg.m2.s-2    p calorie
+eV    1.602176634e-19    kg.m2.s-2    p electronvolt
+Wh    3600               kg.m2.s-2    p
+W     1                  kg.m2.s-3    p watt
+C     1                  A.s          p coulomb
+V     1                  kg.m2.s-3.A-1  p volt
+Ω     1                  kg.m2.s-3.A-2  p ohm
+S     1                  kg-1.m-2.s3.A2 p siemens
+F     1                  kg-1.m-2.s4.A2 p farad
+H     1                  kg.m2.s-2.A-2  p henry
+T     1                  kg.s-2.A-1     p tesla
+Wb    1                  kg.m2.s-2.A-1  p weber
+l     1/1000             m3           p liter litre
+L     1/1000             m3           p
+cc    1/1000000          m3           -
+ha    10000              m2           - hectare
+acre  4046.8564224       m2           - acre
+in    0.0254             m            - inch inche
+ft    0.3048             m            - foot feet
+yd    0.9144             m            - yard
+mi    1609.344           m            - mile
+kn    463/900            m.s-1        - knot
+mph   0.44704            m.s-1        -
+kmh   5/18               m.s-1        - kph kmph
+fps   0.3048             m.s-1        -
+lb    0.45359237         kg           - pound
+oz    0.028349523125     kg           - ounce
+t     1000               kg           p tonne ton
+gal   0.003785411784     m3           - gallon
+qt    0.000946352946     m3           - quart
+pt    0.000473176473     m3           - pint
+cup   0.0002365882365    m3           - cup
+tbsp  0.00001478676478125  m3         - tablespoon
+tsp   0.00000492892159375  m3         - teaspoon
+min   60                 s            - minute
+h     3600               s            - hour hr
+day   86400              s            - day
+week  604800             s            - week wk
+fortnight 1209600        s            - fortnight
+month 1                  month        - month
+yr    12                 month        - year
+decade 120               month        - decade
+century 1200             month        - century centurie
+bit   1                  bit          p bit
+B     8                  bit          p byte
+$     1                  $            - dollar usd buck
+¢     1/100              $            - cent
+€     1                  €            - euro eur
+£     1                  £            - gbp
+°     1                  °            - degree deg
+rad   1                  rad          p radian
+rev   1                  turn         - revolution
+°C    1                  °C           - celsius centigrade
+°F    1                  °F           - fahrenheit
+%     1                  %            - percent percentage pct
+"""  # symbol, factor, dimensions, whether it takes prefixes ("p"), names
+_SHORT_PREFIXES = {
+    "k": 3, "M": 6, "G": 9, "T": 12, "c": -2, "m": -3, "µ": -6, "μ": -6, "u": -6, "n": -9, "p": -12, "d": -1,
+}  # fmt: skip
+_LONG_PREFIXES = {
+    "kilo": 3, "mega": 6, "giga": 9, "tera": 12, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12,
+    "deci": -1,
+}  # fmt: skip
+_PLURAL_SYMBOLS = re.split(" ", "hr yr min sec lb kg cm mm km ft pt qt oz gal wk mi in bit mol")
+_NOT_UNITS = frozenset(
+    re.split(
+        " ",
+        "and are but by either equals for from if is let maybe minus mod nor not or plus than then times to undefined "
+        "unless up versus vs when where with sin cos tan cot csc log ln exp sqrt pi arcsin arccos arctan max since "
+        "because infinity more less one two three four five six seven eight nine ten eleven twelve zero half",
+    )
+)
+_FILLERS = frozenset(
+    re.split(" ", "an the of in all total each unit units old long tall wide high deep away apart left remaining there")
+)
+_SQUARES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS = {"squared": 2, "cubed": 3}
+_TOKEN = re.compile(r"°\s*[CF](?![a-zA-Z])|[A-Za-zµμΩ'’]+|[$€£¢%°]|\^?\s*\(?-?\d+\)?|[/*()]")
+_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What stands behind a number."""
+
+    dimensions: tuple[tuple[str, int], ...] = ()
+    """Powers of base units, sorted; empty where no word is a known unit."""
+    factor: Fraction = Fraction(1)
+    """Of the base units."""
+    label: frozenset[str] = frozenset()
+    """The words that are no known unit, in the singular, such as "egg"."""
+
+    @property
+    def is_percent(self) -> bool:
+        """A percent sign or the word."""
+        return self.dimensions == (("%", 1),)
+
+    def __bool__(self) -> bool:
+        return bool(self.dimensions or self.label)
+
+    def agrees_with(self, other: Unit) -> bool:
+        """Whether both can be said of one amount: the same dimensions, and no word that contradicts."""
+        if not self or not other:
+            return True
+        if self.dimensions != other.dimensions:
+            return False
+        return not (self.label and other.label) or self.label <= other.label or other.label <= self.label
+
+
+def _rows() -> dict[str, tuple[Fraction, dict[str, int]]]:
+    found: dict[str, tuple[Fraction, dict[str, int]]] = {}
+    for line in _TABLE.strip().splitlines():
+        symbol, factor, dimensions, takes_prefixes, *names = line.split()
+        powers = {}
+        for part in dimensions.split("."):
+            base, power = re.fullmatch(r"(\D+?)(-?\d+)?", part).groups()  # type: ignore[union-attr]
+            powers[base] = int(power or 1)
+        entry = (Fraction(factor), powers)
+        found[symbol] = entry
+        for name in names:
+            found[name] = found[f"{name}s"] = entry
+        if takes_prefixes == "p":
+            for prefix, exponent in _SHORT_PREFIXES.items():
+                found.setdefault(prefix + symbol, (entry[0] * Fraction(10) ** exponent, powers))
+            for prefix, exponent in _LONG_PREFIXES.items():
+                for name in names:
+                    prefixed = (entry[0] * Fraction(10) ** exponent, powers)
+                    found[prefix + name] = found[f"{prefix}{name}s"] = prefixed
+    for line in _TABLE.strip().splitlines():  # what has a row of its own is not a prefix with a unit
+        symbol, factor, *_ = line.split()
+        found[symbol] = (Fraction(factor), found[symbol][1])
+    for symbol in _PLURAL_SYMBOLS:
+        found[f"{symbol}s"] = found[symbol] if symbol in found else found[symbol.removesuffix("s")]
+    return found
+
+
+_KNOWN = _rows()
+_LOWERED = {name.lower(): entry for name, entry in reversed(list(_KNOWN.items())) if len(name) > 1}
+
+
+def _known(word: str) -> tuple[Fraction, dict[str, int]] | None:
+    """A unit by its symbol, whose case counts, or by its name, whose case does not."""
+    return _KNOWN.get(word) or _LOWERED.get(word.lower())
+
+
+@lru_cache(maxsize=4096)
+def read_unit(text: str) -> Unit | None:
+    r"""The unit of a tidied text that stands behind a number; None if it is something else, such as a variable.
+
+    >>> read_unit(r"\text{ km/h}").factor
+    Fraction(5, 18)
+    >>> sorted(read_unit(" red apples").label)
+    ['apple', 'red']
+    """
+    plain = _plain(text)
+    if plain is None or len(plain) > MAX_UNIT_CHARACTERS:
+        return None
+    tokens = _TOKEN.findall(plain)
+    if "".join(tokens).replace(" ", "") != re.sub(r"[\s.\-,](?!\d)", "", plain).replace(" ", ""):
+        return None
+    return _composed([token.replace(" ", "") for token in tokens])
+
+
+def _plain(text: str) -> str | None:
+    """A unit without macros; None for other mathematics."""
+    text = re.sub(r"\^\{\s*(-?\d+)\s*\}", r"^\1", text)
+    text = _FRACTION.sub(r"\1/\2", _GROUP.sub(r"\1", text))
+    text = re.sub(r"\\(?:cdot|times)\s*", "*", text)
+    text = text.replace(r"^{\circ}", "°").replace(r"\Omega", "Ω").replace(r"\mu", "µ")
+    text = re.sub(r"\\([$%])", r"\1", text)
+    text = re.sub(r"per\s+cent(?![a-z])", "percent", text)
+    text = re.sub(r"([kMGmµ])\s+Ω", r"\1Ω", text)
+    return None if re.search(r"[\\{}=<>_+!|\d](?<![\^a-zA-Z\-]\d)(?<![\^\-]\d\d)", text) else text.strip()
+
+
+def _composed(tokens: list[str]) -> Unit | None:
+    reader = _Reader()
+    for token in tokens:
+        if not reader.take(token):
+            return None
+    return reader.unit()
+
+
+class _Reader:
+    """A unit that is put together word by word."""
+
+    def __init__(self) -> None:
+        self.factor, self.powers, self.label = Fraction(1), dict[str, int](), set[str]()
+        self.sign, self.pending = 1, 1
+        self.last: tuple[tuple[Fraction, dict[str, int]], int] | None = None
+
+    def take(self, token: str) -> bool:
+        """Adds a word; False for one that no unit has."""
+        word = token.lower()
+        if token in ("/", "per"):
+            self.sign, self.last = -1, None
+            self.label |= {"per"} if self.label else set()
+        elif token in "*()":
+            self.last = None
+        elif word in _SQUARES:
+            self.pending = _SQUARES[word]
+        elif word in _POWERS or re.fullmatch(r"\^?\(?-?\d+\)?", token):
+            return self._raise(_POWERS.get(word) or int(token.strip("^()")))
+        else:
+            return self._name(token)
+        return True
+
+    def unit(self) -> Unit:
+        """What was read; degrees beside Celsius or Fahrenheit are none of their own."""
+        if self.powers.keys() & {"°C", "°F"}:
+            self.powers.pop("°", None)
+        dimensions = tuple(sorted((base, power) for base, power in self.powers.items() if power))
+        return Unit(dimensions, self.factor, frozenset(self.label))
+
+    def _raise(self, power: int) -> bool:
+        if self.last is None or abs(power) > MAX_POWER:
+            return False
+        self.factor, self.powers = _times(self.factor, self.powers, self.last[0], self.last[1] * (power - 1))
+        self.last = None
+        return True
+
+    def _name(self, token: str) -> bool:
+        word, entry = token.lower(), _known(token)
+        if word in _NOT_UNITS or (len(token) == 1 and entry is None and token.isalpha()):
+            return False
+        if entry is not None and not (self.label and self.sign < 0):
+            self.last = (entry, self.sign * self.pending)
+            self.factor, self.powers = _times(self.factor, self.powers, *self.last)
+            self.pending = 1
+        elif word not in _FILLERS:
+            self.label.add(_singular(word))
+        return True
+
+
+def _times(
+    factor: Fraction, powers: dict[str, int], entry: tuple[Fraction, dict[str, int]], power: int
+) -> tuple[Fraction, dict[str, int]]:
+    scale, dimensions = entry
+    merged = dict(powers)
+    for base, exponent in dimensions.items():
+        merged[base] = merged.get(base, 0) + exponent * power
+    return factor * scale**power, merged
+
+
+def _singular(word: str) -> str:
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if re.search(r"(?:ss|sh|ch|x|z)es$", word):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
