@@ -22,12 +22,11 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
-from oncurve.rewards.settings import EnvironmentSection, JudgeReward, ProgramsReward
+from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 from oncurve.wiring.data import evaluation_section
-from oncurve.wiring.rewards import describe_rewards
 
 Pays = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
 """Rewards of completions of prompts."""
@@ -122,12 +121,12 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
     for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False)
-    if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
+    if any(reward.is_sandboxed for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
     find_template(config.data.template)
     parts = wiring.split_rows(config)
     columns = wiring.shared_columns(parts)
-    with closing(wiring.make_reward_function(config.rewards, columns=columns)) as reward_function:
+    with closing(make_reward_function(config.rewards, columns=columns)) as reward_function:
         return _check_rows(config, parts, partial(grade, reward_function), console)
 
 
@@ -141,7 +140,7 @@ def _check_rows(
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
     limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(model_config))
-    has_right_answer = wiring.have_right_answer(config.rewards)
+    has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
     counts = f"{len(rows)} training rows, {len(during)} validation, {len(test)} test"
@@ -159,8 +158,8 @@ def _check_rows(
         max_prompt_tokens=limit,
         evaluation_rows=held_out,
         has_right_answer=has_right_answer,
-        decided_by_value=wiring.deciding_reward(config.rewards) is not None,
-        needs_grades=not any(isinstance(reward, EnvironmentSection) for reward in config.rewards),
+        decided_by_value=deciding_reward(config.rewards) is not None,
+        needs_grades=not any(reward.type == "environment" for reward in config.rewards),
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config, section, graded, few_shot, tokenizer, pays)
@@ -213,7 +212,7 @@ def probe(
     pays: Pays,
 ) -> tuple[str, list[tuple[str, str]]]:
     """What the recipe's reward pays for completions that no honest policy writes, as a table, and what follows."""
-    if any(isinstance(reward, JudgeReward) for reward in config.rewards):
+    if any(reward.is_paid_for for reward in config.rewards):
         return "no probes: each of them would be a paid request to the judge", []
     prompts, _ = render_prompts(
         rows[:200],
@@ -229,6 +228,6 @@ def probe(
     }
     best = probe_gold(pays, prompts, **options)
     results = run_probes(pays, prompts, **options)
-    if not wiring.have_right_answer(config.rewards):
+    if not have_right_answer(config.rewards):
         return describe_probes(results, best, has_right_answer=False), []
     return describe_probes(results, best), list(judge_probes(results, best))

@@ -20,6 +20,7 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.rollouts.base import Sampler
 from oncurve.rollouts.prefetch import Prefetch
 from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
@@ -82,7 +83,7 @@ def make_parts(
             "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
         )
     rows = wiring.split_rows(config, given)  # what a user can mistake is found before the model is loaded
-    reward_function = wiring.make_reward_function(
+    reward_function = make_reward_function(
         config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
     )
     algorithm = wiring.make_algorithm(config)
@@ -90,7 +91,7 @@ def make_parts(
     if processes.count > 1:
         reward_function = ShardedRewards(reward_function, processes, interruption)
     else:
-        reward_function = wiring.with_early_grading(reward_function, config.rewards)
+        reward_function = with_early_grading(reward_function, config.rewards)
     context = wiring.context_of(policy.model.config)
     prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     policy.reference_prompts = prompts.hinted

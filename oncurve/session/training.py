@@ -21,13 +21,13 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_place
 from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
+from oncurve.rewards.terms import describe_rewards
 from oncurve.session.parts import arithmetic, count_prompts, identity, make_parts
 from oncurve.session.result import Result, Steps, finish, report
 from oncurve.session.resume import Load, ResumeRequest, go_below_limit, resume
 from oncurve.session.session import Session
 from oncurve.train.guards import KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption
-from oncurve.wiring.rewards import describe_rewards
 
 MAX_RETURNS = 3
 """How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""

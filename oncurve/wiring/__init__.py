@@ -15,15 +15,6 @@ from oncurve.wiring.data import (
 )
 from oncurve.wiring.episodes import NO_QUESTION, give_rewards, make_tools_of, with_episodes
 from oncurve.wiring.policy import make_policy, make_processes
-from oncurve.wiring.rewards import (
-    deciding_reward,
-    describe_correct,
-    describe_rewards,
-    have_right_answer,
-    make_loose_reward,
-    make_reward_function,
-    with_early_grading,
-)
 from oncurve.wiring.samplers import make_sampler
 from oncurve.wiring.sampling_params import evaluation_sampling, make_sampling
 from oncurve.wiring.servers import make_server_sampler, settle
