@@ -26,7 +26,7 @@ from oncurve.policy.distributed import ALONE, Processes, own_rows
 from oncurve.policy.forward import completion_logprobs, has_own_layers
 from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter, merged_weights, thin_weights, trains_pairs_only
-from oncurve.policy.self_check import enable_packing
+from oncurve.policy.self_check import enable_packing, prove_head
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
@@ -94,6 +94,10 @@ class TrainedPolicy:
         self.settings, self.total_updates, self.temperature = optimizer, total_updates, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
+        if unread is None:
+            for part in (model, reference):
+                if part is not None:
+                    prove_head(part)
         kind = torch_type(compute_type)
         enable = enable_packing if unread is None else unread.enable_packing
         self.is_packed = packing and all(enable(part, kind) for part in (model, reference) if part is not None)

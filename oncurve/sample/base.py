@@ -93,6 +93,10 @@ class TellsGroups(Protocol):
     """Called in whichever thread samples, with the very group that ``sample`` will give back; None: nobody listens."""
 
 
+CHANGING_ROPES = ("longrope", "dynamic")
+"""Rotary embeddings whose angles depend on the longest row of a call."""
+
+
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token that ends a completion: the tokenizer's end token and those of the model's generation settings."""
     declared = model.generation_config.eos_token_id if model.generation_config else None
@@ -102,11 +106,20 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def context_of(config: Any) -> int | None:
-    """Positions that a model was made for; None if its configuration does not say.
+    """Positions in which a row may be; None if the model's configuration does not say.
 
     Asked as transformers does: a configuration may keep the number under a name of its own, as that of GPT-2 does.
+    Rotary embeddings of the types longrope and dynamic change for all rows of a call when the longest passes a length,
+    so that a row would depend on its neighbours; such a model is used up to that length.
     """
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    kinds = [
+        one for one in (ropes, *ropes.values()) if isinstance(one, dict) and one.get("rope_type") in CHANGING_ROPES
+    ]
+    limits = [getattr(text, "max_position_embeddings", None)]
+    limits += [one.get("original_max_position_embeddings") for one in kinds]
+    return min((limit for limit in limits if limit), default=None)
 
 
 def padding_id(tokenizer: PreTrainedTokenizerBase, end_ids: tuple[int, ...]) -> int:

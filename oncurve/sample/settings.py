@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -15,17 +16,6 @@ SANDBOX = "sandbox:"
 """Stands before a tool that runs in the sandbox."""
 OPENENV, VERIFIERS = "openenv:", "verifiers:"
 """Stand before the address of an environment's server, and the name of a taskset."""
-_DEFAULTS = {
-    "servers": "[]",
-    "registry": "null",
-    "own_servers": "0",
-    "vllm_servers": "0",
-    "staleness": "0",
-    "transfer": "auto",
-    "sleep": "false",
-    "tensor_parallel": "1",
-}
-"""Keys for servers as they are typed to mean nothing."""
 
 
 class DeltaSettings(Section):
@@ -214,7 +204,9 @@ class RolloutSection(Section):
         """What to type so that nothing is left in this section that asks for servers."""
         keys = [*self.asked_of_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
         keys += ["transfer"] if self.transfer == "nccl" else []
-        return [f"rollouts.{key}={_DEFAULTS[key]}" for key in keys]
+        defaults = {key: type(self).model_fields[key].default for key in keys}
+        typed = {key: value if isinstance(value, str) else json.dumps(value) for key, value in defaults.items()}
+        return [f"rollouts.{key}={value}" for key, value in typed.items()]
 
     def _is_set(self, key: str) -> bool:
         return self.model_dump(include={key})[key] != type(self).model_fields[key].default
