@@ -40,7 +40,8 @@ from oncurve.recipe.load import load_config
 from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.base import RewardFunction, grade
-from oncurve.rollouts.base import PolicyView, end_token_ids
+from oncurve.rewards.terms import make_reward_function
+from oncurve.sample.base import PolicyView, end_token_ids
 from oncurve.train.loop import train
 from oncurve.train.run import Run
 
@@ -277,7 +278,7 @@ def trl_rewards(
 def one_run(system: str, seed: int, setting: TrlSetting, arguments: argparse.Namespace) -> dict[str, Any]:
     """One system on one seed."""
     config = recipe(seed, arguments)
-    reward = wiring.make_reward_function(config.rewards)
+    reward = make_reward_function(config.rewards)
     _, tokenizer = load_model(config.model)
     prompts = wiring.make_prompts(config, tokenizer, context_tokens=None)
     course = Course(config, prompts.test, reward, arguments.accuracy, arguments.every_steps)

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from oncurve.data.settings import DataSection
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
-from oncurve.rewards.settings import RewardSection
+from oncurve.rewards.section import RewardSection
 
 HEAD = """# Keys of a recipe
 

@@ -16,24 +16,24 @@ class Choices:
     """A row of the table, and what else of a recipe bears on it."""
 
     row: Preset
-    group_size: int = 8
-    updates_per_step: int = 1
+    group_size: int
+    updates_per_step: int
     """Optimizer updates on one batch of rollouts."""
-    max_staleness: int = 0
+    max_staleness: int
     """How many steps old a completion may be when it is trained on."""
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_completion_tokens: int = 256
-    sampler_is_trainer: bool = True
+    top_p: float
+    top_k: int
+    min_p: float
+    max_completion_tokens: int
+    sampler_is_trainer: bool
     """Sampling and training run the same code in the same number format."""
-    masks_truncated: bool = False
-    punishes_length: bool = False
+    masks_truncated: bool
+    punishes_length: bool
     """A reward falls with the length of a completion that was cut off."""
-    lora: bool = False
-    negative_rewards: bool = False
+    lora: bool
+    negative_rewards: bool
     """Some reward can be below zero."""
-    num_reward_parts: int = 2
+    num_reward_parts: int
     """How many named parts the rewards report."""
 
     @property
@@ -86,12 +86,7 @@ class Rule:
 
 
 def check_pairing(choices: Choices) -> list[Rule]:
-    """The rules that these choices break, refusals first.
-
-    >>> from oncurve.algorithm.table import resolve
-    >>> [rule.severity for rule in check_pairing(Choices(row=resolve("cispo", ratio_max=0.2)))]
-    ['refuse']
-    """
+    """The rules that these choices break, refusals first."""
     return sorted((rule for rule in RULES if rule.applies(choices)), key=lambda rule: rule.severity != "refuse")
 
 

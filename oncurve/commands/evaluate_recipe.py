@@ -20,6 +20,7 @@ from oncurve.observe.record import RunFolder
 from oncurve.recipe.load import load_config, read_tree
 from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
 from oncurve.session.session import keep_evaluation
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"
@@ -86,7 +87,7 @@ def evaluate_models(
     is_benchmark = rows is not None
     rows = rows or wiring.split_rows(config)
     columns = wiring.shared_columns(rows)
-    strict, loose = wiring.make_reward_function(config.rewards, columns=columns), wiring.make_loose_reward()
+    strict, loose = make_reward_function(config.rewards, columns=columns), make_loose_reward()
     try:
         evaluations = [
             _measured(
@@ -166,7 +167,7 @@ def _measured(
                 goes_on=f"The same command with --output {unfinished.parents[1]} resumes it",
                 console=console,
                 loose_reward_function=loose,
-                correct_means=wiring.describe_correct(config.rewards),
+                correct_means=describe_correct(config.rewards),
             )
     finally:
         sampler.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
@@ -22,12 +21,11 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
-from oncurve.rewards.settings import EnvironmentSection, JudgeReward, ProgramsReward
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 from oncurve.wiring.data import evaluation_section
-from oncurve.wiring.rewards import describe_rewards
 
 Pays = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
 """Rewards of completions of prompts."""
@@ -62,48 +60,6 @@ def ask(
                 console.print(f"[{len(completion.token_ids)} tokens, {completion.finish_reason}]", markup=False)
 
 
-def serve_model(
-    model: str,
-    *,
-    host: str,
-    port: int,
-    registry: Path | None,
-    max_rows: int | None,
-    overrides: Sequence[str],
-    console: Console,
-) -> None:
-    """Sample for trainers until SIGTERM.
-
-    Raises ConfigError if other machines can reach it and no token is set, or if the address is taken.
-    """
-    import asyncio
-    import os
-
-    from oncurve.recipe.load import parse_config  # lazy
-    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
-
-    require_aiohttp()
-    from oncurve.rollouts.serving.http_app import SamplingServer, check_host, serve  # lazy
-
-    token = os.environ.get(TOKEN_VARIABLE)
-    check_host(host, token)
-    config = parse_config("{data: {type: word_problems}}", [f"model={model}", *overrides], source="oncurve serve")
-    policy = wiring.make_policy(config)
-    server = SamplingServer(
-        policy,
-        max_rows=max_rows,
-        context_tokens=wiring.context_of(policy.model.config) or 2**31,
-        token=token,
-        cuda_graphs=config.rollouts.cuda_graphs,
-        frames=wiring.make_frames(wiring.with_own_chat(config, policy.tokenizer), policy.tokenizer),
-    )
-
-    def notify(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
-    asyncio.run(serve(server, host=host, port=port, registry=registry, notify=notify))
-
-
 def _typed(console: Console) -> Sequence[str]:
     """Questions from the terminal, one per line, until an empty line or the end."""
 
@@ -122,12 +78,12 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
     for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False)
-    if any(isinstance(reward, ProgramsReward) for reward in config.rewards):
+    if any(reward.is_sandboxed for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
     find_template(config.data.template)
     parts = wiring.split_rows(config)
     columns = wiring.shared_columns(parts)
-    with closing(wiring.make_reward_function(config.rewards, columns=columns)) as reward_function:
+    with closing(make_reward_function(config.rewards, columns=columns)) as reward_function:
         return _check_rows(config, parts, partial(grade, reward_function), console)
 
 
@@ -141,7 +97,7 @@ def _check_rows(
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
     limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(model_config))
-    has_right_answer = wiring.have_right_answer(config.rewards)
+    has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
     counts = f"{len(rows)} training rows, {len(during)} validation, {len(test)} test"
@@ -159,8 +115,8 @@ def _check_rows(
         max_prompt_tokens=limit,
         evaluation_rows=held_out,
         has_right_answer=has_right_answer,
-        decided_by_value=wiring.deciding_reward(config.rewards) is not None,
-        needs_grades=not any(isinstance(reward, EnvironmentSection) for reward in config.rewards),
+        decided_by_value=deciding_reward(config.rewards) is not None,
+        needs_grades=not any(reward.type == "environment" for reward in config.rewards),
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config, section, graded, few_shot, tokenizer, pays)
@@ -213,7 +169,7 @@ def probe(
     pays: Pays,
 ) -> tuple[str, list[tuple[str, str]]]:
     """What the recipe's reward pays for completions that no honest policy writes, as a table, and what follows."""
-    if any(isinstance(reward, JudgeReward) for reward in config.rewards):
+    if any(reward.is_paid_for for reward in config.rewards):
         return "no probes: each of them would be a paid request to the judge", []
     prompts, _ = render_prompts(
         rows[:200],
@@ -229,6 +185,6 @@ def probe(
     }
     best = probe_gold(pays, prompts, **options)
     results = run_probes(pays, prompts, **options)
-    if not wiring.have_right_answer(config.rewards):
+    if not have_right_answer(config.rewards):
         return describe_probes(results, best, has_right_answer=False), []
     return describe_probes(results, best), list(judge_probes(results, best))

@@ -104,7 +104,7 @@ def dashboard(
 
     Example: `oncurve dashboard runs`
     """
-    from oncurve.report.dashboard_start import serve  # lazy
+    from oncurve.report.dashboard import serve  # lazy
 
     serve(
         runs or [Path("runs")],

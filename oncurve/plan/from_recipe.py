@@ -137,7 +137,7 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
         raise ConfigError("--sampler-gpus needs --placement split or disaggregated: colocated devices do both")
     return Setup(
         method="full" if lora is None else "lora",
-        rank=16 if lora is None else lora.rank,
+        **({} if lora is None else {"rank": lora.rank}),
         targets=None if targets is None or isinstance(targets, str) else tuple(targets),
         quantization=policy.quantization,
         compute=compute,

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan.shape import ModelShape
+from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection
+from oncurve.sample.settings import EpisodeSection
+from oncurve.train.settings import RunSection
 
 Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]
@@ -13,6 +17,9 @@ Placement = Literal["colocated", "split", "disaggregated"]
 Transfer = Literal["fetch", "nccl"]
 Quantization = Literal["nf4", "int8"]
 Compute = Literal["float32", "bfloat16", "float16"]
+
+POLICY, RUN = PolicySection(), RunSection()
+"""Where a plan says nothing, it is one of a recipe that says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +36,7 @@ class TurnPlan:
     """Tokens of the average answer."""
     seconds: float = 0.0
     """Until a tool or an environment has answered."""
-    threads: int = 64
+    threads: int = EpisodeSection().threads
     """Answers that are worked on at the same time."""
     cached: bool = False
     """What a waiting completion has read is kept: by vLLM, and by our engine on a CPU. On a GPU ours reads it again."""
@@ -55,10 +62,10 @@ class Work:
     """How often the completions of a step are trained on; the updates of all passes are in ``updates``."""
     extra_passes: int = 0
     """Forward passes over all tokens without a gradient: for the reference, for recomputed old log-probabilities."""
-    max_rows: int = 256
+    max_rows: int = USUAL_ROWS
     """Completions sampled at the same time."""
-    steps: int = 100
-    save_every_steps: int = 10
+    steps: int = RUN.steps
+    save_every_steps: int = RUN.save_every_steps
     """Steps between two checkpoints; 0 saves none before the end."""
     turns: TurnPlan = TurnPlan()
     """The limits above are on what the policy writes, in all turns together; answers come on top."""
@@ -131,7 +138,7 @@ class Setup:
     """How the policy is trained, and on what."""
 
     method: Method = "full"
-    rank: int = 16
+    rank: int = LoraSettings().rank
     """Rank of a LoRA adapter."""
     targets: tuple[str, ...] | None = None
     """Linear layers that get an adapter; None takes all."""
@@ -140,12 +147,12 @@ class Setup:
     compute: Compute = "bfloat16"
     """Type of the arithmetic; trained weights and their optimizer state stay in float32."""
     is_gpu: bool = True
-    packed: bool = True
-    checkpointing: bool = False
+    packed: bool = POLICY.packing
+    checkpointing: bool = POLICY.gradient_checkpointing
     """Keep only the inputs of layers and compute the rest again in the backward pass."""
-    offloads_activations: bool = False
-    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
-    tokens_per_microbatch: int = 8192
+    offloads_activations: bool = POLICY.offload_activations
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = OptimizerSettings().type
+    tokens_per_microbatch: int = POLICY.tokens_per_microbatch
     has_reference: bool = False
     """A copy of the model stays in memory for the KL term; an adapter's base needs no copy."""
     teacher: ModelShape | None = None

@@ -141,11 +141,6 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     return {key: [_short(row.get(key)) for row in rows] for key in keys}
 
 
-def plain_row(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """One row of a metrics file for a page: numbers only."""
-    return {str(key): _short(value) for key, value in row.items()}
-
-
 def glossary(keys: Iterable[str]) -> dict[str, list[str]]:
     """Unit, meaning and healthy range of the keys that somebody has explained."""
     found = {key: explain(key) for key in keys if key != "step"}

@@ -1,181 +1,322 @@
-"""The web application of `oncurve dashboard`: a report with a stream of what is new in the run's folder."""
+"""Dashboard: the list of runs and the page of each, written again when files of a run have changed."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import hashlib
+import ipaddress
+import json
 import os
+import secrets
+import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.cookies import SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from oncurve import __version__
-from oncurve.errors import ConfigError, DataError
-from oncurve.report.access import Gate
-from oncurve.report.blocks import as_json, read_step
+from oncurve.doctor.diagnose import diagnose
+from oncurve.doctor.read import read_case
+from oncurve.errors import ConfigError, DataError, counted
+from oncurve.observe.record import METRICS
+from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json, finite
 from oncurve.report.comparing import compare_runs, comparison_page
-from oncurve.report.curves import glossary
-from oncurve.report.examples import example_groups
-from oncurve.report.follow import Row, fingerprint, read_news, step_list
+from oncurve.report.overview import evaluation, state
 from oncurve.report.page import render
-from oncurve.report.viewer import Viewer
-from oncurve.report.write import page_constants
+from oncurve.report.write import report_page
 
-POLL_SECONDS = 1.0
-"""How often a run folder is looked at while somebody watches, and not at all otherwise."""
-ALIVE_SECONDS = 5.0
-"""A watcher is told so often that the server is there."""
-LIST_SECONDS = 3.0
-"""How often the list of runs asks for itself again."""
+PORT = 8420
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+COOKIE = "oncurve_token"
+HEADERS = {
+    "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}  # fmt: skip
+WATCHED = (METRICS, "status.json", "config.yaml", "comparison.json", "log.txt", "evaluations")
+"""Files of a run that change when there is anything new to say about it."""
+ASK_SECONDS = 2.0
+"""An open page asks so often whether it is up to date."""
+MAX_SHARE = 0.1
+"""Of one processor, for writing a page again."""
+MAX_KEPT = 16
 MAX_COMPARED = 12
-"""Runs side by side, at most."""
+PART_OF_A_REPORT = 4
+"""A page holds this fraction of the completions that a report may hold, since it is written more than once."""
 
 
-def make_app(viewer: Viewer, *, token: str | None = None, hosts: Sequence[str] = ()) -> Any:
-    """The dashboard as an ASGI application; ``token`` None serves whoever asks for one of the ``hosts``."""
+def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
+    """Run folders by name: the given ones, and those inside a given folder that is none itself, newest first.
 
-    async def home(request: Request) -> Response:
-        runs = await run_in_threadpool(viewer.runs)
-        if len(runs) == 1 and len(viewer.paths) == 1 and next(iter(runs.values())) == viewer.paths[0]:
-            return RedirectResponse(f"/run/{quote(next(iter(runs)), safe='')}")
-        boot = {"kind": "runs", "every_seconds": LIST_SECONDS, "version": __version__}
-        return HTMLResponse(render("Runs · oncurve", boot, live=True))
-
-    async def listing(request: Request) -> Response:
-        return _json({"runs": await run_in_threadpool(viewer.listed)})
-
-    async def side_by_side(request: Request) -> Response:
-        named = list(dict.fromkeys(request.query_params.getlist("run")))[:MAX_COMPARED]
-        return HTMLResponse(await run_in_threadpool(_compared, viewer, named))
-
-    async def page(request: Request) -> Response:
-        name = request.path_params["name"]
-        run = await run_in_threadpool(_find, viewer, name)
-        boot = await run_in_threadpool(_boot, viewer, run, name)
-        return HTMLResponse(render(f"{name} · oncurve", boot, live=True))
-
-    async def events(request: Request) -> Response:
-        run = await run_in_threadpool(_find, viewer, request.path_params["name"])
-        return StreamingResponse(stream(viewer, run), media_type="text/event-stream")
-
-    async def groups(request: Request) -> Response:
-        run = await run_in_threadpool(_find, viewer, request.path_params["name"])
-        return _json(await run_in_threadpool(_groups, run, request.path_params["step"]))
-
-    routes = [
-        Route("/", home),
-        Route("/runs", listing),
-        Route("/compare", side_by_side),
-        Route("/run/{name}", page),
-        Route("/run/{name}/events", events),
-        Route("/run/{name}/groups/{step}", groups),
-    ]
-    app = Starlette(routes=routes, exception_handlers={DataError: _broken, ConfigError: _broken})
-    return Gate(app, token=token, hosts=hosts)
-
-
-async def stream(viewer: Viewer, run: Path) -> AsyncIterator[str]:
-    """What is new in a run, as server-sent events, until the watcher is gone or the server ends.
-
-    ``reset`` brings all rows of metrics, ``rows`` those that came since; ``overview`` and ``steps`` come when they have
-    changed, ``problem`` when a file cannot be read, ``alive`` now and then.
+    Raises ConfigError for a path that is no folder.
     """
-    yield "retry: 1000\n\n"
-    said: dict[str, str] = {}
-    sent: list[Row] = []
-    seen: Any = None
-    alive = time.monotonic()
-    while not viewer.is_closing():
-        told: list[str] = []
-        try:
-            if (now := fingerprint(run)[0]) != seen:
-                is_reset, rows = await run_in_threadpool(read_news, run, sent)
-                if rows or (is_reset and sent):
-                    keys = {key for row in rows for key in row}
-                    told.append(_event("reset" if is_reset else "rows", {"rows": rows, "glossary": glossary(keys)}))
-                seen, sent = now, rows if is_reset else sent + rows
-            current = {
-                "steps": await run_in_threadpool(step_list, run),
-                "overview": await run_in_threadpool(viewer.overview, run),
-                "problem": {},
-            }
-        except DataError as error:
-            current = {"problem": {"text": str(error)}}
-        for kind, value in current.items():
-            if said.get(kind) != (text := as_json(_lasting(value))) and (value or kind in said):
-                said[kind] = text
-                told.append(_event(kind, value))
-        if told or time.monotonic() - alive >= ALIVE_SECONDS:
-            alive = time.monotonic()
-            yield "".join([*told, _event("alive", {})])
-        waited = time.monotonic() + POLL_SECONDS
-        while time.monotonic() < waited and not viewer.is_closing():
-            await asyncio.sleep(0.2)
+    found: dict[str, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise ConfigError(f"{path}: there is no such folder. Name run folders, or a folder that holds some.")
+        inside = [path] if (path / METRICS).is_file() else [file.parent for file in path.glob(f"*/{METRICS}")]
+        for run in sorted(inside, key=lambda one: (-_modified(one / "recipe.yaml"), one.name)):
+            name = plain = run.resolve().name
+            number = 1
+            while name in found and found[name] != run:
+                number += 1
+                name = f"{plain}-{number}"
+            found[name] = run
+    return found
 
 
-def _lasting(value: dict[str, Any]) -> dict[str, Any]:
-    """What is compared to see whether there is news: everything but the clock."""
-    if "state" not in value:
-        return value
-    return {**value, "state": {key: item for key, item in value["state"].items() if key != "age_seconds"}}
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made of a run's folder, from which state of it, when, and in how many seconds."""
+
+    value: Any
+    stamp: str
+    made: float
+    seconds: float
 
 
-def _event(kind: str, value: Any) -> str:
-    return f"event: {kind}\ndata: {as_json(value)}\n\n"
+class Site:
+    """The pages of a dashboard. Folders are only read."""
+
+    def __init__(self, paths: Sequence[Path], *, usd_per_hour: float | None = None) -> None:
+        """``paths`` are run folders, or folders with runs in them, also ones that appear later."""
+        self.paths, self.usd_per_hour = list(paths), usd_per_hour
+        self._kept: dict[tuple[str, Path], Made] = {}
+        self._lock = threading.Lock()
+
+    def runs(self) -> dict[str, Path]:
+        """Run folders by name, as they are now."""
+        return find_runs([path for path in self.paths if path.is_dir()])
+
+    def is_one_run(self) -> bool:
+        """Whether the dashboard was started for a single run, which needs no list."""
+        return len(self.paths) == 1 and list(self.runs().values()) == self.paths
+
+    def find(self, name: str) -> Path:
+        """The folder of a run; a name that no run has never becomes a path. Raises DataError for such a name."""
+        run = self.runs().get(name)
+        if run is None:
+            raise DataError(f"there is no run named {name} here (any more).")
+        return run
+
+    def run_page(self, name: str) -> Made:
+        """The page of a run and its stamp. Raises DataError where a file of the run is broken."""
+        run = self.find(name)
+        home = None if self.is_one_run() else "/"
+        pages = {str(path.resolve()): f"/run/{quote(other, safe='')}" for other, path in self.runs().items()}
+
+        def make(stamp: str) -> bytes:
+            live = {"stamp": stamp, "home": home, "every_seconds": ASK_SECONDS, "pages": pages}
+            parts, _ = report_page(
+                run, usd_per_hour=self.usd_per_hour, live=live,
+                text_budget=TEXT_BUDGET // PART_OF_A_REPORT, token_budget=TOKEN_BUDGET // PART_OF_A_REPORT,
+            )  # fmt: skip
+            return "".join(parts).encode()
+
+        return self._keep("page", run, make)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The runs in a few numbers each."""
+        rows = []
+        for name, run in self.runs().items():
+            entry = self._keep("entry", run, lambda _, run=run: _entry(run)).value
+            rows.append({"name": name, "href": f"/run/{quote(name, safe='')}", "state": state(run), **entry})
+        return rows
+
+    def compared(self, names: Sequence[str]) -> str:
+        """The page of some runs side by side. Raises DataError or ConfigError for names that are none, or too few."""
+        found = [self.find(name) for name in dict.fromkeys(names[:MAX_COMPARED])]
+        return "".join(comparison_page(compare_runs(found, usd_per_hour=self.usd_per_hour), home="/"))
+
+    def _keep(self, kind: str, run: Path, make: Callable[[str], Any]) -> Made:
+        """What ``make`` gives; the last one while nothing has changed, or only a moment ago."""
+        with self._lock:
+            kept, stamp, started = self._kept.get((kind, run)), _stamp(run), time.monotonic()
+            if kept and (kept.stamp == stamp or started - kept.made < kept.seconds / MAX_SHARE):
+                return kept
+            value, made = make(stamp), time.monotonic()
+            self._kept.pop((kind, run), None)
+            self._kept[kind, run] = Made(value, stamp, made, made - started)
+            pages = [key for key in self._kept if key[0] == "page"]
+            for key in pages[:-MAX_KEPT]:
+                del self._kept[key]
+            return self._kept[kind, run]
 
 
-def _find(viewer: Viewer, name: str) -> Path:
-    """The folder of a run; a name that no run has never becomes a path."""
-    run = viewer.runs().get(name)
-    if run is None:
-        raise DataError(f"there is no run named {name} here (any more).")
-    return run
-
-
-def _boot(viewer: Viewer, run: Path, name: str) -> dict[str, Any]:
+def _entry(run: Path) -> dict[str, Any]:
+    """A run in a few numbers, for a list."""
+    try:
+        case = read_case(run)
+        severities = [finding.severity for finding in diagnose(case)]
+        tested = [one["shares"]["correct"]["fraction"] for one in evaluation(run)["measured"] if one["shares"]]
+    except DataError as error:
+        return {"problem": str(error)}
+    rewards = [value for row in case.metrics if (value := finite(row.get("reward/mean"))) is not None]
     return {
-        "kind": "run",
-        "mode": "live",
-        "base": f"/run/{quote(name, safe='')}",
-        "home": None if viewer.paths == [run] else "/",
-        "version": __version__,
-        "overview": viewer.overview(run),
-        **step_list(run),
-        **page_constants([]),
+        "steps_done": max((step for step, _ in case.rows), default=0),
+        "steps_planned": finite(case.number("run.steps")),
+        "model": str(case.config.get("model") or ""),
+        "severe": severities.count("severe"),
+        "warnings": severities.count("warning"),
+        "tested": tested[-1] if tested else None,
+        "reward": rewards[-1] if rewards else None,
+        "rewards": rewards[:: max(1, len(rewards) // 80)],
     }
 
 
-def _compared(viewer: Viewer, names: Sequence[str]) -> str:
-    """The page of some runs side by side."""
-    found = [_find(viewer, name) for name in names]
-    return "".join(comparison_page(compare_runs(found, usd_per_hour=viewer.usd_per_hour), home="/"))
+def _stamp(run: Path) -> str:
+    """Something that changes when there is anything new to say about a run."""
+    now = {key: value for key, value in state(run).items() if key != "age_seconds"}
+    files = [_modified(run / name) for name in WATCHED]
+    return hashlib.sha256(json.dumps([now, files], default=str).encode()).hexdigest()[:16]
 
 
-def _groups(run: Path, step: str) -> dict[str, Any]:
-    if step == "examples":
-        return {"groups": example_groups(run), "tokens": None}
-    if not step.isascii() or not step.isdecimal() or len(step) > 9:
-        raise DataError(f"{step!r} is no step.")
-    found, tokens = read_step(run, int(step))
-    return {"groups": found, "tokens": tokens if any(tokens) else None}
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
-def _json(value: Any) -> Response:
-    return Response(as_json(value), media_type="application/json")
+class Server(ThreadingHTTPServer):
+    """The site on a socket; with ``token`` None, whoever asks for one of the ``hosts`` is let in."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], site: Site, *, token: str | None, hosts: Sequence[str]) -> None:
+        self.site, self.token, self.hosts = site, token, hosts
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, Handler)
 
 
-def _broken(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(str(error).encode("utf-8", "replace").decode(), status_code=404)
+class Handler(BaseHTTPRequestHandler):
+    """One request.
+
+    With a token, the cookie or the header ``Authorization: Bearer`` must hold it, and ``?token=`` once sets the cookie.
+    Without, a request must be addressed to one of the server's hosts: a stranger's page could otherwise have its own
+    name point to this machine and read the dashboard through the visitor's browser.
+    """
+
+    server: Server
+
+    def do_GET(self) -> None:
+        """Answer with a page, or say why not."""
+        url = urlsplit(self.path)
+        query = parse_qs(url.query, keep_blank_values=True)
+        if self._is_let_in(query):
+            try:
+                self._answer(*self._found(unquote(url.path), query))
+            except (DataError, ConfigError) as error:
+                self._answer(404, str(error), "text/plain")
+
+    def _is_let_in(self, query: dict[str, list[str]]) -> bool:
+        if self.server.token is None:
+            given = self.headers.get("host", "")
+            host = given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+            if host.lower() not in {name.lower() for name in self.server.hosts}:
+                self._answer(421, "This dashboard answers on this machine only, under localhost.", "text/plain")
+                return False
+            return True
+        token = self.server.token
+        if _equal(query.get("token", [""])[0], token):
+            cookie = f"{COOKIE}={token}; HttpOnly; Path=/; SameSite=strict"
+            place = "/" + urlsplit(self.path).path.lstrip("/")  # two slashes would name another server
+            self._answer(303, "", "text/plain", {"location": place, "set-cookie": cookie})
+            return False
+        kind, _, bearer = self.headers.get("authorization", "").partition(" ")
+        cookie = SimpleCookie(self.headers.get("cookie", "")).get(COOKIE)
+        if (kind.lower() == "bearer" and _equal(bearer, token)) or (cookie and _equal(cookie.value, token)):
+            return True
+        self._answer(401, "A token is needed: open the address that `oncurve dashboard` printed.", "text/plain")
+        return False
+
+    def _found(self, path: str, query: dict[str, list[str]]) -> tuple[int, str | bytes, str, dict[str, str]]:
+        """Status, body, type and further headers of what is at a path."""
+        site = self.server.site
+        if path.startswith("/run/"):
+            page = site.run_page(path.removeprefix("/run/"))
+            return (200, page.stamp, "text/plain", {}) if "stamp" in query else (200, page.value, "text/html", {})
+        match path:
+            case "/" if site.is_one_run():
+                return 303, "", "text/plain", {"location": f"/run/{quote(next(iter(site.runs())), safe='')}"}
+            case "/":
+                boot = {"kind": "runs", "every_seconds": ASK_SECONDS, "version": __version__}
+                return 200, render("Runs · oncurve", boot, live=True), "text/html", {}
+            case "/runs":
+                return 200, as_json({"runs": site.listed()}), "application/json", {}
+            case "/compare":
+                return 200, site.compared(query.get("run", [])), "text/html", {}
+        raise DataError(f"there is nothing at {path}.")
+
+    def _answer(self, status: int, body: str | bytes, kind: str, more: dict[str, str] | None = None) -> None:
+        data = body if isinstance(body, bytes) else body.encode("utf-8", "replace")
+        self.send_response(status)
+        fields = {"content-type": f"{kind}; charset=utf-8", "content-length": str(len(data)), **HEADERS}
+        for name, value in {**fields, **(more or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # the visitor has left
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not shown."""
 
 
-def be_quiet() -> None:
-    """Leave the processor to the run, where both share a machine."""
-    if hasattr(os, "nice"):
-        os.nice(10)
+def _equal(given: str, token: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("0.0.0.0"), is_loopback("example.org")
+    (True, True, False, False)
+    """
+    try:
+        return host.lower() in LOOPBACK or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(
+    paths: Sequence[Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    token: str | None = None,
+    usd_per_hour: float | None = None,
+    notify: Callable[[str], None],
+) -> None:
+    """Serve the runs until Ctrl-C; ``notify`` is given the address.
+
+    Where others could reach it, a token is asked for, a new one if none is given. ``port`` None takes the first free
+    one from 8420 on.
+
+    Raises ConfigError if a path is no folder, or the address cannot be had.
+    """
+    found = find_runs(paths)
+    if not is_loopback(host) and not token:
+        token = secrets.token_urlsafe(24)
+    with _listening(host, port, Site(paths, usd_per_hour=usd_per_hour), token) as server:
+        place = f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/"
+        notify(f"{counted(len(found), 'run')} at {place}{f'?token={token}' if token else ''}")
+        if not is_loopback(host):
+            notify("Only the token guards this address, and nothing is encrypted: prefer an SSH tunnel.")
+        notify("Ctrl-C ends it; the runs continue.")
+        os.nice(10)  # the run may share the machine
+        server.serve_forever(poll_interval=0.2)
+
+
+def _listening(host: str, port: int | None, site: Site, token: str | None) -> Server:
+    """A server on its socket. Raises ConfigError if the address cannot be had."""
+    failure: OSError | None = None
+    for one in [port] if port is not None else range(PORT, PORT + 20):
+        try:
+            return Server((host, one), site, token=token, hosts=(*LOOPBACK, host))
+        except OSError as error:
+            failure = error
+    raise ConfigError(f"--host {host}: no port can be served ({failure}). Choose another --port or --host.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,21 +32,37 @@ class Written:
     """Of these, the steps that are in the page."""
 
 
-def write_report(
+def write_report(run: Path, output: Path | None = None, **options: Any) -> Written:
+    """The report of a run as one HTML file that needs nothing else; ``report.html`` in its folder by default.
+
+    ``options`` are those of ``report_page``.
+
+    Raises DataError if there is no run or a file of it is broken; OSError if the page cannot be written.
+    """
+    parts, blocks = report_page(run, **options)
+    path = output if output is not None else run / REPORT
+    write_pieces(path, parts)
+    return Written(path, path.stat().st_size, len(blocks.recorded), len(blocks.texts))
+
+
+def report_page(
     run: Path,
-    output: Path | None = None,
     *,
     usd_per_hour: float | None = None,
     text_budget: int = TEXT_BUDGET,
     token_budget: int = TOKEN_BUDGET,
-) -> Written:
-    """The report of a run as one HTML file that needs nothing else; ``report.html`` in its folder if not told where.
+    live: Mapping[str, Any] | None = None,
+) -> tuple[Iterator[str], Blocks]:
+    """The report of a run in parts of HTML, and its completions. What does not fit into the budgets is left out evenly,
+    and the page says what.
 
-    What does not fit into the budgets is left out evenly, and the page says what.
-
-    Raises DataError if there is no run or a file of it is broken; OSError if the page cannot be written.
+    ``live`` is for a page of the dashboard, which loads itself again: its stamp, where the list of runs is, how often
+    to ask, and the pages of other runs by their folders.
     """
     told = overview(run, usd_per_hour=usd_per_hour)
+    if live is not None:
+        pages = live["pages"]
+        told["stages"] = [{**one, "href": None if one["is_own"] else pages.get(one["path"])} for one in told["stages"]]
     rows = read_metrics(run)
     table = columns(rows)
     blocks = make_blocks(run, text_budget=text_budget, token_budget=token_budget)
@@ -60,29 +77,21 @@ def write_report(
     embedded |= {f"tokens-{step}": packed for step, packed in blocks.tokens.items()}
     boot = {
         "kind": "run",
-        "mode": "file",
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
+        "live": live and {key: live[key] for key in ("stamp", "home", "every_seconds")},
         "overview": told,
         "steps": sorted(blocks.texts),
         "token_steps": sorted(blocks.tokens),
         "recorded": len(blocks.recorded),
         "num_examples": len(groups),
         "left_out": left_out,
-        **page_constants(list(table)),
-    }
-    path = output if output is not None else run / REPORT
-    write_pieces(path, pieces(f"{told['name']} · oncurve", boot, blocks=embedded))
-    return Written(path, path.stat().st_size, len(blocks.recorded), len(blocks.texts))
-
-
-def page_constants(keys: list[str]) -> dict[str, Any]:
-    """What every page with curves needs to know about its metrics."""
-    return {
         "panels": PANELS,
-        "glossary": glossary(keys),
+        "glossary": glossary(list(table)),
         "key_groups": key_groups(),
     }
+    title = f"{told['name']} · oncurve"
+    return pieces(title, boot, blocks=embedded, live=live is not None), blocks
 
 
 def _left_out(blocks: Blocks) -> list[str]:

@@ -14,9 +14,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
-
-import httpx
 
 from oncurve.errors import ConfigError
 
@@ -175,14 +174,16 @@ class ChatEndpoint:
 
     def _post(self, body: bytes, seconds: float) -> tuple[int, float, str]:
         """Status, seconds to wait as Retry-After says, and body; all of it within so many seconds."""
+        import httpx  # here, since every recipe is read with this module
+
         try:
-            return asyncio.run(asyncio.wait_for(self._posted(body), max(seconds, 0.001)))
+            return asyncio.run(asyncio.wait_for(self._posted(httpx, body), max(seconds, 0.001)))
         except TimeoutError:
             raise _Temporary("timeout", f"no reply within {seconds:.1f} s") from None
         except (OSError, httpx.HTTPError, ValueError) as error:
             raise _Temporary("judge_unreachable", f"{type(error).__name__}: {error}") from None
 
-    async def _posted(self, body: bytes) -> tuple[int, float, str]:
+    async def _posted(self, httpx: ModuleType, body: bytes) -> tuple[int, float, str]:
         is_secure, text = self.url.scheme == "https", bytearray()
         options: dict[str, Any] = {"timeout": None, "trust_env": False, "verify": is_secure and self._certificates}
         async with (

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.section import RewardSection, Surroundings
 
 
 class EnvironmentReward:
@@ -27,3 +30,21 @@ class EnvironmentReward:
 def _reward_of(completion: Completion) -> Reward:
     given = completion.environment_reward
     return given or Reward(value=None, error="not_applicable", detail="the environment gave no reward")
+
+
+class EnvironmentSection(RewardSection):
+    """The reward of the episode's environment: ``get_reward``, or the rewards of its steps."""
+
+    type: Literal["environment"] = "environment"
+    correct_at: float | None = None
+    """As of custom."""
+
+    has_any_value: ClassVar[bool] = True
+
+    def may_say_correct(self) -> bool:
+        """Where the environment does."""
+        return True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return EnvironmentReward()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import after_hash, last_boxed, said_by
+from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.section import RewardSection, Surroundings
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _STEP = re.compile(
@@ -169,3 +174,59 @@ class StepFormat(_Form):
         contents = {content.strip().casefold() for _, content in steps}
         is_counted = [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
         return len(steps) >= self.min_steps and is_counted and len(contents) == len(steps)
+
+
+class FormatReward(RewardSection):
+    """The tags are there, once each, in order."""
+
+    type: Literal["format"] = "format"
+    tags: tuple[str, str] = ("think", "answer")
+    """The two tags."""
+    per_tag: bool = False
+    """Credit for each correct tag."""
+    scale: Literal["binary", "signed"] = "binary"
+    """0 and 1; or -1 and 1."""
+
+    is_form: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return TagFormat(tags=self.tags, per_tag=self.per_tag, is_signed=self.scale == "signed")
+
+
+class BoxedFormatReward(RewardSection):
+    r"""Exactly one boxed expression after the thinking, not empty."""
+
+    type: Literal["boxed_format"] = "boxed_format"
+
+    is_form: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return BoxedFormat(name=self.type)
+
+
+class HashFormatReward(RewardSection):
+    """Exactly one ####, at the start of the last line, followed by an answer."""
+
+    type: Literal["hash_format"] = "hash_format"
+
+    is_form: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return HashFormat(name=self.type)
+
+
+class StepFormatReward(RewardSection):
+    """Numbered steps from 1, without gaps or repetition."""
+
+    type: Literal["step_format"] = "step_format"
+    min_steps: PositiveInt = 2
+    """Fewest steps."""
+
+    is_form: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return StepFormat(min_steps=self.min_steps, name=self.type)

@@ -12,12 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import ungraded
+from oncurve.rewards.base import RewardFunction, ungraded
 from oncurve.rewards.chat_endpoint import Budget, ChatEndpoint, EndpointFailure, TokenPrice
+from oncurve.rewards.section import RewardSection, Surroundings
 
 logger = logging.getLogger(__name__)
 
@@ -280,3 +283,50 @@ def _check_numbers(scores: tuple[int, int], concurrency: int, max_usd: float | N
         raise ConfigError(f"rewards: the judge's prices are {list(prices)}; give USD per million tokens.")
     if max_usd is not None and not any(prices):
         raise ConfigError("rewards: judge.max_usd needs the price of a million tokens, or it would limit nothing.")
+
+
+class JudgeReward(RewardSection):
+    """A grade from a language model behind an OpenAI-compatible endpoint; every completion costs a request."""
+
+    type: Literal["judge"] = "judge"
+    base_url: str
+    """Address of the endpoint."""
+    model: str
+    """Name of the judging model."""
+    rubric: str | None = None
+    """What to judge by; None: the package's own."""
+    reference_column: str | None = "answer"
+    """Column shown to the judge as reference."""
+    correct_from: float | None = None
+    """Scores from here on count as correct; None: no part "correct"."""
+    api_key_env: str | None = None
+    """Environment variable with the key."""
+    concurrency: PositiveInt = 8
+    """Requests at the same time."""
+    timeout_seconds: PositiveFloat = 60.0
+    """Time limit of a request."""
+    max_requests: PositiveInt | None = None
+    """Stop asking after so many."""
+    max_usd: PositiveFloat | None = None
+    """Stop asking after this cost; the rest has no reward."""
+    prompt_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
+    """Price, for max_usd."""
+    completion_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
+    """Price, for max_usd."""
+    cache_path: str | None = None
+    """File that keeps answers of the judge."""
+
+    is_paid_for: ClassVar[bool] = True
+    has_any_value: ClassVar[bool] = True
+
+    def says_correct(self) -> bool:
+        """Where scores from a number on count as correct."""
+        return self.correct_from is not None
+
+    def reads_answer(self, around: Surroundings) -> bool:
+        """The package's own rubric does."""
+        return self.rubric is None or "answer" in self.rubric
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return Judge(rubric=self.rubric or RUBRIC, **self.options("rubric"))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import AnswerPlace, find_answer, said_by
+from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.choices import reference_letter
 from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
+from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.statements import read_reference
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
@@ -222,3 +226,30 @@ def _shown(answer: str | None) -> str:
     if answer is None:
         return "missing"
     return ascii(answer if len(answer) <= 60 else answer[:57] + "...")
+
+
+class MathematicsReward(RewardSection):
+    """Equality with the reference answer."""
+
+    type: Literal["mathematics"] = "mathematics"
+    answer_from: Literal["boxed", "answer_tag", "hash", "any", "choice"] = "any"
+    """Where the answer is: the last box, the answer tag, after ####, or any of them; choice: the letter of an
+    option."""
+    scale: Literal["binary", "signed", "graded"] = "binary"
+    """0 and 1; -1 and 1; or 0, ``partial`` and 1."""
+    partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """graded: reward of the right value in the wrong place."""
+    timeout_seconds: PositiveFloat = 3.0
+    """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
+
+    gives_correct: ClassVar[bool] = True
+
+    def can_be_negative(self) -> bool:
+        """Also where wrong answers pay -1."""
+        return self.scale == "signed" or super().can_be_negative()
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return Mathematics(**self.options())

@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.code_blocks import program_in
+from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.sandbox import Limits, SandboxDied, SandboxPool
 from oncurve.sandbox.pool import Workplace
 from oncurve.sandbox.program_cases import run_cases
@@ -157,3 +161,24 @@ class Programs:
     def _failed(self, error: str, detail: str) -> Reward:
         self.kinds[error] += 1
         return Reward(value=None, error=error, detail=detail)
+
+
+class ProgramsReward(RewardSection):
+    """The program in the completion passes the tests of its row, run in a sandbox."""
+
+    type: Literal["programs"] = "programs"
+    scale: Literal["binary", "pass_rate"] = "binary"
+    """1 if all tests pass; or the fraction that passes."""
+    require_fence: bool = True
+    """Only a fenced block is a program; false also takes plain text."""
+    isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
+    """The weakest isolation that you accept; see docs/rewards.md."""
+    cpu_seconds: PositiveInt = 3
+    """Processor time per test."""
+
+    is_sandboxed: ClassVar[bool] = True
+    gives_correct: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return Programs(allow=self.isolation, **self.options("isolation"))

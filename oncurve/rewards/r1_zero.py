@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import find_answer
+from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.formats import is_tagged
 from oncurve.rewards.mathematics import AnswerChecker, reference, reward_of
+from oncurve.rewards.section import RewardSection, Surroundings
 
 TAGS = ("think", "answer")
 
@@ -58,3 +63,19 @@ class R1Zero:
     def close(self) -> None:
         """Ends the checker's processes."""
         self.checker.close()
+
+
+class R1ZeroReward(RewardSection):
+    """1 for the right answer in the right format, else 0; format and answer are also logged apart."""
+
+    type: Literal["r1_zero"] = "r1_zero"
+    timeout_seconds: PositiveFloat = 3.0
+    """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
+
+    gives_correct: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return R1Zero(**self.options())

@@ -6,14 +6,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, said_by
+from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, graded
+from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls
 from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
+from oncurve.section import NonNegative
 
 CallFormat = Literal["openai", "hermes"]
 """``[{"type": "function", "function": {"name": ..., "arguments": ...}}]`` or ``<tool_call>{...}</tool_call>``."""
@@ -303,3 +308,35 @@ def _verdict(call: Call, task: _Task, verdicts: Mapping[SchemaCheck, SchemaVerdi
     if call.name not in task.signatures:
         return SchemaVerdict("invalid", f"there is no tool {call.name[:60]!a}")
     return verdicts[_check(call, task)]
+
+
+class ToolCallsReward(RewardSection):
+    """The calls in the completion fit the declared tools; nothing is executed."""
+
+    type: Literal["tool_calls"] = "tool_calls"
+    call_format: Literal["openai", "hermes"] = "openai"
+    """How calls are written."""
+    tools_column: str = "tools"
+    """Column with the declared tools."""
+    gold_column: str | None = "answer"
+    """Column with the correct calls; None accepts any valid ones."""
+    around: Literal["nothing", "fence", "text"] = "nothing"
+    """What may surround the calls: nothing, one fence, or any text."""
+    in_order: bool = True
+    """The order of calls matters."""
+    min_calls: NonNegative = 1
+    """Fewest calls."""
+    max_calls: NonNegative | None = None
+    """Most calls; None: no limit."""
+    scale: Literal["binary", "graded"] = "binary"
+    """1 if right; or partial credit."""
+    timeout_seconds: PositiveFloat = 2.0
+    """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
+
+    gives_correct: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return ToolCalls(**self.options())

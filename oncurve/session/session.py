@@ -28,7 +28,8 @@ from oncurve.policy.final_model import write_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import RewardFunction, check_any_graded
-from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.rewards.terms import describe_correct, make_loose_reward
+from oncurve.sample.base import Sampler, SamplingParams
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
 from oncurve.train.checkpointer import Checkpointer
@@ -57,7 +58,7 @@ class Evaluator:
         self.correct_means = correct_means
         self.policy, self.sampler, self.reward_function = policy, sampler, reward_function
         self.params, self.samples, self.progress = params, samples, progress
-        self.loose = wiring.make_loose_reward()
+        self.loose = make_loose_reward()
 
     def measure(self, prompts: list[Prompt], *, name: str, step: int) -> Evaluation:
         """Sample, grade, count."""
@@ -111,7 +112,7 @@ class Session:
             parts.examining_reward or parts.reward_function,
             params=wiring.evaluation_sampling(parts.config),
             samples=parts.config.evaluation.samples,
-            correct_means=wiring.describe_correct(parts.config.rewards),
+            correct_means=describe_correct(parts.config.rewards),
             progress=self.progress,
         )
         self.during = partial(measure_during, self.evaluator, parts.prompts)

@@ -29,7 +29,8 @@ from oncurve.recipe.load import read_text, read_tree, validate_tree
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.rewards.terms import make_reward_function
+from oncurve.sample.engine import InProcessEngine
 from oncurve.session.parts import Parts, make_parts, weights_checksum
 from oncurve.session.result import Result, Steps, finish
 from oncurve.session.session import Evaluator
@@ -303,7 +304,7 @@ class Trainer:
         policy = self.policy
         context, rows = wiring.context_of(policy.model.config), wiring.split_rows(config, given)
         prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
-        reward_function = wiring.make_reward_function(
+        reward_function = make_reward_function(
             config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
         )
         sampler = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given)

@@ -39,8 +39,9 @@ from oncurve.recipe.load import validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.records import Group, Mean, Prompt, Reward, html_table
 from oncurve.rewards.parameters import columns_of
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.rewards.terms import make_reward_function
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 from oncurve.train.scoring import score as grade_groups
 
 
@@ -183,7 +184,7 @@ def score(groups: Sequence[Group], reward: Any) -> Scores:
     sections = [reward_section(each, given) for each in as_list(reward)]
     tree = {"model": "embedded", "data": {"type": "word_problems"}, "rewards": sections}
     columns = columns_of([group.prompt.source_row for group in groups])
-    function = wiring.make_reward_function(
+    function = make_reward_function(
         validate_tree(tree, source="score").rewards, given=given, columns=[*columns, "answer"]
     )
     try:

@@ -20,6 +20,7 @@ from transformers.trainer_utils import TrainOutput
 from oncurve import wiring
 from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
 from oncurve.observe.run_model import is_run, resolve_model
+from oncurve.rewards.terms import make_reward_function
 from oncurve.session.publish import push
 from oncurve.session.trainer import Trainer
 from oncurve.train.run import Step
@@ -260,7 +261,7 @@ class GRPOTrainer:
             raise CheckpointError("evaluate: the trainer has no eval_dataset. Pass one")
         config = self.oncurve.config
         count = self.args.num_generations_eval or self.args.num_generations
-        function = wiring.make_reward_function(
+        function = make_reward_function(
             config.rewards, seed=config.run.seed, given={reward.name: reward for reward, _ in self.translation.rewards}
         )
         metrics: dict[str, float] = {}

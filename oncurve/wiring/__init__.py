@@ -1,7 +1,6 @@
 """From a recipe to objects: only this package reads the config and knows the parts."""
 
-from oncurve.rollouts.base import context_of
-from oncurve.wiring.agents import make_frames, with_own_chat
+from oncurve.sample.base import context_of
 from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, make_algorithm
 from oncurve.wiring.data import (
     Rendered,
@@ -15,15 +14,5 @@ from oncurve.wiring.data import (
 )
 from oncurve.wiring.episodes import NO_QUESTION, give_rewards, make_tools_of, with_episodes
 from oncurve.wiring.policy import make_policy, make_processes
-from oncurve.wiring.rewards import (
-    deciding_reward,
-    describe_correct,
-    describe_rewards,
-    have_right_answer,
-    make_loose_reward,
-    make_reward_function,
-    with_early_grading,
-)
 from oncurve.wiring.samplers import make_sampler
 from oncurve.wiring.sampling_params import evaluation_sampling, make_sampling
-from oncurve.wiring.servers import make_server_sampler, settle

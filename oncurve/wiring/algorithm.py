@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
-from oncurve.rewards.settings import CosineLengthReward, MathematicsReward, OverlongReward, Reward
-from oncurve.wiring.rewards import part_weights
+from oncurve.rewards.terms import part_weights
 
 if TYPE_CHECKING:
     from oncurve.algorithm.algorithm import Algorithm
@@ -60,10 +59,10 @@ def check_algorithm(config: Config) -> list[Rule]:
         min_p=config.rollouts.min_p,
         max_completion_tokens=config.rollouts.max_completion_tokens,
         masks_truncated=config.algorithm.mask_truncated,
-        punishes_length=any(isinstance(reward, OverlongReward) and not reward.held_out for reward in config.rewards),
+        punishes_length=any(reward.punishes_length and not reward.held_out for reward in config.rewards),
         lora=config.policy.lora is not None,
         num_reward_parts=len(part_weights(config.rewards)),
-        negative_rewards=any(can_be_negative(reward) for reward in config.rewards if not reward.held_out),
+        negative_rewards=any(reward.can_be_negative() for reward in config.rewards if not reward.held_out),
     )
     findings = check_pairing(choices)
     refused = [finding for finding in findings if finding.severity == "refuse"]
@@ -90,17 +89,6 @@ def _check_teacher(config: Config, row: Preset) -> None:
             "algorithm.teacher_hint is a text for a reference that teaches, and this one does not. Use algorithm.type "
             "distil, with reference teacher, base or frozen"
         )
-
-
-def can_be_negative(reward: Reward) -> bool:
-    """The term can pay less than zero."""
-    match reward:
-        case MathematicsReward(scale="signed"):
-            return True
-        case CosineLengthReward():
-            return min(*reward.wrong, reward.exceeded) < 0 or reward.weight < 0
-        case _:
-            return reward.weight < 0
 
 
 def make_algorithm(config: Config) -> Algorithm:

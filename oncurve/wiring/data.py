@@ -10,7 +10,7 @@ from oncurve.data.given import NOTHING, Given
 from oncurve.data.settings import DataSection, DemonstrationsData, GivenData, SftSection, WordProblemsData
 from oncurve.errors import ConfigError, DataError
 from oncurve.recipe.schema import Config
-from oncurve.wiring.rewards import have_right_answer
+from oncurve.rewards.terms import have_right_answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,7 @@ from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import refuse_existing
 from oncurve.observe.run_model import check_place
 from oncurve.recipe.schema import Config
-from oncurve.rewards.settings import CustomReward
-from oncurve.rollouts.settings import SANDBOX
+from oncurve.sample.settings import SANDBOX
 
 
 def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:
@@ -42,8 +41,8 @@ def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:
 def _functions(config: Config) -> Iterator[tuple[str, str]]:
     """What the recipe names as module:name or file.py:name, each with its key."""
     for reward in config.rewards:
-        if isinstance(reward, CustomReward):
-            yield "rewards", reward.function
+        if (named := reward.code_file()) is not None:
+            yield "rewards", named
     for tool in config.rollouts.tools:
         yield "rollouts.tools", tool.removeprefix(SANDBOX)
     for environment in config.rollouts.environments.values():

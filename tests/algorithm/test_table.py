@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -11,11 +12,17 @@ import pytest
 import torch
 from tables.algorithms import algorithms_markdown, formula, unknown_pieces
 
-from oncurve.algorithm import losses, table
+from oncurve.algorithm import losses, pairings, table
 from oncurve.algorithm.losses import clipped
-from oncurve.algorithm.pairings import RULES, Choices, check_pairing
+from oncurve.algorithm.pairings import RULES, check_pairing
 from oncurve.algorithm.presets import build
 from oncurve.algorithm.table import COURSE_LOSSES, LOSSES, PRESETS, Preset, resolve
+
+Choices = partial(
+    pairings.Choices, group_size=8, updates_per_step=1, max_staleness=0, top_p=1.0, top_k=0, min_p=0.0,
+    max_completion_tokens=256, sampler_is_trainer=True, masks_truncated=False, punishes_length=False, lora=False,
+    negative_rewards=False, num_reward_parts=2,
+)  # fmt: skip
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 

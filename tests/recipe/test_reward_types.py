@@ -10,9 +10,9 @@ import pytest
 from oncurve.errors import ConfigError
 from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.settings import R1ZeroReward, RewardSection
-from oncurve.wiring import make_reward_function
-from oncurve.wiring.rewards import describe_rewards, part_weights
+from oncurve.rewards.section import RewardSection
+from oncurve.rewards.settings import R1ZeroReward
+from oncurve.rewards.terms import describe_rewards, make_reward_function, part_weights
 
 BASE = "model: embedded\ndata: {type: word_problems}\n"
 TWO_STEPS = "1. a\n2. b"

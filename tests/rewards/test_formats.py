@@ -9,7 +9,7 @@ from oncurve.errors import ConfigError
 from oncurve.recipe.load import parse_config
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat, is_tagged, paid_tags
-from oncurve.wiring import make_reward_function
+from oncurve.rewards.terms import make_reward_function
 
 GOOD = "<think> a </think> <answer> b </answer>"
 

@@ -12,7 +12,7 @@ from oncurve.policy.distributed import ALONE
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Prompt
-from oncurve.wiring import make_reward_function
+from oncurve.rewards.terms import make_reward_function
 from oncurve.wiring.policy import make_sharding
 
 RECIPE = "{model: embedded, data: {type: word_problems}}"

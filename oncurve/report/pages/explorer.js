@@ -100,19 +100,14 @@ class Explorer {
     window.addEventListener("hashchange", () => this.follow());
   }
 
-  /** Which steps can be chosen, when the run has got further. */
-  refresh() {
+  /** Offer the steps that can be chosen, and go where the address says. */
+  begin() {
     const { steps, num_examples: examples } = this.source;
     fill(this.picker, examples ? el("option", { value: "examples" }, "held-out examples") : null, steps.map((step) => el("option", { value: step }, step)));
     this.scrub.max = Math.max(0, steps.length - 1);
     this.scrub.hidden = steps.length < 3;
     this.node.hidden = !steps.length && !examples;
-    const isGone = this.step !== undefined && this.step !== "examples" && !steps.includes(this.step);
-    if (isGone && steps.length) this.go(this.nearest(this.step), this.group, false);
-    else if (this.step !== undefined) {
-      this.picker.value = this.step;
-      this.turn();
-    } else if (steps.length || examples) this.follow();
+    if (!this.node.hidden) this.follow();
   }
 
   /** Go where the address says; to the last step if it says nothing. */
@@ -122,13 +117,6 @@ class Explorer {
     const wanted = asked.get("step");
     const step = wanted === "examples" && this.source.num_examples ? "examples" : wanted !== null && steps.length ? this.nearest(Number(wanted)) : last;
     this.go(step, Number(asked.get("group")) || 1, false);
-  }
-
-  /** Read the step once more: a resumed run has done it again. */
-  again() {
-    if (!this.groups) return;
-    this.groups = null;
-    this.go(this.step, this.group, false);
   }
 
   nearest(step) {

@@ -1,12 +1,10 @@
 // The page begins here.
 
 async function showRun(root, boot) {
-  let told = boot.overview;
-  const table = new Table(boot.mode === "file" ? await blockOf("metrics") : null);
-  const top = el("div"), figures = el("div"), doctor = el("div"), measured = el("div"), costs = el("div"), recipe = el("div");
-  const link = el("span", { class: "pill", role: "status" }), note = el("div");
-  const isLive = boot.mode === "live";
-  const source = isLive ? new LiveSource(boot, hear) : new FileSource(boot);
+  const told = boot.overview, live = boot.live;
+  const table = new Table(await blockOf("metrics"));
+  const pill = el("span", { class: "pill", role: "status" }), note = el("div");
+  const source = new FileSource(boot);
   const explorer = new Explorer(source);
   const curves = new Curves(boot, table, (step) => {
     if (!source.steps.length) return;
@@ -15,59 +13,36 @@ async function showRun(root, boot) {
   });
   const parts = [["curves", "Curves"], ["doctor", "Doctor"], ["evaluation", "Evaluation"], ["completions", "Completions"], ["costs", "Batch, time, cost"], ["recipe", "Recipe"]];
   const bar = el("nav", { class: "bar", "aria-label": "parts of the page" },
-    isLive && boot.home ? el("a", { class: "brand", href: boot.home }, "← runs") : null,
+    live && live.home ? el("a", { class: "brand", href: live.home }, "← runs") : null,
     parts.map(([id, text]) => el("a", { href: `#${id}`, onclick: (event) => { event.preventDefault(); document.getElementById(id).scrollIntoView(); } }, text)),
-    el("span", { class: "grow" }), isLive ? link : null, themeButton());
-  fill(root, top, bar, el("main", { id: "main" }, note, figures, curves.node, doctor, measured, explorer.node, costs, recipe));
+    el("span", { class: "grow" }), live ? pill : null, themeButton());
+  const missing = boot.left_out.length ? el("p", { class: "notice" }, `Left out, to keep this page small: ${boot.left_out.join("; ")}. The run folder has everything.`) : null;
+  fill(root, el("div", {}, header(told, table)), bar,
+    el("main", { id: "main" }, note, missing, el("div", {}, tiles(told, table)), curves.node, findings(told), evaluationSection(told), explorer.node, arithmeticSection(told), recipeSection(told, boot)));
+  explorer.begin();
+  if (live) keepCurrent(live, pill, note);
+  const before = sessionStorage.getItem("oncurve-scroll");
+  if (before !== null) window.scrollTo(0, Number(before));
+  else if (place.read().has("step")) explorer.node.scrollIntoView();
+  sessionStorage.removeItem("oncurve-scroll");
+}
 
-  function renew() {
-    fill(top, header(told, table));
-    fill(figures, tiles(told, table));
-  }
-
-  function renewAll() {
-    renew();
-    const opened = [...recipe.querySelectorAll("details")].map((one) => one.open);
-    fill(doctor, findings(told));
-    fill(measured, evaluationSection(told));
-    fill(costs, arithmeticSection(told));
-    fill(recipe, recipeSection(told, boot));
-    recipe.querySelectorAll("details").forEach((one, at) => { one.open = Boolean(opened[at]); });
-  }
-
-  /** News from the server. */
-  function hear(kind, what) {
-    if (kind === "connected") {
-      link.className = what ? "pill good live" : "pill warn";
-      fill(link, what ? "live" : "connection lost, trying again");
-    } else if (kind === "reset" || kind === "rows") {
-      if (kind === "reset") {
-        table.columns = { step: [] };
-        source.forget();
-        explorer.again();
-      }
-      for (const row of what.rows) table.put(row);
-      Object.assign(boot.glossary, what.glossary);
-      curves.draw();
-      renew();
-    } else if (kind === "steps") {
-      source.steps = what.steps;
-      source.num_examples = what.num_examples;
-      explorer.refresh();
-    } else if (kind === "problem") {
-      fill(note, what.text ? el("p", { class: "notice" }, what.text) : null);
-    } else if (kind === "overview") {
-      told = what;
-      renewAll();
+/** Load the page again when the run's folder has changed; what is looked at stays in the address. */
+function keepCurrent(live, pill, note) {
+  setInterval(async () => {
+    try {
+      const answer = await fetch(`${location.pathname}?stamp`), text = await answer.text();
+      pill.className = "pill good live";
+      fill(pill, "live");
+      fill(note, answer.ok ? null : el("p", { class: "notice" }, text));
+      if (!answer.ok || text === live.stamp || document.activeElement.matches("input, select")) return;
+      sessionStorage.setItem("oncurve-scroll", String(window.scrollY));
+      location.reload();
+    } catch (error) {
+      pill.className = "pill warn";
+      fill(pill, "connection lost, trying again");
     }
-  }
-
-  const missing = boot.left_out || [];
-  if (missing.length) fill(note, el("p", { class: "notice" }, `Left out, to keep this file small: ${missing.join("; ")}. The run folder has everything.`));
-  renewAll();
-  explorer.refresh();
-  const asked = place.read();
-  if (asked.has("step")) explorer.node.scrollIntoView();
+  }, live.every_seconds * 1000);
 }
 
 async function begin() {

@@ -9,45 +9,71 @@ const OVERLAID = [
 
 const age = (seconds) => (seconds < 90 ? "now" : seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : seconds < 129600 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`);
 
-/** `chosen` are the names of the runs to compare; `renew` is told when they change. */
-function runCard(run, chosen, renew) {
+const LISTED = [
+  ["name", "run", (run) => run.name], ["state", "state", (run) => run.state.name], ["steps", "steps", (run) => run.steps_done],
+  ["tested", "test accuracy", (run) => run.tested], ["reward", "reward", (run) => run.reward],
+  ["doctor", "doctor", (run) => 1000 * (run.severe || 0) + (run.warnings || 0)], ["written", "written", (run) => -run.state.age_seconds],
+];
+
+/** One row of the list; `chosen` are the names of the runs to compare, and `renew` is told when they change. */
+function runRow(run, chosen, renew) {
   const box = el("input", { type: "checkbox", "aria-label": `compare ${run.name}`, checked: chosen.has(run.name), disabled: Boolean(run.problem), onchange: () => { chosen[box.checked ? "add" : "delete"](run.name); renew(); } });
-  const done = run.steps_done, total = run.steps_planned;
-  const bar = el("div", { class: "progress" }, el("div"));
-  bar.firstChild.style.width = `${total ? Math.min(100, (100 * done) / total) : 0}%`;
-  return el("div", { class: "card run-card" },
-    el("label", { class: "choose" }, box),
-    el("div", {}, el("a", { class: "name", href: run.href }, run.name), el("div", { class: "small soft" }, run.problem || `step ${number(done)}${total ? ` of ${number(total)}` : ""}`), run.problem ? null : bar,
-      run.model ? el("div", { class: "small soft" }, [run.model, run.state && isNumber(run.state.age_seconds) ? age(run.state.age_seconds) : null].filter(Boolean).join(" · ")) : null,
-      run.findings && run.findings[0] + run.findings[1] ? el("div", { class: "small" }, "doctor ", run.findings[0] ? el("span", { class: "pill bad" }, `${run.findings[0]} severe`) : null, " ", run.findings[1] ? el("span", { class: "pill warn" }, count(run.findings[1], "warning")) : null) : null,
-      run.state && run.state.reason ? el("div", { class: "small soft why" }, run.state.reason) : null),
-    isNumber(run.held_out) ? el("div", {}, el("div", { class: "small soft" }, "held-out"), percent(run.held_out)) : el("div"),
-    isNumber(run.reward) ? el("div", {}, el("div", { class: "small soft" }, "reward"), number(run.reward)) : el("div"),
-    el("div", {}, run.state ? statePill(run.state) : null, sparkline(run.rewards || [], 0)));
+  const about = run.problem || [run.model, run.state.reason].filter(Boolean).join(" · ");
+  return el("tr", {},
+    el("td", {}, el("label", { class: "choose" }, box)),
+    el("td", {}, el("a", { class: "name", href: run.href }, run.name), el("div", { class: "small soft" }, about)),
+    el("td", {}, statePill(run.state)),
+    el("td", { class: "num" }, run.problem ? "–" : `${number(run.steps_done)}${run.steps_planned ? ` of ${number(run.steps_planned)}` : ""}`),
+    el("td", { class: "num" }, percent(run.tested)),
+    el("td", { class: "num" }, number(run.reward), sparkline(run.rewards || [], 0)),
+    el("td", {}, run.severe ? el("span", { class: "pill bad" }, `${run.severe} severe`) : null, " ", run.warnings ? el("span", { class: "pill warn" }, count(run.warnings, "warning")) : null),
+    el("td", { class: "num" }, isNumber(run.state.age_seconds) ? age(run.state.age_seconds) : "–"));
 }
 
-/** The runs that a dashboard knows, renewed every few seconds. */
+/** The runs that a dashboard knows, renewed every few seconds: searched, filtered and sorted as the address says. */
 function showRuns(root, boot) {
-  const list = el("div", { class: "run-list" }), pill = el("span", { class: "pill" }, "…"), compare = el("div", { class: "compare" });
+  const body = el("tbody"), pill = el("span", { class: "pill" }, "…"), compare = el("div", { class: "compare" }), none = el("p", { class: "soft" });
   const chosen = new Set();
-  fill(root, el("header", { class: "top" }, el("div", { class: "grow" }, el("h1", {}, "Runs")), pill, themeButton()), list, compare);
+  let runs = [];
+  const asked = (name) => place.read().get(name) || "";
+  const search = el("input", { type: "search", placeholder: "search", "aria-label": "search", value: asked("search"), oninput: () => { place.write({ search: search.value }); show(); } });
+  const states = choice("state", [["", "all states"], ["running", "running"], ["finished", "finished"], ["stopped", "stopped"], ["died", "died"]], asked("state"), (value) => { place.write({ state: value }); show(); });
+  const heads = LISTED.map(([key, text]) => el("th", { scope: "col" }, el("button", { class: "sort", type: "button", onclick: () => { place.write({ sort: asked("sort") === key ? `-${key}` : key }); show(); } }, text)));
+  fill(root, el("header", { class: "top" }, el("div", { class: "grow" }, el("h1", {}, "Runs")), search, states, pill, themeButton()),
+    el("div", { class: "card wide runs" }, el("table", {}, el("thead", {}, el("tr", {}, el("th"), heads)), body)), none, compare);
   const offer = () => {
     compare.hidden = chosen.size === 0;
     const names = [...chosen], query = new URLSearchParams(names.map((name) => ["run", name]));
     fill(compare, el("span", {}, names.join(", ")), el("span", { class: "grow" }),
       chosen.size < 2 ? el("span", { class: "soft" }, "choose another run to compare with") : el("a", { class: "button", href: `/compare?${query}` }, `Compare ${chosen.size} runs`),
-      el("button", { class: "plain", type: "button", onclick: () => { chosen.clear(); renew(); } }, "clear"));
+      el("button", { class: "plain", type: "button", onclick: () => { chosen.clear(); show(); } }, "clear"));
   };
+  function show() {
+    const words = asked("search").toLowerCase().split(" "), sort = asked("sort"), key = sort.replace("-", "");
+    const shown = runs.filter((run) => (!asked("state") || run.state.name === asked("state")) && words.every((word) => [run.name, run.model, run.state.reason].join(" ").toLowerCase().includes(word)));
+    const column = LISTED.find(([name]) => name === key);
+    if (column) {
+      const value = column[2], missing = (one) => one === null || one === undefined;
+      shown.sort((a, b) => {
+        const [x, y] = [value(a), value(b)];
+        if (missing(x) || missing(y)) return missing(x) - missing(y);
+        const order = typeof x === "string" ? x.localeCompare(y) : y - x; // words from a to z, numbers from the largest
+        return sort.startsWith("-") ? -order : order;
+      });
+    }
+    heads.forEach((head, at) => head.setAttribute("aria-sort", LISTED[at][0] !== key ? "none" : sort.startsWith("-") === at < 2 ? "descending" : "ascending"));
+    fill(body, shown.map((run) => runRow(run, chosen, offer)));
+    fill(none, shown.length ? null : runs.length ? "No run fits the search." : "No run is here yet; one appears when it has finished its first measurement.");
+    offer();
+  }
   const renew = async () => {
     try {
-      const answer = await fetch("/runs");
-      const { runs } = await answer.json();
-      for (const name of [...chosen]) if (!runs.some((run) => run.name === name)) chosen.delete(name);
       const focused = document.activeElement && document.activeElement.getAttribute("aria-label");
-      fill(list, runs.length ? runs.map((run) => runCard(run, chosen, offer)) : el("p", { class: "soft" }, "No run is here yet; one appears when it has finished its first measurement."));
-      const again = focused && [...list.querySelectorAll("input")].find((one) => one.getAttribute("aria-label") === focused);
+      ({ runs } = await (await fetch("/runs")).json());
+      for (const name of [...chosen]) if (!runs.some((run) => run.name === name)) chosen.delete(name);
+      show();
+      const again = focused && [...body.querySelectorAll("input")].find((one) => one.getAttribute("aria-label") === focused);
       if (again) again.focus();
-      offer();
       pill.className = "pill good live";
       fill(pill, count(runs.length, "run"));
     } catch (error) {

@@ -1,0 +1,172 @@
+"""The reward function of a recipe's list of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from oncurve.errors import ConfigError
+from oncurve.rewards.base import RewardFunction, Term, WeightedSum
+from oncurve.rewards.environment_reward import EnvironmentSection
+from oncurve.rewards.mathematics import Mathematics
+from oncurve.rewards.pipelined import PipelinedRewards
+from oncurve.rewards.rotation import HeldOut, Rotating
+from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.user_functions import CustomReward, GivenReward
+
+
+def make_reward_function(
+    rewards: Sequence[RewardSection],
+    *,
+    seed: int = 0,
+    given: Mapping[str, Any] | None = None,
+    columns: Sequence[str] | None = None,
+) -> RewardFunction:
+    """The weighted sum of a recipe's rewards; those that rotate are one term of it, those held out are only logged.
+
+    Raises ConfigError if nothing is left to train on, the rotating ones do not fit together, or a function of the
+    user's asks for something that is not among ``columns``.
+    """
+    if all(reward.held_out for reward in rewards):
+        raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
+    around = Surroundings(given or {}, columns)
+    total: RewardFunction = WeightedSum(_terms(rewards, seed, around))
+    watched: set[str] = set()
+    for reward in rewards:
+        if reward.held_out:
+            function = reward.make(around)
+            name = reward.name or function.name
+            if name in watched:
+                raise ConfigError(f"rewards: two that are held out are named {name!r}. Give one of them another name")
+            watched.add(name)
+            total = HeldOut(total, function, part=f"held_out/{name}")
+    return total
+
+
+def with_early_grading(function: RewardFunction, rewards: Sequence[RewardSection]) -> RewardFunction:
+    """The function, able to grade groups while others are sampled, unless code of somebody else's is called here.
+
+    Such code may look at all completions of a step, or count on being called from the main thread.
+    """
+    return function if any(reward.runs_on_main_thread() for reward in rewards) else PipelinedRewards(function)
+
+
+def _terms(rewards: Sequence[RewardSection], seed: int, around: Surroundings) -> list[Term]:
+    """The rewards that pay, in their order; all that rotate stand where the first of them does."""
+    terms: list[Term] = []
+    rotating, deciding = rotating_rewards(rewards), deciding_reward(rewards)
+    for reward in rewards:
+        if reward.held_out or (reward in rotating and reward is not rotating[0]):
+            continue
+        function = _make_rotating(rotating, seed, around) if reward in rotating else reward.make(around)
+        name = None if reward in rotating else reward.name
+        terms.append(
+            Term(
+                function,
+                weight=reward.weight,
+                name=name,
+                only_if_correct=reward.only_if_correct,
+                decides=reward is deciding,
+                correct_at=deciding.correct_at if deciding is not None and reward is deciding else None,
+                is_limited=reward.limited,
+            )
+        )
+    return terms
+
+
+Deciding = CustomReward | GivenReward | EnvironmentSection
+
+
+def deciding_reward(rewards: Sequence[RewardSection]) -> Deciding | None:
+    """The reward of the user's whose value says what is correct: the first with ``correct_at``, else the first of all;
+    None where a reward of the package says so."""
+    paid = [reward for reward in rewards if not reward.held_out]
+    if any(reward.says_correct() for reward in paid):
+        return None
+    theirs = [reward for reward in paid if isinstance(reward, Deciding)]
+    return next((reward for reward in theirs if reward.correct_at is not None), theirs[0] if theirs else None)
+
+
+def describe_correct(rewards: Sequence[RewardSection]) -> str:
+    """What "correct" means beside these rewards, in a few words."""
+    deciding = deciding_reward(rewards)
+    if deciding is None:
+        names = [reward.key for reward in rewards if reward.says_correct()]
+        return f"{' and '.join(names)} says so" if names else "a reward says so"
+    bound = "1" if deciding.correct_at is None else f"{deciding.correct_at:g} or more"
+    return f"{deciding.key} gives {bound}"
+
+
+def rotating_rewards(rewards: Sequence[RewardSection]) -> list[RewardSection]:
+    """The rewards that take turns. Raises ConfigError if it is one alone or if they are paid differently."""
+    rotating = [reward for reward in rewards if reward.rotate_every_steps is not None]
+    if len(rotating) == 1:
+        raise ConfigError("rewards: only one of them has rotate_every_steps. Give it to those that take turns with it")
+    for key in ("rotate_every_steps", "weight", "only_if_correct"):
+        values = [reward.model_dump()[key] for reward in rotating]
+        if len(set(values)) > 1:
+            raise ConfigError(
+                f"rewards: those that rotate have {key} {', '.join(map(str, values))}. Give all of them the same, so "
+                f"that a turn changes what is looked at and not what it pays"
+            )
+    return rotating
+
+
+def _make_rotating(rotating: Sequence[RewardSection], seed: int, around: Surroundings) -> RewardFunction:
+    """One term in which the rewards take turns; all of them are graded and logged at every step."""
+    functions = [reward.make(around) for reward in rotating]
+    for function, reward in zip(functions, rotating, strict=True):
+        function.name = reward.name or function.name
+    return Rotating(functions, every_steps=rotating[0].rotate_every_steps or 1, seed=seed)
+
+
+def have_right_answer(rewards: Sequence[RewardSection], given: Mapping[str, Any] | None = None) -> bool:
+    """Whether some reward looks at the answer of a row, so that a right completion is one that it pays for."""
+    return any(reward.reads_answer(Surroundings(given or {})) for reward in rewards)
+
+
+def part_weights(rewards: Sequence[RewardSection]) -> dict[str, float]:
+    """The parts of the reward that pay, by their names in the metrics, and what each of them weighs."""
+    weights: dict[str, float] = {}
+    for reward in rewards:
+        if not reward.held_out:
+            weights["rotating" if reward.rotate_every_steps else reward.key] = reward.weight
+    return weights
+
+
+def describe_rewards(rewards: Sequence[RewardSection], *, is_default: bool = False) -> list[str]:
+    """What is trained on and what is only watched, a line for each; nothing if the recipe's every reward pays in every
+    step. ``is_default``: the recipe names none."""
+    lines = ["rewards: none are named, so r1_zero is taken: the right answer in <answer> tags"] if is_default else []
+    rotating = rotating_rewards(rewards)
+    if rotating:
+        names = ", ".join(reward.key for reward in rotating)
+        every = rotating[0].rotate_every_steps
+        lines.append(f"rewards: {names} take turns of {every} steps; all are logged at every step, one pays")
+    for reward in rewards:
+        if reward.held_out:
+            name = reward.key
+            lines.append(f"rewards: {name} is held out: logged as reward/held_out/{name}, never trained on")
+    return [*lines, *_describe_limit(rewards)]
+
+
+def _describe_limit(rewards: Sequence[RewardSection]) -> Iterator[str]:
+    """What the terms that do not know whether an answer is right may pay, where that is less than their weights say."""
+    paid = [reward for reward in rewards if not reward.held_out]
+    knowing = [reward for reward in paid if reward.says_correct()]
+    limited = [reward for reward in paid if reward.limited and not reward.may_say_correct()]
+    limit = sum(abs(reward.weight) for reward in knowing)
+    may_exceed = sum(abs(reward.weight) for reward in limited) > limit or any(
+        reward.has_any_value for reward in limited
+    )
+    if limit and limited and may_exceed:
+        names, others = (", ".join(one.key for one in some) for some in (limited, knowing))
+        yield (
+            f"rewards: {names} can together add or take at most {limit:g}, the weight of {others}. To let one of them "
+            f"pay in full, set its key limited to false"
+        )
+
+
+def make_loose_reward() -> RewardFunction:
+    """Correctness whatever the format: the second number of an evaluation."""
+    return Mathematics(answer_from="any")

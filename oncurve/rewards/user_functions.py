@@ -1,0 +1,97 @@
+"""Rewards that call a function of the user's: one that the recipe names, or one that a program passed."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveFloat
+
+from oncurve.errors import ConfigError
+from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.custom import asks_for, from_function, load_function, reads_answer
+from oncurve.rewards.parameters import check_parameters
+from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.subprocess_reward import SubprocessReward
+
+
+class CustomReward(RewardSection):
+    """Your function, TRL's signature or f(completion, answer)."""
+
+    type: Literal["custom"] = "custom"
+    function: str
+    """module:name or path/to/file.py:name."""
+    isolate: bool = False
+    """Run it in a process with limits; it must be importable by name."""
+    timeout_seconds: PositiveFloat = 60.0
+    """Time limit per completion; isolate: for the completions of one prompt."""
+    nan_is_none: bool = False
+    """NaN means None, no opinion; false: it is an error."""
+    correct_at: float | None = None
+    """Rewards from here on count as correct. None: 1 if all rewards are 0 or 1; otherwise nothing is called correct."""
+
+    has_any_value: ClassVar[bool] = True
+
+    def reads_answer(self, around: Surroundings) -> bool:
+        """As its parameters say."""
+        return reads_answer(load_function(self.function))
+
+    def runs_on_main_thread(self) -> bool:
+        """Unless it has a process of its own."""
+        return not self.isolate
+
+    def code_file(self) -> str | None:
+        """The function's."""
+        return self.function
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades. Raises ConfigError if it asks for what it cannot be given."""
+        function = load_function(self.function)
+        _check_columns(function, self.function, around)
+        options = self.options("function", "isolate", "correct_at")
+        if not self.isolate:
+            return from_function(function, name=self.name, **options)
+        if asks_for(function, "environments"):
+            raise ConfigError(
+                f"rewards: {self.function} asks for environments, which live in the trainer's process. Set "
+                f"isolate=false for this reward"
+            )
+        return SubprocessReward(self.function, name=self.name, **options)
+
+
+class GivenReward(RewardSection):
+    """A function or object passed to oncurve.train or oncurve.Trainer, by its name."""
+
+    type: Literal["given"] = "given"
+    timeout_seconds: PositiveFloat = 60.0
+    """Time limit per completion."""
+    nan_is_none: bool = False
+    """NaN means None, no opinion; false: it is an error."""
+    correct_at: float | None = None
+    """Rewards from here on count as correct. None: 1 if all rewards are 0 or 1; otherwise nothing is called correct."""
+
+    has_any_value: ClassVar[bool] = True
+
+    def reads_answer(self, around: Surroundings) -> bool:
+        """As its parameters say, where it is known."""
+        return str(self.name) not in around.given or reads_answer(around.given[str(self.name)])
+
+    def runs_on_main_thread(self) -> bool:
+        """Always."""
+        return True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades. Raises ConfigError where no program has passed it."""
+        name = str(self.name)
+        if name not in around.given:
+            raise ConfigError(
+                f"rewards: {name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "
+                f"program, with oncurve.Trainer and the same functions; or name the function in the recipe with "
+                f"type: custom and function: file.py:name"
+            )
+        _check_columns(around.given[name], name, around)
+        return from_function(around.given[name], name=name, **self.options("correct_at"))
+
+
+def _check_columns(function: Any, location: str, around: Surroundings) -> None:
+    if around.columns is not None:
+        check_parameters(function, around.columns, location=location)
