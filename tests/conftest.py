@@ -263,8 +263,8 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
     from oncurve.observe.progress import Progress
     from oncurve.observe.record import RunFolder
     from oncurve.rollouts.engine.engine import InProcessEngine
-    from oncurve.train.loop import train
-    from oncurve.train.run import Run
+    from oncurve.run.loop import train
+    from oncurve.run.services import Run
 
     def start(
         policy: TrainedPolicy,

@@ -19,8 +19,8 @@ import oncurve.rewards.custom
 import oncurve.rollouts.engine.engine
 import oncurve.rollouts.servers.server_sampler
 import oncurve.rollouts.serving.http_app
-import oncurve.session.resume
-import oncurve.session.session
-import oncurve.session.training  # noqa: F401
+import oncurve.run.resume
+import oncurve.run.session
+import oncurve.run.training  # noqa: F401
 
 get_checkpoint_conversion_mapping("qwen2")

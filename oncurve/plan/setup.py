@@ -9,7 +9,7 @@ from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan.shape import ModelShape
 from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection
 from oncurve.rollouts.settings import EpisodeSection
-from oncurve.train.settings import RunSection
+from oncurve.run.settings import RunSection
 
 Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]

@@ -42,7 +42,8 @@ def rooms() -> dict[str, set[str]]:
 
 
 def room(module: str) -> str:
-    return module.split(".", maxsplit=1)[0]
+    """The folder of a module; the settings of a room stand below the recipe that lists them, and count by themselves."""
+    return module if module.endswith(".settings") else module.split(".", maxsplit=1)[0]
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:

@@ -25,7 +25,7 @@ from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
 from oncurve.rollouts.hf import HfSampler
-from oncurve.train.state import checksum
+from oncurve.run.state import checksum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

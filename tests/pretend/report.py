@@ -121,7 +121,7 @@ def watch() -> Report:
     from oncurve.model.decoding import Decoder
     from oncurve.policy.policy import TrainedPolicy
     from oncurve.rollouts.engine.row_batch import RowBatch
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
     report = Report()
     for owner, method, name in (

@@ -14,7 +14,7 @@ from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.subprocess_reward import SubprocessReward
 from oncurve.rollouts.base import SamplingParams
-from oncurve.train.scoring import grading, score
+from oncurve.run.scoring import grading, score
 
 MakeGroups = Callable[..., list[Group]]
 SOON = 30.0

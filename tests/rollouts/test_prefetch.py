@@ -18,7 +18,7 @@ from oncurve.observe.record import RunFolder
 from oncurve.records import Completion, Group, Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.prefetch import Prefetch
-from oncurve.train.run import Run
+from oncurve.run.services import Run
 
 POLICY: Any = SimpleNamespace()
 

@@ -23,10 +23,10 @@ from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.rollouts.base import Sampler
 from oncurve.rollouts.prefetch import Prefetch
-from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
-from oncurve.train.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
-from oncurve.train.interruption import Interruption
-from oncurve.train.state import checksum
+from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
+from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
+from oncurve.run.interruption import Interruption
+from oncurve.run.state import checksum
 
 if TYPE_CHECKING:
     from oncurve.rollouts.servers.server_sampler import ServerSampler

@@ -11,7 +11,7 @@ from oncurve.records import Group, Reward
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.pipelined import PipelinedGrading, PipelinedRewards
 from oncurve.rollouts.base import Sampler, TellsGroups
-from oncurve.train.run import Run
+from oncurve.run.services import Run
 
 Graded = list[list[Reward]]
 

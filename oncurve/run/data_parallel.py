@@ -12,7 +12,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rollouts.base import PolicyView, Sampler, SamplingParams
-from oncurve.train.interruption import Interrupted, Interruption
+from oncurve.run.interruption import Interrupted, Interruption
 
 T = TypeVar("T")
 

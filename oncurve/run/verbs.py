@@ -42,7 +42,7 @@ from oncurve.rewards.parameters import columns_of
 from oncurve.rewards.terms import make_reward_function
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.train.scoring import score as grade_groups
+from oncurve.run.scoring import score as grade_groups
 
 
 def load_policy(model: str | os.PathLike[str], **sections: Mapping[str, Any]) -> Policy:

@@ -17,11 +17,11 @@ from oncurve.observe.record import read_metrics
 from oncurve.policy.gpu_memory import gpu_memory
 from oncurve.records import Group, Prompt
 from oncurve.rollouts.base import SamplingParams
-from oncurve.train.guards import attempts
+from oncurve.run.guards import attempts
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
 GIB = 2**30
 

@@ -17,8 +17,8 @@ from oncurve.records import Prompt
 from oncurve.rollouts.base import SamplingParams
 from oncurve.rollouts.engine import proof
 from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.train.profiling import Profiler
-from oncurve.train.run import Run
+from oncurve.run.profiling import Profiler
+from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
 TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))

@@ -13,8 +13,8 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Mean
 from oncurve.rewards.base import RewardFunction
 from oncurve.rollouts.base import Sampler
-from oncurve.train.run import Run
-from oncurve.train.scoring import grading, refill, score
+from oncurve.run.scoring import grading, refill, score
+from oncurve.run.services import Run
 
 
 def train(
