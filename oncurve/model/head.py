@@ -26,11 +26,11 @@ def head(
         dtype = head_type(hidden.device, arithmetic_type(hidden.device, hidden.dtype), hidden.dtype)
         return from_hidden(hidden.to(dtype), layer.weight, targets, temperature=temperature, ops=ops)
     logits: Tensor = layer(hidden)
-    known = vars(model.config.get_text_config())
-    if cap := known.get("final_logit_softcapping"):
+    config = model.config.get_text_config()
+    if cap := getattr(config, "final_logit_softcapping", None):
         logits = torch.tanh(logits / cap) * cap
-    if scale := known.get("logits_scaling"):
+    if scale := getattr(config, "logits_scaling", None):
         logits = logits / scale
-    if scale := known.get("logit_scale"):
+    if scale := getattr(config, "logit_scale", None):
         logits = logits * scale
     return from_logits(logits, targets, temperature=temperature)

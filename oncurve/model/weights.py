@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -145,15 +145,29 @@ class Backbone:
 
 def body_of(model: PreTrainedModel) -> Any:
     """The part of a causal language model between its token ids and its head."""
-    return getattr(model, model.base_model_prefix)
+    named = dict(model.named_children())
+    return named[model.base_model_prefix] if model.base_model_prefix in named else model.get_decoder()
 
 
 def is_plain_head(model: PreTrainedModel) -> bool:
     """The logits are hidden @ weight.T and nothing else."""
-    layer = model.get_output_embeddings()
-    known = vars(model.config.get_text_config())
+    layer, config = model.get_output_embeddings(), model.config.get_text_config()
     changes = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-    return type(layer) is nn.Linear and layer.bias is None and not any(known.get(key) for key in changes)
+    is_matrix = type(layer) is nn.Linear and layer.bias is None
+    return is_matrix and model not in _OWN_FORWARD and not any(getattr(config, key, None) for key in changes)
+
+
+_OWN_FORWARD: WeakSet[PreTrainedModel] = WeakSet()
+
+
+def uses_own_forward(model: PreTrainedModel) -> bool:
+    """Logits come from the model's own forward pass, since what is known here of its head gives others."""
+    return model in _OWN_FORWARD
+
+
+def use_own_forward(model: PreTrainedModel) -> None:
+    """Compute this model's logits by its own forward pass from now on."""
+    _OWN_FORWARD.add(model)
 
 
 def head_matrix(model: PreTrainedModel) -> Tensor:
@@ -183,6 +197,8 @@ def supports(model: PreTrainedModel) -> bool:
     if isinstance(next(model.parameters()), DTensor):  # weights in parts are put together around the model's layers
         return False
     if any(parameter.dtype not in NUMBERS[model.device.type] for parameter in model.parameters()):
+        return False
+    if not is_plain_head(model) or type(model.get_input_embeddings()) is not nn.Embedding:  # an adapter around them
         return False
     if config.hidden_act != "silu" or (config.attention_dropout and model.training):
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from oncurve.errors import Failure, attempt
 from oncurve.records import Completion
 
 _DECIMALS = 3
@@ -41,8 +42,8 @@ def token_lengths(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[i
     from tokenizers.decoders import DecodeStream
 
     stream = DecodeStream(skip_special_tokens=False)
-    pieces = [stream.step(tokenizer, token) or "" for token in token_ids]
-    if not "".join(pieces).startswith(text):
+    pieces = attempt(lambda: [stream.step(tokenizer, token) or "" for token in token_ids])
+    if isinstance(pieces, Failure) or not "".join(pieces).startswith(text):  # bytes that are no text end the stream
         return None
     left = len(text)
     lengths: list[int] = []

@@ -9,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from oncurve.algorithm.logprobs import from_logits
 from oncurve.batch import Batch
 from oncurve.model import forward_backward
 from oncurve.model.head import head
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import make_layout
-from oncurve.model.weights import backbone_of, body_of, supports
+from oncurve.model.weights import backbone_of, body_of, supports, uses_own_forward
 from oncurve.policy.packed_attention import packed_hidden
 
 
@@ -30,6 +31,11 @@ def completion_logprobs(
     the model's elsewhere.
     """
     device = model.device
+    targets = batch.completion_ids[batch.mask].to(device)
+    if uses_own_forward(model):
+        ids, predicts = join_rows(batch)
+        logits = model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
+        return _spread(batch, from_logits(logits, targets, temperature=temperature))
     backbone = backbone_of(model) if packed and device.type == "cpu" else None
     ops = None
     with ExitStack() as stack:
@@ -47,10 +53,14 @@ def completion_logprobs(
             ids, predicts = join_rows(batch)
             places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
             selected = hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
-        logprobs, entropy = head(model, selected, batch.completion_ids[batch.mask].to(device), temperature, ops=ops)
-    mask = batch.mask.to(device)
-    full = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
-    return full.masked_scatter(mask, logprobs), full.masked_scatter(mask, entropy)
+        return _spread(batch, head(model, selected, targets, temperature, ops=ops))
+
+
+def _spread(batch: Batch, of_tokens: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Log-probabilities and entropies of the trained tokens [M] at their places, 0 elsewhere."""
+    mask = batch.mask.to(of_tokens[0].device)
+    first, second = (torch.zeros(mask.shape, dtype=part.dtype, device=part.device) for part in of_tokens)
+    return first.masked_scatter(mask, of_tokens[0]), second.masked_scatter(mask, of_tokens[1])
 
 
 def has_own_layers(model: PreTrainedModel) -> bool:

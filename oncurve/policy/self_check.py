@@ -9,20 +9,31 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.precision import in_full_precision
+from oncurve.algorithm.logprobs import from_logits
+from oncurve.algorithm.precision import HALF, in_full_precision
 from oncurve.batch import Batch, Size
 from oncurve.model.agreement import Agreement, agreement, largest, of_size
+from oncurve.model.head import head
 from oncurve.model.out_of_memory import first_line
+from oncurve.model.weights import use_own_forward, uses_own_forward
 from oncurve.policy.flash_varlen import kernel_for
-from oncurve.policy.forward import completion_logprobs
+from oncurve.policy.forward import completion_logprobs, hidden_states
 from oncurve.policy.packed_attention import ordinary_attention, use_packed_attention
 
 log = logging.getLogger(__name__)
 
-TOLERANCE = 1e-3
-"""Largest difference of log-probabilities in float32 that always counts as rounding."""
+TOLERANCE = 1e-4
+"""Largest difference of log-probabilities in float32 that always counts as rounding; a real one is near 1e-6."""
+HALF_TOLERANCE = 1e-2
+"""The same where some weights have half the width."""
+PLAIN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+"""Layers that mix tokens by attention alone; others, such as convolutions, carry a state across packed rows."""
 ROUNDINGS = 4.0
 """So many times as far from the exact result as padded rows are may packed rows be."""
+PADDED = (
+    "rows are padded in training, not packed, so that each completion computes its prompt again and short rows are "
+    "filled up to the longest"
+)
 FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError)
 """What attention of an unknown model raises when it is given a layout, and a kernel where it cannot run."""
 
@@ -46,6 +57,57 @@ def short(error: Exception) -> str:
 
 
 @torch.no_grad()
+def prove_head(model: PreTrainedModel) -> None:
+    """Compare the log-probabilities of a few tokens with those of the model's own forward pass.
+
+    Where they differ, for a model that does something between its layers and its logits that is not known here, its own
+    pass computes them from now on, in training and in sampling.
+    """
+    config = model.config.get_text_config()
+    ids = torch.arange(1, 10, device=model.device)[None] % config.vocab_size
+    was_training = model.training
+    model.eval()
+    try:
+        with in_full_precision(model):
+            logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+            own, _ = from_logits(logits, ids[0, 1:], temperature=1.0)
+            try:
+                ours, _ = head(model, hidden_states(model, ids)[0, :-1], ids[0, 1:], 1.0)
+                found = f"differ by {float((ours - own).abs().max()):.2g}"
+                is_equal = bool(((ours - own).abs() <= _tolerance(model)).all())
+            except FAILURES as error:
+                found, is_equal = f"raised {short(error)}", False
+    finally:
+        model.train(was_training)
+    if not is_equal:
+        use_own_forward(model)
+        log.warning(
+            "logits are computed by the model's own forward pass, at the cost of memory and time: the head of %s is "
+            "more than is known here of it, whose log-probabilities %s",
+            type(model).__name__,
+            found,
+        )
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    is_half = any(parameter.dtype in HALF for parameter in model.parameters())
+    return HALF_TOLERANCE if is_half else TOLERANCE
+
+
+def packing_objection(model: PreTrainedModel) -> str | None:
+    """What of a model's configuration forbids to lay rows end to end, whatever a few short ones would show; or None."""
+    config = model.config.get_text_config()
+    kinds = [kind for kind in getattr(config, "layer_types", None) or () if kind not in PLAIN_LAYERS]
+    if kinds:
+        return f"it has layers of the kind {kinds[0]}"
+    if getattr(config, "index_topk", None):
+        return "its attention chooses tokens by an index"
+    if uses_own_forward(model):
+        return "its logits come from its own forward pass"
+    return None
+
+
+@torch.no_grad()
 def enable_packing(model: PreTrainedModel, compute_type: torch.dtype = torch.float32) -> bool:
     """Prepare a model for packed batches and prove on a small one that it computes the same; False if it does not.
 
@@ -58,6 +120,9 @@ def enable_packing(model: PreTrainedModel, compute_type: torch.dtype = torch.flo
 
 
 def _prove_packing(model: PreTrainedModel, compute_type: torch.dtype) -> bool:
+    if reason := packing_objection(model):
+        log.warning("%s: %s", PADDED, reason)
+        return False
     batch = example_batch(min(model.config.get_text_config().vocab_size, 64))
     try:
         use_packed_attention(model, in_blocks=True)
@@ -71,8 +136,8 @@ def _prove_packing(model: PreTrainedModel, compute_type: torch.dtype) -> bool:
         ordinary_attention(model)
         log.log(
             level,
-            "rows are padded in training, not packed, so that each completion computes its prompt again and short rows "
-            "are filled up to the longest: %s",
+            "%s: %s",
+            PADDED,
             reason,
         )
         return False
@@ -95,7 +160,8 @@ def _packed_agreement(model: PreTrainedModel, batch: Batch) -> Agreement:
         one = batch.select(torch.tensor([row]))
         found, _ = completion_logprobs(model, one, temperature=1.0)
         alone[row, : found.shape[1]] = found[0]
-    return agreement("log-probabilities", packed, alone, padded, times=ROUNDINGS, floor=TOLERANCE, distance=largest)
+    floor = _tolerance(model)
+    return agreement("log-probabilities", packed, alone, padded, times=ROUNDINGS, floor=floor, distance=largest)
 
 
 def _objection(model: PreTrainedModel, batch: Batch, compute_type: torch.dtype) -> str | None:

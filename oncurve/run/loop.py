@@ -12,9 +12,9 @@ from oncurve.data.curriculum import Curriculum
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Mean
 from oncurve.rewards.base import RewardFunction
-from oncurve.rollouts.base import Sampler
 from oncurve.run.scoring import grading, refill, score
 from oncurve.run.services import Run
+from oncurve.sample.base import Sampler
 
 
 def train(

@@ -29,7 +29,6 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import RewardFunction, check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
-from oncurve.rollouts.base import Sampler, SamplingParams
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.demonstrated import DemonstrationSampler
 from oncurve.run.guards import Guards
@@ -39,6 +38,7 @@ from oncurve.run.parts import Parts
 from oncurve.run.profiling import Profiler
 from oncurve.run.result import Result, Steps
 from oncurve.run.services import Run, Step
+from oncurve.sample.base import Sampler, SamplingParams
 
 
 class Evaluator:

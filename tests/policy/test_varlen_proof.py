@@ -126,7 +126,7 @@ def test_packing_that_computes_something_else_is_switched_off_with_both_numbers(
     said = warning.getMessage()
     assert "rows are padded in training, not packed, so that each completion computes its prompt again" in said
     assert "those of the plain way by" in said
-    assert "at most 0.001 is rounding" in said
+    assert "at most 0.0001 is rounding" in said
 
 
 def test_packing_that_rounds_as_padded_rows_do_stays(make_policy: MakePolicy, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,8 +14,8 @@ from oncurve.errors import TrainingError
 from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.observe.record import read_metrics
 from oncurve.records import Completion, Mean, Prompt
-from oncurve.rollouts.base import SamplingParams
 from oncurve.run.guards import Guards, KlAlarm
+from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy

@@ -16,8 +16,8 @@ from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics
 from oncurve.policy.gpu_memory import gpu_memory
 from oncurve.records import Group, Prompt
-from oncurve.rollouts.base import SamplingParams
 from oncurve.run.guards import attempts
+from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy
