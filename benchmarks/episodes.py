@@ -30,8 +30,8 @@ from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.record import read_metrics
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, read_text
-from oncurve.session.result import Result, Steps, finish
-from oncurve.session.training import recipe_steps
+from oncurve.run.result import Result, Steps, finish
+from oncurve.run.training import recipe_steps
 from oncurve.stats import wilson_interval
 from oncurve.tasks.guess_number import HIGHEST, GuessNumber
 

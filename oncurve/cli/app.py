@@ -66,7 +66,7 @@ def train(
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import load_config  # lazy
     from oncurve.recipe.run_folder import run_folder_path  # lazy
-    from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
+    from oncurve.run.status import clear_unbegun, progress_of  # lazy
     from oncurve.wiring.preflight import check_cheaply  # lazy
 
     path = find_recipe(recipe)
@@ -83,12 +83,12 @@ def train(
         return
     quiet_libraries()
     if progress == "begun":
-        from oncurve.session.training import resume_run  # lazy
+        from oncurve.run.training import resume_run  # lazy
 
         result = resume_run(folder, given=config, console=console())
     else:
         try:
-            from oncurve.session.trainer import Trainer  # lazy
+            from oncurve.run.trainer import Trainer  # lazy
         except KeyboardInterrupt:
             raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
 
@@ -142,7 +142,7 @@ def resume(
         flags = [flag for flag, is_given in (("--strict", strict), ("--allow-change", allow_change)) if is_given]
         raise typer.Exit(supervise([*again, *(overrides or ()), *flags], again, processes, restarts))
     quiet_libraries()
-    from oncurve.session.training import resume_run  # lazy
+    from oncurve.run.training import resume_run  # lazy
 
     result = resume_run(run, overrides or (), strict=strict, allow_change=allow_change, console=console())
     if result.exit_code:

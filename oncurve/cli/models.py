@@ -92,7 +92,7 @@ def merge(
     Example: `oncurve merge runs/demo/model --output runs/demo/merged`
     """
     quiet_libraries()
-    from oncurve.session.publish import merge_with_card  # lazy
+    from oncurve.run.publish import merge_with_card  # lazy
 
     console().print(f"merged: {merge_with_card(adapter, output)}", highlight=False)
 
@@ -108,8 +108,8 @@ def push(
     Example: `oncurve push runs/demo --repo me/my-model --dry-run`
     """
     from oncurve.observe.run_model import resolve_model  # lazy
-    from oncurve.session.publish import files_to_upload  # lazy
-    from oncurve.session.publish import push as upload  # lazy
+    from oncurve.run.publish import files_to_upload  # lazy
+    from oncurve.run.publish import push as upload  # lazy
 
     folder = Path(resolve_model(str(model)))
     for path in files_to_upload(folder):

@@ -21,7 +21,7 @@ from oncurve.recipe.load import load_config, read_tree
 from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
-from oncurve.session.session import keep_evaluation
+from oncurve.run.session import keep_evaluation
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"
 """Recipes of the problems that others measure on too: data, template, reward and decoding."""

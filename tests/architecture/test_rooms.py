@@ -42,7 +42,8 @@ def rooms() -> dict[str, set[str]]:
 
 
 def room(module: str) -> str:
-    return module.split(".", maxsplit=1)[0]
+    """The folder of a module; a room's settings stand below the recipe that lists them, and count by themselves."""
+    return module if module.endswith(".settings") else module.split(".", maxsplit=1)[0]
 
 
 def sub_rooms() -> dict[str, set[str]]:
@@ -51,7 +52,8 @@ def sub_rooms() -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
 
     def folder(module: str) -> str:
-        return module if module in folders else module.rpartition(".")[0] or module
+        alone = module in folders or module.endswith(".settings")
+        return module if alone else module.rpartition(".")[0] or module
 
     for module, theirs in arrows().items():
         found[folder(module)] |= {folder(each) for each in theirs} - {folder(module)}

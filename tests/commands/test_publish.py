@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from oncurve.errors import CheckpointError, ConfigError, DataError
-from oncurve.session.publish import files_to_upload, is_hub_name, merge_with_card, push, write_card
+from oncurve.run.publish import files_to_upload, is_hub_name, merge_with_card, push, write_card
 
 KEY = "hf_" + "abcdefghij" * 3
 

@@ -20,7 +20,7 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import Component, weight_parts
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.session.trainer import Trainer
+from oncurve.run.trainer import Trainer
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -16,12 +16,12 @@ from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics
 from oncurve.policy.gpu_memory import gpu_memory
 from oncurve.records import Group, Prompt
+from oncurve.run.guards import attempts
 from oncurve.sample.base import SamplingParams
-from oncurve.train.guards import attempts
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
 GIB = 2**30
 

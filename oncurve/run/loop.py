@@ -12,9 +12,9 @@ from oncurve.data.curriculum import Curriculum
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Mean
 from oncurve.rewards.base import RewardFunction
+from oncurve.run.scoring import grading, refill, score
+from oncurve.run.services import Run
 from oncurve.sample.base import Sampler
-from oncurve.train.run import Run
-from oncurve.train.scoring import grading, refill, score
 
 
 def train(

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from oncurve.session.result import Result
-from oncurve.session.trainer import Trainer
+from oncurve.run.result import Result
+from oncurve.run.trainer import Trainer
 
 
 def sft(

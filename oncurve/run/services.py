@@ -26,10 +26,10 @@ from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean, Reward, html_table
 from oncurve.rewards.base import check_any_graded, check_errors, describe_failures
-from oncurve.train.checkpointer import Checkpointer
-from oncurve.train.guards import Guards, attempts
-from oncurve.train.interruption import Interrupted, Interruption
-from oncurve.train.profiling import Profiler
+from oncurve.run.checkpointer import Checkpointer
+from oncurve.run.guards import Guards, attempts
+from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run.profiling import Profiler
 
 Due = Callable[[int], Mapping[str, float]]
 """Something that happens after so many steps; metrics to record with the step."""
@@ -78,7 +78,7 @@ class Step:
 class Run:
     """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays.
 
-    A service is born in two lines: its field here, and its value where a run is made (``session.session.make_run``).
+    A service is born in two lines: its field here, and its value where a run is made (``run.session.make_run``).
     """
 
     folder: RunFolder

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from oncurve.data.curriculum import Curriculum
 from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.train.scoring import has_signal, replace_silent
+from oncurve.run.scoring import has_signal, replace_silent
 
 PROMPTS = [Prompt(text=f"q{i}", prompt_ids=(i,), index=i) for i in range(20)]
 

@@ -30,8 +30,8 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.model_folder import is_converted, load_model, write_around
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.tensor_files import TensorFiles
-from oncurve.train.checkpoint_manifest import publish, write_checkpoint_manifest
-from oncurve.train.snapshot import Snapshot, is_trained_whole
+from oncurve.run.checkpoint_manifest import publish, write_checkpoint_manifest
+from oncurve.run.snapshot import Snapshot, is_trained_whole
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import CheckpointError
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.train.checkpoint_manifest import prune
-from oncurve.train.guards import Guards
-from oncurve.train.snapshot import Snapshot, capture
-from oncurve.train.state import restore, write
+from oncurve.run.checkpoint_manifest import prune
+from oncurve.run.guards import Guards
+from oncurve.run.snapshot import Snapshot, capture
+from oncurve.run.state import restore, write
 
 DAY_SECONDS = 86_400.0
 WORTH_A_TIP_SECONDS = 60.0

@@ -16,7 +16,7 @@ from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=6)
 

@@ -20,9 +20,9 @@ from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics, read_rollouts
 from oncurve.records import Completion, Group, Mean, Prompt, Reward
 from oncurve.rewards.pipelined import PipelinedRewards
+from oncurve.run.interruption import Interrupted
+from oncurve.run.services import Run
 from oncurve.sample.base import SamplingParams
-from oncurve.train.interruption import Interrupted
-from oncurve.train.run import Run
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy

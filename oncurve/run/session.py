@@ -29,16 +29,16 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import RewardFunction, check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
+from oncurve.run.checkpointer import Checkpointer
+from oncurve.run.demonstrated import DemonstrationSampler
+from oncurve.run.guards import Guards
+from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run.loop import train
+from oncurve.run.parts import Parts
+from oncurve.run.profiling import Profiler
+from oncurve.run.result import Result, Steps
+from oncurve.run.services import Run, Step
 from oncurve.sample.base import Sampler, SamplingParams
-from oncurve.session.parts import Parts
-from oncurve.session.result import Result, Steps
-from oncurve.train.checkpointer import Checkpointer
-from oncurve.train.demonstrated import DemonstrationSampler
-from oncurve.train.guards import Guards
-from oncurve.train.interruption import Interrupted, Interruption
-from oncurve.train.loop import train
-from oncurve.train.profiling import Profiler
-from oncurve.train.run import Run, Step
 
 
 class Evaluator:

@@ -24,11 +24,11 @@ from oncurve.policy.teacher import OutsideTeacher
 from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
+from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
+from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
+from oncurve.run.interruption import Interruption
+from oncurve.run.state import checksum
 from oncurve.sample.base import PolicyView, Sampler
-from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
-from oncurve.train.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
-from oncurve.train.interruption import Interruption
-from oncurve.train.state import checksum
 
 
 class ServerSide(Sampler, Protocol):

@@ -11,8 +11,8 @@ from oncurve.policy.distributed import Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import RewardFunction, grade
+from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.sample.base import PolicyView, Sampler, SamplingParams
-from oncurve.train.interruption import Interrupted, Interruption
 
 T = TypeVar("T")
 

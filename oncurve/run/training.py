@@ -23,12 +23,12 @@ from oncurve.policy.environment import read_place
 from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_rewards
-from oncurve.session.parts import arithmetic, count_prompts, identity, make_parts
-from oncurve.session.result import Result, Steps, finish, report
-from oncurve.session.resume import Load, ResumeRequest, go_below_limit, resume
-from oncurve.session.session import Session
-from oncurve.train.guards import KlAlarm
-from oncurve.train.interruption import Interrupted, Interruption
+from oncurve.run.guards import KlAlarm
+from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run.parts import arithmetic, count_prompts, identity, make_parts
+from oncurve.run.result import Result, Steps, finish, report
+from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume
+from oncurve.run.session import Session
 
 MAX_RETURNS = 3
 """How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""

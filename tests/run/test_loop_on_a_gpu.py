@@ -15,7 +15,7 @@ from oncurve.algorithm.presets import PRESETS, build
 from oncurve.algorithm.table import CorrectionName
 from oncurve.batch import Batch
 from oncurve.records import Group, Reward
-from oncurve.train.loop import train
+from oncurve.run.loop import train
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

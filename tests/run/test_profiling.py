@@ -14,11 +14,11 @@ from oncurve.model.decoding import Decoder
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
+from oncurve.run.profiling import Profiler
+from oncurve.run.services import Run
 from oncurve.sample import proof
 from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
-from oncurve.train.profiling import Profiler
-from oncurve.train.run import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
 TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))

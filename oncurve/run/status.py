@@ -8,7 +8,7 @@ from typing import Literal
 import yaml
 
 from oncurve.observe.record import METRICS
-from oncurve.train.checkpoint_manifest import checkpoints_in
+from oncurve.run.checkpoint_manifest import checkpoints_in
 
 Progress = Literal["absent", "unbegun", "begun", "finished"]
 _BEFORE_ITS_FIRST_ROW = ("recipe.yaml", "config.yaml", "manifest.json", "log.txt", "status.json", METRICS)

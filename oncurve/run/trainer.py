@@ -30,13 +30,13 @@ from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
 from oncurve.rewards.terms import make_reward_function
+from oncurve.run.parts import Parts, make_parts, weights_checksum
+from oncurve.run.result import Result, Steps, finish
+from oncurve.run.services import Step
+from oncurve.run.session import Evaluator
+from oncurve.run.settings import RunSection
+from oncurve.run.training import recipe_steps, resume_steps
 from oncurve.sample.engine import InProcessEngine
-from oncurve.session.parts import Parts, make_parts, weights_checksum
-from oncurve.session.result import Result, Steps, finish
-from oncurve.session.session import Evaluator
-from oncurve.session.training import recipe_steps, resume_steps
-from oncurve.train.run import Step
-from oncurve.train.settings import RunSection
 
 KEPT_WITH_ROWS = ("columns", "template", "chat", "few_shot", "limit", "max_prompt_tokens", "retire_above")
 """Keys of a recipe's data section that still hold when its rows are replaced."""

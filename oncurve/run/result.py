@@ -18,8 +18,8 @@ from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.run_model import MODEL
 from oncurve.observe.summary import summarize
 from oncurve.report.write import write_report
-from oncurve.session.publish import write_card
-from oncurve.train.run import Step
+from oncurve.run.publish import write_card
+from oncurve.run.services import Step
 
 
 @dataclass(frozen=True)

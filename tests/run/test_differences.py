@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.session.parts import recorded
-from oncurve.session.resume import config_differences, fact_differences
+from oncurve.run.parts import recorded
+from oncurve.run.resume import config_differences, fact_differences
 
 WAS = recorded(load_config(find_recipe("word_problems")))
 

@@ -22,13 +22,13 @@ from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import resolved
 from oncurve.recipe.run_folder import as_of_today, flat, read_run_config
 from oncurve.recipe.schema import Config
+from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep
+from oncurve.run.guards import KL_LIMIT, KlAlarm
+from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run.parts import Parts, identity, make_parts, recorded
+from oncurve.run.result import Steps
+from oncurve.run.session import Session, keep_evaluation
 from oncurve.section import harmless_keys
-from oncurve.session.parts import Parts, identity, make_parts, recorded
-from oncurve.session.result import Steps
-from oncurve.session.session import Session, keep_evaluation
-from oncurve.train.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep
-from oncurve.train.guards import KL_LIMIT, KlAlarm
-from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.wiring.data import with_epochs
 
 Load = Callable[..., Parts]
