@@ -88,7 +88,7 @@ def way_of(model: PreTrainedModel) -> Way:
     Raises SamplerError if none does.
     """
     if model not in _WAYS:
-        with in_full_precision(model), torch.autocast(model.device.type, enabled=False):
+        with torch.no_grad(), in_full_precision(model), torch.autocast(model.device.type, enabled=False):
             reasons: list[str] = []
             for way in WAYS:
                 objection = _objection(model, way)
