@@ -23,11 +23,19 @@ class DeltaSettings(Section):
 
     anchor_every: Harmless[PositiveInt] = 20
     """Versions after which one is written whole as well, for servers that join."""
-    relay: Harmless[bool] = False
-    """One of our servers fetches from the trainer, and gives to the others."""
     mbit: Harmless[PositiveFloat | None] = None
     """Megabits per second that the trainer sends over rollouts.weights_address, to all servers together; None: no
     limit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_relay(cls, tree: object) -> object:
+        if isinstance(tree, dict) and "relay" in tree:
+            raise ValueError(
+                "rollouts.deltas.relay is removed: servers fetch from the trainer, or take an object store behind "
+                "rollouts.weights_address"
+            )
+        return tree
 
 
 class Deadlines(Section):
