@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from hanging import Hanging
 from scripted import make_sampler, one
 
 import oncurve
@@ -209,10 +210,11 @@ class Breaks(Counter):
 
 
 def test_what_an_environment_does_wrong_is_ungraded_and_never_zero(
-    policy: TrainedPolicy, make_prompts: MakePrompts
+    policy: TrainedPolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Breaks, "forever", Hanging(monkeypatch))
     script = lambda read: "fine<|end|>" if "<result>" in read else "<tool>1</tool>"  # noqa: E731
-    sampler = make_sampler(policy, script, environments={"breaks": Breaks}, environment_seconds=4.0)
+    sampler = make_sampler(policy, script, environments={"breaks": Breaks}, environment_seconds=600.0)
     letters = "rhcwgnmo"
     groups = sampler.sample(make_prompts(*letters), 2)
     kinds = {letter: [one.failure for one in group.completions] for letter, group in zip(letters, groups, strict=True)}
