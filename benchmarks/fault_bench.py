@@ -15,7 +15,7 @@ from typing import Any
 import fault_tools as tools
 from fault_tools import Started, start
 
-from oncurve.train.checkpoint_manifest import read_manifest
+from oncurve.run.checkpoint_manifest import read_manifest
 
 SMALL = [
     "data.limit=64",

@@ -11,7 +11,7 @@ from pathlib import Path
 import fault_tools as tools
 from fault_bench import VARIANTS, Bench, Report, Scenario, expect
 
-from oncurve.train.checkpoint_manifest import checkpoints_in
+from oncurve.run.checkpoint_manifest import checkpoints_in
 
 
 def damaged(bench: Bench, name: str, change: Callable[[Path], None]) -> Report:

@@ -12,7 +12,7 @@ import fault_tools as tools
 from fault_bench import VARIANTS, Bench, Report, Scenario, Variant, after, expect
 from fault_tools import ONLY_MAIN, PLACES, Arm
 
-from oncurve.train.checkpoint_manifest import checkpoints_in
+from oncurve.run.checkpoint_manifest import checkpoints_in
 
 
 def killed_inside(bench: Bench, name: str, variant: Variant, place: str, number: int, *, at_once: bool) -> Report:

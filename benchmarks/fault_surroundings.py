@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import fault_tools as tools
 from fault_bench import VARIANTS, Bench, Report, Scenario, Variant, recover
 
-from oncurve.train.checkpoint_manifest import checkpoints_in
+from oncurve.run.checkpoint_manifest import checkpoints_in
 
 
 def refused(bench: Bench, name: str, code: int, said: str, *words: str, variant: Variant = VARIANTS[0]) -> Report:
@@ -61,7 +61,7 @@ def surroundings_scenarios(bench: Bench) -> Iterator[Scenario]:
             run, started = bench.run("small_disk", VARIANTS[0], *words)
             codes = started.wait()
             run = place / run.name
-            from oncurve.train.checkpoint_manifest import verify
+            from oncurve.run.checkpoint_manifest import verify
 
             good = [verify(folder)["step"] for _, folder in checkpoints_in(run / "checkpoints")]
             said = "No space left on device" in started.main.output and "Traceback" not in started.main.output

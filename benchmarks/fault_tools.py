@@ -22,23 +22,23 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.fleet.launch.local import free_port
-from oncurve.train.checkpoint_manifest import checkpoints_in
+from oncurve.run.checkpoint_manifest import checkpoints_in
 
 MARK = "ONCURVE_FAULTS"
 """In the environment of everything that is started here, by which what is left over is found."""
 PLACES: dict[str, tuple[str, str]] = {
     "sampling": ("oncurve.sample.engine", "InProcessEngine.sample"),
-    "grading": ("oncurve.train.loop", "score"),
-    "refilling": ("oncurve.train.loop", "refill"),
+    "grading": ("oncurve.run.loop", "score"),
+    "refilling": ("oncurve.run.loop", "refill"),
     "forward": ("oncurve.policy.policy", "TrainedPolicy.logprobs"),
     "backward": ("oncurve.policy.policy", "TrainedPolicy.backward"),
     "optimizer": ("oncurve.policy.policy", "TrainedPolicy.update"),
-    "between optimizer and log": ("oncurve.train.run", "Run.end_step"),
+    "between optimizer and log": ("oncurve.run.services", "Run.end_step"),
     "logging": ("oncurve.observe.record", "RunFolder.write_metrics"),
-    "writing a checkpoint": ("oncurve.train.checkpointer", "write"),
-    "before the data of a checkpoint": ("oncurve.train.state", "_write_share"),
-    "before the manifest of a checkpoint": ("oncurve.train.state", "write_checkpoint_manifest"),
-    "before the rename of a checkpoint": ("oncurve.train.state", "publish"),
+    "writing a checkpoint": ("oncurve.run.checkpointer", "write"),
+    "before the data of a checkpoint": ("oncurve.run.state", "_write_share"),
+    "before the manifest of a checkpoint": ("oncurve.run.state", "write_checkpoint_manifest"),
+    "before the rename of a checkpoint": ("oncurve.run.state", "publish"),
 }
 ONLY_MAIN = ("logging", "writing a checkpoint")
 """Places that only process 0 passes, like those inside a checkpoint."""

@@ -30,9 +30,9 @@ from oncurve.policy.environment import read_place
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.recipe.find import described_recipes, find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.session.parts import recorded
-from oncurve.session.resume import asked_config, config_differences
-from oncurve.train.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
+from oncurve.run.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
+from oncurve.run.parts import recorded
+from oncurve.run.resume import asked_config, config_differences
 
 WEIRD: tuple[Any, ...] = (
     None, "", " ", 0, -1, 1, 2**63, 1e308, 0.5, True, [], {}, [[]], {"": None}, "../../etc/passwd", "/", "a\0b",

@@ -19,7 +19,7 @@ from oncurve.errors import ConfigError
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
-from oncurve.train.scoring import score
+from oncurve.run.scoring import score
 
 GROUP_SIZE, PROMPTS, NEW_TOKENS = 8, 8, 128
 LEARNING_RATE = 1e-6

@@ -26,7 +26,7 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, read_text
-from oncurve.session.training import run_recipe
+from oncurve.run.training import run_recipe
 from oncurve.stats import wilson_interval
 
 BUDGET = ["run.steps=12", "run.prompts_per_step=16", "evaluation.num_prompts=200", "evaluation.data.limit=200"]

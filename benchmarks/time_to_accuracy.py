@@ -41,9 +41,9 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.terms import make_reward_function
+from oncurve.run.loop import train
+from oncurve.run.services import Run
 from oncurve.sample.base import PolicyView, end_token_ids
-from oncurve.train.loop import train
-from oncurve.train.run import Run
 
 
 class Reached(Exception):

@@ -9,7 +9,7 @@ import textwrap
 from typing import Any
 
 import oncurve
-from oncurve.session.trainer import train
+from oncurve.run.trainer import train
 
 SECTIONS = {
     "Train": ("train", "Trainer", "sft", "Result", "Step", "Evaluation"),

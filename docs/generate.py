@@ -41,7 +41,7 @@ def readme() -> str:
 
 def loop() -> str:
     """The page of the loop with its code as it is."""
-    code = (ROOT / "oncurve" / "train" / "loop.py").read_text(encoding="utf-8")
+    code = (ROOT / "oncurve" / "run" / "loop.py").read_text(encoding="utf-8")
     body = code[code.index("def train(") :].strip()
     return _fill((ROOT / "docs" / "loop.md").read_text(encoding="utf-8"), "loop", f"```python\n{body}\n```")
 

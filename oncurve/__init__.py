@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from oncurve.errors import OncurveError
     from oncurve.evaluate.evaluation import Evaluation
     from oncurve.records import Completion, Group, Prompt, Reward
-    from oncurve.session.result import Result
-    from oncurve.session.stages import sft
-    from oncurve.session.trainer import Trainer, train
-    from oncurve.session.verbs import Engine, Policy, Scores, advantages, load_policy, score
-    from oncurve.train.run import Step
+    from oncurve.run.result import Result
+    from oncurve.run.services import Step
+    from oncurve.run.stages import sft
+    from oncurve.run.trainer import Trainer, train
+    from oncurve.run.verbs import Engine, Policy, Scores, advantages, load_policy, score
 
 _HOMES = {
     "Batch": "batch",
     "Completion": "records",
-    "Engine": "session.verbs",
+    "Engine": "run.verbs",
     "Evaluation": "evaluate.evaluate",
     "Group": "records",
     "OncurveError": "errors",
-    "Policy": "session.verbs",
+    "Policy": "run.verbs",
     "Prompt": "records",
-    "Result": "session.result",
+    "Result": "run.result",
     "Reward": "records",
-    "Scores": "session.verbs",
-    "Step": "train.run",
-    "Trainer": "session.trainer",
-    "advantages": "session.verbs",
+    "Scores": "run.verbs",
+    "Step": "run.services",
+    "Trainer": "run.trainer",
+    "advantages": "run.verbs",
     "collate": "data.collate",
-    "load_policy": "session.verbs",
-    "score": "session.verbs",
-    "sft": "session.stages",
-    "train": "session.trainer",
+    "load_policy": "run.verbs",
+    "score": "run.verbs",
+    "sft": "run.stages",
+    "train": "run.trainer",
 }
 """The module of every public name. The package of the name "train" can be called like the function."""
 

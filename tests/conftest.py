@@ -262,9 +262,9 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
     from oncurve.data.curriculum import Curriculum
     from oncurve.observe.progress import Progress
     from oncurve.observe.record import RunFolder
+    from oncurve.run.loop import train
+    from oncurve.run.services import Run
     from oncurve.sample.engine import InProcessEngine
-    from oncurve.train.loop import train
-    from oncurve.train.run import Run
 
     def start(
         policy: TrainedPolicy,

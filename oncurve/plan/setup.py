@@ -8,8 +8,8 @@ from typing import Literal
 from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan.shape import ModelShape
 from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection
+from oncurve.run.settings import RunSection
 from oncurve.sample.settings import EpisodeSection
-from oncurve.train.settings import RunSection
 
 Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]

@@ -34,7 +34,12 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
     return validate_tree(apply_overrides(recorded, overrides), source=source)
 
 
-GONE = {"policy": ("liger", "train_only"), "rollouts": ("kv_dtype",), "run": ("profile", "track_aliases")}
+GONE = {
+    "policy": ("liger", "train_only"),
+    "rollouts": ("kv_dtype",),
+    "rollouts.deltas": ("relay",),
+    "run": ("profile", "track_aliases"),
+}
 """Keys that recorded recipes have and recipes have no more."""
 CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
 """Those that changed what a run learns, with the value that changed nothing: with another one such a run is refused."""
@@ -43,11 +48,15 @@ CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
 def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A recorded recipe in today's keys; before ``evaluation.split_seed`` the run's seed chose the held-out rows."""
     recorded: dict[str, Any] = dict(tree)
-    for name, gone in GONE.items():
-        section = recorded.get(name)
+    for place, gone in GONE.items():
+        *outer, name = place.split(".")
+        holder = recorded
+        for part in outer:
+            holder = holder.get(part)
+        section = holder.get(name) if isinstance(holder, dict) else None
         if isinstance(section, Mapping):
             known = cast("Mapping[str, Any]", section)
-            recorded[name] = {
+            holder[name] = {
                 key: value for key, value in known.items() if key not in gone or CHANGES.get(key, value) != value
             }
     evaluation, run = recorded.get("evaluation"), recorded.get("run")

@@ -16,9 +16,9 @@ from oncurve.data.settings import Data, SftSection, with_type
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.rewards.settings import R1ZeroReward, Reward
+from oncurve.run.settings import RunSection
 from oncurve.sample.settings import RolloutSection
 from oncurve.section import Section
-from oncurve.train.settings import RunSection
 
 SUPERVISED = {"type": "rft", "group_size": 1}
 """The loss of a supervised stage: the mean of -log p over all tokens of an update's demonstrations."""

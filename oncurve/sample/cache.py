@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 
 class BufferLayer(DynamicLayer):
@@ -56,6 +56,36 @@ class RowCache(Cache):
         """Keep these rows in every layer: expand a prompt to its group, or drop rows that finished."""
         for layer in self.buffers:
             layer.take(rows)
+
+
+class OwnCache:
+    """The cache as the model's own classes make it, with convolutions, states and shared layers, row by row."""
+
+    def __init__(self, config: Any) -> None:
+        self.cache = DynamicCache(config=config)
+
+    def take(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be taken several times."""
+        self.cache.reorder_cache(rows)  # type: ignore[arg-type]
+
+
+class WholeRows:
+    """No cache: all tokens of the rows so far, which are computed again for each new one."""
+
+    def __init__(self) -> None:
+        self.ids = torch.zeros(0, dtype=torch.long)
+
+    def append(self, ids: Tensor) -> Tensor:
+        """Add new tokens [B, S]; all of them."""
+        self.ids = torch.cat([self.ids, ids], dim=1) if self.ids.numel() else ids
+        return self.ids
+
+    def take(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be taken several times."""
+        self.ids = self.ids[rows]
+
+
+Rows = RowCache | OwnCache | WholeRows
 
 
 def left_pad(sequences: list[tuple[int, ...]], *, pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:

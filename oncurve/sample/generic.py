@@ -5,26 +5,34 @@ The prompt of a group is read once and its keys and values are handed to the who
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.precision import arithmetic_type, head_type, wide_product
+from oncurve.algorithm.precision import HALF, arithmetic_type, head_type, in_full_precision, wide_product
+from oncurve.errors import SamplerError
 from oncurve.model.lora_linear import linear_layers
+from oncurve.model.out_of_memory import first_line
 from oncurve.model.weights import body_of, head_matrix, is_plain_head
 from oncurve.records import FinishReason
 from oncurve.sample.base import PolicyView, SamplingParams, padding_id
-from oncurve.sample.cache import RowCache, left_pad
+from oncurve.sample.cache import OwnCache, RowCache, Rows, WholeRows, left_pad
 from oncurve.sample.draw import draw
 from oncurve.sample.stops import StopStrings
 from oncurve.sample.streams import uniforms
+
+log = logging.getLogger(__name__)
 
 COMPACT_BELOW = 0.75
 """Finished rows are cut from the batch when no more than this share still runs: a cut copies the running rows."""
@@ -45,6 +53,117 @@ def rounded_matrices(model: PreTrainedModel) -> Iterator[None]:
                     with torch.inference_mode(False):  # what a parameter holds may not be a tensor of inference mode
                         part.weight.data = part.weight.detach().to(torch.get_autocast_dtype(kind))
         yield
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is sampled from through its own modules."""
+
+    name: str
+    make_cache: Callable[[PreTrainedModel, int], Rows]
+    """From the model and the most positions of a row."""
+    pads: bool = True
+    """Prompts of different length are read together."""
+
+
+WAYS = (
+    Way(
+        "a cache of keys and values",
+        lambda model, size: RowCache(model.config.get_text_config().num_hidden_layers, size),
+    ),
+    Way("a cache of its own", lambda model, size: OwnCache(model.config)),
+    Way("a cache of its own, prompt by prompt", lambda model, size: OwnCache(model.config), pads=False),
+    Way("no cache, prompt by prompt, which is slow", lambda model, size: WholeRows(), pads=False),
+)
+"""From the fastest to the one that is right whatever the model does with its cache."""
+FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError)
+FLOOR, HALF_FLOOR = 1e-3, 5e-2
+"""Differences of log-probabilities that are rounding, in float32 and where some weights have half the width."""
+_WAYS: WeakKeyDictionary[PreTrainedModel, Way] = WeakKeyDictionary()
+
+
+def way_of(model: PreTrainedModel) -> Way:
+    """The first way that gives the log-probabilities of the model's own forward pass, found out once for each model.
+
+    Raises SamplerError if none does.
+    """
+    if model not in _WAYS:
+        with torch.no_grad(), in_full_precision(model), torch.autocast(model.device.type, enabled=False):
+            reasons: list[str] = []
+            for way in WAYS:
+                objection = _objection(model, way)
+                if objection is None:
+                    break
+                reasons.append(f"with {way.name} {objection}")
+            else:
+                raise SamplerError(
+                    f"{type(model).__name__} cannot be sampled from in this process: {'; '.join(reasons)}"
+                )
+        if reasons:
+            log.warning("the model is sampled from with %s: %s", way.name, "; ".join(reasons))
+        _WAYS[model] = way
+    return _WAYS[model]
+
+
+def _objection(model: PreTrainedModel, way: Way) -> str | None:
+    """What speaks against a way: rows of two prompts are decoded, one is dropped in between; None if nothing does."""
+    vocabulary = model.config.get_text_config().vocab_size
+    prompts = [tuple((7 * place + 3) % vocabulary for place in range(length)) for length in (9, 6 if way.pads else 9)]
+    ids, mask = left_pad(prompts, pad_id=0, device=model.device)
+    rows = [list(prompts[of]) for of in (0, 1, 0)]
+    try:
+        held = way.make_cache(model, ids.shape[1] + 4)
+        logits = _logits(model, inputs_of(model, ids, mask if way.pads else None, mask, held))
+        order = torch.tensor([0, 1, 0], device=model.device)
+        held.take(order)
+        logits, mask = logits[order], mask[order]
+        for step in range(4):
+            if step == 2:
+                keep = torch.tensor([1, 2], device=model.device)
+                held.take(keep)
+                logits, mask, rows = logits[keep], mask[keep], rows[1:]
+            expected = torch.stack(
+                [
+                    _logits(model, {"input_ids": torch.tensor([row], device=model.device), "use_cache": False})[0]
+                    for row in rows
+                ]
+            )
+            error = float((logits.log_softmax(-1) - expected.log_softmax(-1)).abs().max())
+            if not error <= (HALF_FLOOR if model.dtype in HALF else FLOOR):
+                return f"log-probabilities differ by {error:.2g}"
+            tokens = [(11 * step + 5 * place + 1) % vocabulary for place in range(len(rows))]
+            rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+            new = torch.tensor(tokens, device=model.device)[:, None]
+            logits = _logits(model, inputs_of(model, new, mask if way.pads else None, mask, held))
+    except FAILURES as error:
+        return f"it raises {type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def inputs_of(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, filled: Tensor, rows: Rows) -> dict[str, Any]:
+    """What a forward pass over new tokens gets; ``filled`` [B, L] marks the tokens of the rows, new ones included."""
+    if isinstance(rows, WholeRows):
+        return {"input_ids": rows.append(ids), "use_cache": False}
+    positions = (filled.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": positions,
+        _cache_name(type(model)): rows.cache if isinstance(rows, OwnCache) else rows,
+        "use_cache": True,
+    }
+
+
+@cache
+def _cache_name(kind: type[PreTrainedModel]) -> str:
+    """What the forward pass of a model calls its cache."""
+    return "cache_params" if "cache_params" in inspect.signature(kind.forward).parameters else "past_key_values"
+
+
+def _logits(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
+    """Logits of the last place [B, V], by the model's own forward pass."""
+    return model(**inputs).logits[:, -1]
 
 
 @dataclass
@@ -81,16 +200,18 @@ class ModuleSampling:
 
     def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[SampledRow]:
         """Prefill each prompt once, expand it to its group, decode."""
+        way_of(self.model)  # before matrices are rounded
         with rounded_matrices(self.model) if self.rounds else nullcontext():
             return self._run(prompt_ids, group_size)
 
     def _run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[SampledRow]:
-        device = self.model.device
+        device, way = self.model.device, way_of(self.model)
+        if not way.pads and len(prompt_ids) > 1:
+            return self._one_by_one(prompt_ids, group_size)
         ids, mask = left_pad(prompt_ids, pad_id=self.pad_id, device=device)
         is_short = np.repeat([len(prompt) < ids.shape[1] for prompt in prompt_ids], group_size)
         self._is_padded = bool(is_short.any())
-        config = self.model.config.get_text_config()
-        cache = RowCache(config.num_hidden_layers, ids.shape[1] + self.params.max_completion_tokens)
+        cache = way.make_cache(self.model, ids.shape[1] + self.params.max_completion_tokens)
         logits = self._forward(ids, mask, cache)
         expand = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)
         cache.take(expand)
@@ -110,16 +231,18 @@ class ModuleSampling:
             logits = self._forward(tokens[:, None], mask[:, :width], cache)
         return self.rows
 
-    def _forward(self, ids: Tensor, mask: Tensor, cache: RowCache) -> Tensor:
+    def _one_by_one(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[SampledRow]:
+        """The group of each prompt by itself, where rows of different length cannot be together."""
+        for place, prompt in enumerate(prompt_ids):
+            own = slice(place * group_size, (place + 1) * group_size)
+            part = copy(self)
+            part.keys, part.rows, part.running = self.keys[own], self.rows[own], np.arange(group_size)
+            part._run([prompt], group_size)
+        return self.rows
+
+    def _forward(self, ids: Tensor, mask: Tensor, cache: Rows) -> Tensor:
         """Logits of the next token [B, V], for new tokens at the right end of a mask of everything so far."""
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        inputs: dict[str, Any] = {
-            "input_ids": ids,
-            "attention_mask": mask if self._is_padded else None,
-            "position_ids": positions,
-            "past_key_values": cache,
-            "use_cache": True,
-        }
+        inputs = inputs_of(self.model, ids, mask if self._is_padded else None, mask, cache)
         if not is_plain_head(self.model):
             return self.model(**inputs, logits_to_keep=1).logits[:, -1]
         return self._head(body_of(self.model)(**inputs).last_hidden_state[:, -1])

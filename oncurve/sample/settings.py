@@ -23,11 +23,19 @@ class DeltaSettings(Section):
 
     anchor_every: Harmless[PositiveInt] = 20
     """Versions after which one is written whole as well, for servers that join."""
-    relay: Harmless[bool] = False
-    """One of our servers fetches from the trainer, and gives to the others."""
     mbit: Harmless[PositiveFloat | None] = None
     """Megabits per second that the trainer sends over rollouts.weights_address, to all servers together; None: no
     limit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_relay(cls, tree: object) -> object:
+        if isinstance(tree, dict) and "relay" in tree:
+            raise ValueError(
+                "rollouts.deltas.relay is removed: servers fetch from the trainer, or take an object store behind "
+                "rollouts.weights_address"
+            )
+        return tree
 
 
 class Deadlines(Section):
@@ -102,7 +110,7 @@ class RolloutSection(Section):
     """Sample from the k most likely tokens; 0 is off. Keep 0 in training."""
     min_p: Fraction = 0.0
     """Drop tokens below this fraction of the most likely one; keep 0 in training."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion; they are part of it."""
     max_rows: PositiveInt | Literal["auto"] = "auto"
     """Completions sampled at a time. auto: 256; with the engine on a GPU as many as free memory allows, up to 1,024."""

@@ -21,10 +21,10 @@ from oncurve import wiring
 from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
 from oncurve.observe.run_model import is_run, resolve_model
 from oncurve.rewards.terms import make_reward_function
-from oncurve.session.publish import push
-from oncurve.session.trainer import Trainer
-from oncurve.train.run import Step
-from oncurve.train.scoring import score
+from oncurve.run.publish import push
+from oncurve.run.scoring import score
+from oncurve.run.services import Step
+from oncurve.run.trainer import Trainer
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.logs import num_tokens, rollout_logs, step_logs
 from oncurve.trl.overridden import refuse_overridden

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from oncurve.records import Group, Reward
-from oncurve.train.run import Step
+from oncurve.run.services import Step
 
 SAME = {
     "policy/loss": "loss",

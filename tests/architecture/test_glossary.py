@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=6)
 

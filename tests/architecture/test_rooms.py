@@ -19,7 +19,8 @@ TWICE = {
     "base": {"rewards.base", "sample.base"},
     "policy": {"policy.policy", "wiring.policy"},
 }
-"""Module names that stand in several folders, beside the ``settings`` of each room that has some."""
+"""Module names that stand in several folders, beside the ``settings`` of a room, and the files of ``cli``, which have
+the names of their commands."""
 MAX_FLOORS = 13
 LAZY = "# lazy"
 
@@ -42,7 +43,8 @@ def rooms() -> dict[str, set[str]]:
 
 
 def room(module: str) -> str:
-    return module.split(".", maxsplit=1)[0]
+    """The folder of a module; a room's settings stand below the recipe that lists them, and count by themselves."""
+    return module if module.endswith(".settings") else module.split(".", maxsplit=1)[0]
 
 
 def sub_rooms() -> dict[str, set[str]]:
@@ -51,7 +53,8 @@ def sub_rooms() -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
 
     def folder(module: str) -> str:
-        return module if module in folders else module.rpartition(".")[0] or module
+        alone = module in folders or module.endswith(".settings")
+        return module if alone else module.rpartition(".")[0] or module
 
     for module, theirs in arrows().items():
         found[folder(module)] |= {folder(each) for each in theirs} - {folder(module)}
@@ -130,7 +133,7 @@ def test_a_module_name_stands_twice_only_where_the_folder_says_which() -> None:
     packages = {room(module) if "." not in module else module.rpartition(".")[0] for module in modules() if module}
     found = defaultdict(set)
     for module in modules():
-        if module and module not in packages and not module.endswith(".settings"):
+        if module and module not in packages and not module.endswith(".settings") and room(module) != "cli":
             found[module.rsplit(".", 1)[-1]].add(module)
     assert {name: places for name, places in found.items() if len(places) > 1 and places != TWICE.get(name)} == {}
 

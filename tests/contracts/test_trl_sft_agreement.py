@@ -17,7 +17,7 @@ from oncurve.algorithm.presets import build
 from oncurve.data.collate import collate
 from oncurve.data.demonstrations import Demonstration, demonstrated_row, render_demonstrations
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.train.demonstrated import DemonstrationSampler
+from oncurve.run.demonstrated import DemonstrationSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

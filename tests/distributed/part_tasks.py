@@ -17,9 +17,9 @@ from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.train.checkpoint_manifest import verify
-from oncurve.train.snapshot import capture
-from oncurve.train.state import restore, write
+from oncurve.run.checkpoint_manifest import verify
+from oncurve.run.snapshot import capture
+from oncurve.run.state import restore, write
 from oncurve.wiring.policy import make_policy
 
 RECIPE = """
@@ -160,7 +160,7 @@ def go_on(processes: Processes, *, root: Path, **options: Any) -> dict[str, Any]
 def broken_write(processes: Processes, *, root: Path) -> str:
     """What is said when the second process cannot write its share."""
     from oncurve.errors import CheckpointError
-    from oncurve.train import state
+    from oncurve.run import state
 
     policy = tokenized(tasks.make_policy(processes, "fsdp", double=False, lora=False))
     save(policy, root, step=1)

@@ -15,8 +15,8 @@ import workers
 from oncurve.errors import LostProcess, SamplerError
 from oncurve.policy.distributed import Processes, own_rows
 from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.train.data_parallel import ShardedRewards, ShardedSampler, own_places, together
-from oncurve.train.interruption import Interruption
+from oncurve.run.data_parallel import ShardedRewards, ShardedSampler, own_places, together
+from oncurve.run.interruption import Interruption
 
 
 def die(processes: Processes, *, how: str) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.model_folder import load_tokenizer
-from oncurve.train.checkpoint_manifest import checkpoints_in, verify
+from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 
 FSDP: dict[str, Any] = {"way": "fsdp", "double": False, "lora": False}
 SLACK = 16 * 2**20

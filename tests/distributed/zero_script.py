@@ -21,8 +21,8 @@ from oncurve.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
 from oncurve.policy.distributed import Processes
 from oncurve.policy.tensor_files import TensorFiles
-from oncurve.train.snapshot import capture
-from oncurve.train.state import restore
+from oncurve.run.snapshot import capture
+from oncurve.run.state import restore
 
 FILE = {
     "train_batch_size": "auto",

@@ -38,7 +38,7 @@ def test_every_quoted_line_of_the_loop_stands_in_it_and_in_this_order() -> None:
     page = (DOCS / "grpo.md").read_text(encoding="utf-8")
     table = page[page.index("<!-- loop lines") :].split("\n\n")[1]
     quoted = re.findall(r"\| `(.+)` \|$", table, re.MULTILINE)
-    loop = (ROOT / "oncurve" / "train" / "loop.py").read_text(encoding="utf-8")
+    loop = (ROOT / "oncurve" / "run" / "loop.py").read_text(encoding="utf-8")
     places = [loop.find(line) for line in quoted]
     assert len(places) >= 15
     assert -1 not in places

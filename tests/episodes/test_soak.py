@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hanging import Hanging
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,11 @@ def soak() -> ModuleType:
     return module
 
 
-def test_failures_are_counted_as_what_they_are_and_leave_nothing_behind(soak: ModuleType, tmp_path: Path) -> None:
-    found = soak.soak(8 * 25, tmp_path, prompts=13, every=2)
+def test_failures_are_counted_as_what_they_are_and_leave_nothing_behind(
+    soak: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak.Misbehaving, "release", Hanging(monkeypatch))
+    found = soak.soak(8 * 25, tmp_path, prompts=13, every=2, seconds=600.0)
     assert found["episodes"] == 8 * 26, "two whole steps"
     assert set(found["failures_by_behaviour"]) == set(soak.KINDS)
     assert found["failures_kept"] == found["failures_noted"]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hanging import Hanging
 from scripted import HOSTILE, make_sampler, one
 
 from oncurve.episodes.tools import Tool, calculator
@@ -179,9 +180,11 @@ def test_a_tool_may_be_async_or_slow_or_exit(policy: TrainedPolicy, make_prompts
     done.set()
 
 
-def test_one_tool_that_hangs_holds_up_nobody_else(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+def test_one_tool_that_hangs_holds_up_nobody_else(
+    policy: TrainedPolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[str] = []
-    forever = threading.Event()
+    forever = Hanging(monkeypatch)
 
     def tool(text: str) -> str:
         """
@@ -199,7 +202,7 @@ def test_one_tool_that_hangs_holds_up_nobody_else(policy: TrainedPolicy, make_pr
         policy,
         lambda read: "ok<|end|>" if "<result>" in read else f"<tool>{read[-1]}</tool>",
         tools=[tool],
-        tool_seconds=1,
+        tool_seconds=600,
     )
     groups = sampler.sample(make_prompts(*(f"p{place}" for place in range(10))), 2)
     reasons = [completion.finish_reason for group in groups for completion in group.completions]

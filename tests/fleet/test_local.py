@@ -15,7 +15,7 @@ import pytest
 from oncurve.errors import LostProcess
 from oncurve.fleet.launch import local
 from oncurve.fleet.launch.local import Crew, run_processes
-from oncurve.session.run_status import clear_unbegun, progress_of
+from oncurve.run.status import clear_unbegun, progress_of
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -17,8 +17,8 @@ from oncurve.fleet.prefetch import Prefetch
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.records import Completion, Group, Prompt
+from oncurve.run.services import Run
 from oncurve.sample.base import SamplingParams
-from oncurve.train.run import Run
 
 POLICY: Any = SimpleNamespace()
 

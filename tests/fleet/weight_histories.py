@@ -172,13 +172,10 @@ class History:
         self.messages.append(self.message())
 
     def message(self) -> dict[str, Any]:
-        """What a server is told: the folder or an address, and perhaps another server to ask first."""
+        """What a server is told: the folder or an address."""
         if self.random.random() < 0.4:
             return self.manifest.message(address=None, token=None)
-        relays = [f"{self.host.url}/relay/{self.random.randrange(len(self.servers))}"] if self.servers else []
-        return self.manifest.message(
-            address=f"{self.host.url}/store", token="t", relays=relays if self.random.random() < 0.5 else ()
-        )
+        return self.manifest.message(address=f"{self.host.url}/store", token="t")
 
     def sync(self) -> None:
         """A server hears of the newest version; where it cannot have it, the trainer repairs it some time."""
@@ -360,10 +357,8 @@ class Host:
         history = self.history
         if history is None or history.store is None:
             return None
-        if words[0] == "store":
-            path = history.store.root / words[1] / words[2]
-            return path if path.is_file() else None
-        return history.servers[int(words[1])].update.mirror.find(words[2], words[3])
+        path = history.store.root / words[1] / words[2]
+        return path if path.is_file() else None
 
     def close(self) -> None:
         self.server.shutdown()

@@ -14,7 +14,7 @@ import oncurve
 from oncurve.cli.app import app
 from oncurve.errors import ConfigError
 from oncurve.observe.record import read_metrics
-from oncurve.session.trainer import Trainer
+from oncurve.run.trainer import Trainer
 
 if TYPE_CHECKING:
     from nursery import Nursery

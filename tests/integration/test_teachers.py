@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve import wiring
 from oncurve.cli.app import app
-from oncurve.commands.plan import plan_inputs
+from oncurve.cli.plan import plan_inputs
 from oncurve.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import Component, weight_parts
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.session.trainer import Trainer
+from oncurve.run.trainer import Trainer
 
 if TYPE_CHECKING:
     from nursery import Nursery

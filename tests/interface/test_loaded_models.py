@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oncurve
 from oncurve.errors import ConfigError
 from oncurve.observe.run_model import locate
-from oncurve.session.trainer import Trainer
+from oncurve.run.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing:FutureWarning"

@@ -19,7 +19,7 @@ from oncurve.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import read_tree
-from oncurve.session.trainer import Trainer
+from oncurve.run.trainer import Trainer
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
 SMALL: dict[str, Any] = {
@@ -185,7 +185,7 @@ def test_one_call_trains_before_and_after_the_package_of_its_name_is_imported(tm
         "             evaluation={'num_prompts': 4}, algorithm={'group_size': 4},\n"
         "             rollouts={'max_completion_tokens': 24})\n"
         "first = oncurve.train('embedded', **words)\n"
-        "import oncurve.train.loop\n"
+        "import oncurve.run.loop\n"
         "words['run'] = {**words['run'], 'name': 'second'}\n"
         "print(len(first.metrics), len(oncurve.train('embedded', **words).metrics))\n"
     )

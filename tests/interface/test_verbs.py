@@ -13,7 +13,7 @@ import oncurve
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Group, Prompt
-from oncurve.session.trainer import Trainer
+from oncurve.run.trainer import Trainer
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
 SECTIONS: dict[str, Any] = {

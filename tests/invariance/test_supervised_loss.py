@@ -15,7 +15,7 @@ from oncurve.data.collate import collate
 from oncurve.data.demonstrations import Demonstration, render_demonstrations
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt, Segment
-from oncurve.train.demonstrated import DemonstrationSampler
+from oncurve.run.demonstrated import DemonstrationSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,7 +18,7 @@ from oncurve.records import Completion, Prompt
 from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
 LETTERS = "abcdef"
 STEPS, GROUP_SIZE, LIMIT = 30, 24, 2

@@ -16,7 +16,7 @@ from oncurve.errors import ConfigError
 from oncurve.observe import sinks
 from oncurve.observe.sinks import SinkName, Tracker, open_tracker
 from oncurve.recipe.load import parse_config
-from oncurve.train.settings import RunSection
+from oncurve.run.settings import RunSection
 
 RECIPE = "model: embedded\ndata: {type: word_problems}\nrun: {track: [tensorboard, wandb]}\n"
 

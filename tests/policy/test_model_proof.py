@@ -32,6 +32,30 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "head_dim": 8,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+GEMMA3N = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "head_dim": 8,
+    "vocab_size_per_layer_input": 260,
+    "hidden_size_per_layer_input": 8,
+    "laurel_rank": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "activation_sparsity_pattern": [0.0] * 4,
+}
 MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
 
 
@@ -68,6 +92,13 @@ def gradient(logprobs: Tensor, model: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "changes", "is_own"),
     [
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}, False),
+        ("Qwen3_5Text", LINEAR, False),
+        ("Qwen3Next", {**LINEAR, **EXPERTS}, False),
+        ("FalconH1", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}, False),
+        ("Mamba", {"state_size": 8}, False),
+        ("Bamba", {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}, False),
+        ("Gemma3nText", GEMMA3N, False),
         ("Qwen2", {}, False),
         ("Granite", {"logits_scaling": 4.0}, False),
         ("Cohere", {"logit_scale": 0.1}, False),
@@ -94,11 +125,11 @@ def test_trainer_and_sampler_compute_the_model_and_not_what_they_know_of_its_hea
     assert (gradient(found, model) - exact).norm() < 1e-4 * exact.norm()
     engine = InProcessEngine(SamplingParams(max_completion_tokens=8))
     engine.load_weights(policy, version=0)
-    [group] = engine.sample([Prompt("", (5, 6, 7), 0)], 4)
-    for completion in group.completions:
-        ids = torch.tensor([*completion.prompt_ids, *completion.token_ids])
+    groups = engine.sample([Prompt("", (5, 6, 7), 0), Prompt("", (8, 9, 10, 11, 12, 13), 1)], 4)
+    for completion in (one for group in groups for one in group.completions):
+        ids, start = torch.tensor([*completion.prompt_ids, *completion.token_ids]), len(completion.prompt_ids)
         own = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
-        sampled = own[2:-1].gather(1, ids[3:, None])[:, 0].detach()
+        sampled = own[start - 1 : -1].gather(1, ids[start:, None])[:, 0].detach()
         assert torch.allclose(torch.tensor(completion.sampler_logprobs), sampled, atol=2e-5)
 
 

@@ -19,7 +19,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.recipe.load import parse_config
 from oncurve.records import Group
-from oncurve.session.trainer import Trainer
+from oncurve.run.trainer import Trainer
 from oncurve.wiring.policy import make_sharding
 
 MUON = OptimizerSettings(type="muon", learning_rate=1e-2, beta2=0.95, max_gradient_norm=0)

@@ -22,7 +22,7 @@ from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.batch import Batch
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
 MakePolicy = Callable[..., TrainedPolicy]
 MakeBatch = Callable[[str], "Batch"]

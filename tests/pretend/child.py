@@ -68,7 +68,7 @@ def serve() -> None:
 
     wait_for_torch()
     import oncurve.cli.app
-    import oncurve.session.session
+    import oncurve.run.session
     import oncurve.wiring.policy  # noqa: F401
 
     print("ready", flush=True)

@@ -120,8 +120,8 @@ def watch() -> Report:
     """Count the parts of every command of this process from here on."""
     from oncurve.model.decoding import Decoder
     from oncurve.policy.policy import TrainedPolicy
+    from oncurve.run.services import Run
     from oncurve.sample.row_batch import RowBatch
-    from oncurve.train.run import Run
 
     report = Report()
     for owner, method, name in (

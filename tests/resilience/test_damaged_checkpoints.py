@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncurve.errors import CheckpointError
-from oncurve.train.checkpoint_manifest import (
+from oncurve.run.checkpoint_manifest import (
     MANIFEST,
     checkpoints_in,
     newest_good,
@@ -129,7 +129,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(name: str, tmp_path: Path) -> 
     (tmp_path / "checkpoints" / "outside").write_text("x")
     write_checkpoint_manifest(folder, {"step": 1})
     manifest = json.loads((folder / MANIFEST).read_text())
-    from oncurve.train.checkpoint_manifest import _render
+    from oncurve.run.checkpoint_manifest import _render
 
     facts = {key: value for key, value in manifest.items() if key != "sha256"}
     (folder / MANIFEST).write_text(_render({**facts, "files": {name: {"size": 1, "sha256": "0"}}}))

@@ -14,12 +14,12 @@ from oncurve.errors import TrainingError
 from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.observe.record import read_metrics
 from oncurve.records import Completion, Mean, Prompt
+from oncurve.run.guards import Guards, KlAlarm
 from oncurve.sample.base import SamplingParams
-from oncurve.train.guards import Guards, KlAlarm
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
 TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))

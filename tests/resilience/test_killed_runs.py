@@ -102,11 +102,11 @@ def test_a_run_killed_while_it_writes_a_checkpoint_takes_the_one_before(
 
 
 WRITING = {
-    "before anything is written": ("oncurve.train.state", "_write_share", 3),
-    "between two files": ("oncurve.train.state", "save_file", 2),
-    "before the manifest": ("oncurve.train.state", "write_checkpoint_manifest", 3),
-    "before the rename": ("oncurve.train.state", "publish", 3),
-    "before old ones are deleted": ("oncurve.train.checkpointer", "prune", 3),
+    "before anything is written": ("oncurve.run.state", "_write_share", 3),
+    "between two files": ("oncurve.run.state", "save_file", 2),
+    "before the manifest": ("oncurve.run.state", "write_checkpoint_manifest", 3),
+    "before the rename": ("oncurve.run.state", "publish", 3),
+    "before old ones are deleted": ("oncurve.run.checkpointer", "prune", 3),
 }
 """Module, function and call at which a run dies: of steps 0, 2, 4 and so on, step 4 is the third."""
 

@@ -16,15 +16,15 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import oncurve.train.checkpointer as saving
+import oncurve.run.checkpointer as saving
 from oncurve.algorithm.presets import build
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import CheckpointError
-from oncurve.train.checkpoint_manifest import verify
-from oncurve.train.checkpointer import Checkpointer, best_interval
-from oncurve.train.guards import Guards
-from oncurve.train.snapshot import capture
-from oncurve.train.state import checksum, from_plain, restore, to_plain, write
+from oncurve.run.checkpoint_manifest import verify
+from oncurve.run.checkpointer import Checkpointer, best_interval
+from oncurve.run.guards import Guards
+from oncurve.run.snapshot import capture
+from oncurve.run.state import checksum, from_plain, restore, to_plain, write
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy

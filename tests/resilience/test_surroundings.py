@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from oncurve.train.checkpoint_manifest import verify
+from oncurve.run.checkpoint_manifest import verify
 
 if TYPE_CHECKING:
     from nursery import Nursery

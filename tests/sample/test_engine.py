@@ -183,6 +183,7 @@ def test_finished_rows_leave_the_batch_of_a_module(
 ) -> None:
     take_way("module")
     policy, sizes = ending(make_policy()), []
+    generic_module.way_of(policy.model)  # whose proof reads rows of its own
     body_of(policy.model).register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape), with_kwargs=True
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from oncurve.batch import Batch
-    from oncurve.train.run import Run
+    from oncurve.run.services import Run
 
 MakePolicy = Callable[..., TrainedPolicy]
 MakePrompts = Callable[..., list[Prompt]]

@@ -72,7 +72,6 @@ class FileUpdate(WeightTransferUpdateInfo):
     """What belongs to an adapter that is to be added to the base; None for whole weights."""
     chain: list[dict[str, Any]] = field(default_factory=list)
     """How the version is made of older ones; empty where all files are sent."""
-    relays: list[str] = field(default_factory=list)
     give_up: bool = False
     """End an update that somebody left in its middle."""
 

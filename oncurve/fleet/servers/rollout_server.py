@@ -31,7 +31,7 @@ class FleetState(Protocol):
         """The version that completions must come from; None before the first."""
         ...
 
-    async def message(self, manifest: Manifest, server: RolloutServer) -> dict[str, object]:
+    async def message(self, manifest: Manifest) -> dict[str, object]:
         """What a server is told of a version. Raises ServerFailed while there are no files of it."""
         ...
 
@@ -196,7 +196,7 @@ class RolloutServer:
     async def _sync(self, target: Manifest, old: str) -> None:
         """Hand over the current weights as files. Its next report tells whether it has them."""
         limit = self.fleet.deadlines.push_seconds
-        message, begin = await self.fleet.message(target, self), time.monotonic()
+        message, begin = await self.fleet.message(target), time.monotonic()
         self._move("syncing", f"has {old}, takes {target.label}")
         try:
             if target.chain:
@@ -223,7 +223,7 @@ class RolloutServer:
         if self.state != "ready":
             return
         try:
-            await self._fetch_ahead(await self.fleet.message(manifest, self))
+            await self._fetch_ahead(await self.fleet.message(manifest))
         except (ServerLost, ServerFailed, SamplerError) as error:
             self.why = f"could not fetch ahead: {error}"
 

@@ -53,20 +53,19 @@ class ServerPool:
         push: GroupPush | None = None,
         files: Callable[[str], Manifest | None] = lambda label: None,
         repair: Callable[[str], Manifest | None] = lambda label: None,
-        relay: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``find`` names servers that came later; ``max_rows`` completions are asked of one server at a time, each
         group whole; ``address`` is where servers fetch weights that do not see the trainer's disk; ``restart`` starts a
         server again that must not be used any more; ``push`` hands weights over without files, of which ``files`` gives
         those of a version, None while it cannot. ``repair`` writes one whole of which a server could not apply the
-        differences; with ``relay`` one server gives files to the others."""
+        differences."""
         self.deadlines, self.max_rows, self.token, self.address = deadlines, max_rows, token, address
         self.servers: list[RolloutServer] = []
         self.counts: Counter[str] = Counter()
         """What happened so far: attempts that were lost, failed, cut off, or of another version."""
         self._urls, self._find, self._restart, self._say = list(urls), find, restart, notify
-        self._push, self._files, self._repair, self.relay = push, files, repair, relay
+        self._push, self._files, self._repair = push, files, repair
         self._order: list[RolloutServer] = []
         self._target: Manifest | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -127,21 +126,14 @@ class ServerPool:
         """The version that completions must come from."""
         return self._target
 
-    async def message(self, manifest: Manifest, server: RolloutServer) -> dict[str, object]:
+    async def message(self, manifest: Manifest) -> dict[str, object]:
         """What a server is told of a version. Raises ServerFailed while there are no files of it."""
         if not manifest.files:
             found = await aside(partial(self._files, manifest.label), name="writes-weights")
             if found is None:
                 raise ServerFailed(f"there are no files of {manifest.label} while the policy trains")
             manifest = found
-        return manifest.message(address=self.address, token=self.token, relays=self._relays(manifest, server))
-
-    def _relays(self, manifest: Manifest, server: RolloutServer) -> list[str]:
-        """Who is asked for files before the trainer: of our servers the first, which has none before it."""
-        if not self.relay or not manifest.chain or self.address is None:
-            return []
-        ours = [one for one in self._order if one.takes_keys and one.state in ("ready", "syncing", "stale")]
-        return [] if server not in ours[1:] else [f"{ours[0].url}{protocol.RELAY}"]
+        return manifest.message(address=self.address, token=self.token)
 
     async def repair(self, manifest: Manifest) -> None:
         """A server could not make the version of what it was told: let it be there whole."""

@@ -105,7 +105,6 @@ class ServerSampler:
             files=self._copies.files,
             address=f"{weights_address.rstrip('/')}/{self._store.name}" if weights_address and is_url else None,
             repair=self._deltas.renew if self._deltas is not None else lambda label: None,
-            relay=deltas is not None and deltas.relay,
             notify=self._say,
         )
 

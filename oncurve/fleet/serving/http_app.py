@@ -20,7 +20,6 @@ from oncurve.errors import ConfigError, SamplerError
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.registry import register
 from oncurve.fleet.serving.chat_routes import ChatRoutes
-from oncurve.fleet.serving.relay import give_to_other
 from oncurve.fleet.serving.sampling import Paused, Sampling
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.sample.base import PolicyView
@@ -69,7 +68,6 @@ class SamplingServer:
         app.router.add_post(protocol.START, self.start)
         app.router.add_post(protocol.UPDATE, self.stage)
         app.router.add_post(protocol.FINISH, self.finish)
-        app.router.add_get(f"{protocol.RELAY}/{{label}}/{{name}}", self.relay)
         if self.chats is not None:
             self.chats.add_to(app.router)
         return app
@@ -182,11 +180,6 @@ class SamplingServer:
                 self._is_updating = False
                 return _say(f"{error}. The server keeps the weights {self.sampling.label}", 500)
         return web.json_response({})
-
-    async def relay(self, request: web.Request) -> web.StreamResponse:
-        """A file of the newest weights, or a difference that led to them, for another server."""
-        asked = request.match_info
-        return await give_to_other(self.update.mirror, asked["label"], asked["name"])
 
     async def finish(self, request: web.Request) -> web.Response:
         """Let the staged weights take the place of the old ones, under their name."""

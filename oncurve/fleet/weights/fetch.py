@@ -77,10 +77,9 @@ def _have(message: Mapping[str, Any], folder: Path, file: Mapping[str, Any]) -> 
 
 
 def fetch_one(message: Mapping[str, Any], label: str, file: WeightFile, folder: Path) -> Path:
-    """A file of a version of the chain, whole: where it lies, if this machine sees it, otherwise in ``folder``. Other
-    servers are asked before the trainer.
+    """A file of a version of the chain, whole: where it lies, if this machine sees it, otherwise in ``folder``.
 
-    Raises ValueError if nobody has it.
+    Raises ValueError if it cannot be had.
     """
     name = Path(file.name).name
     place = folder / name
@@ -88,23 +87,12 @@ def fetch_one(message: Mapping[str, Any], label: str, file: WeightFile, folder: 
         return place
     place.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    whys = []
-    for address in message.get("relays") or ():
-        try:
-            download(f"{address}/{label}/{name}", message.get("token"), place, asdict(file))
-        except ValueError as error:
-            whys.append(str(error))
-        else:
-            return place
-    try:
-        if message.get("folder"):
-            place = Path(message["folder"]).parent / label / name
-            check(place, asdict(file))
-        else:
-            base = str(message["address"]).rpartition("/")[0]
-            download(f"{base}/{label}/{name}", message.get("token"), place, asdict(file))
-    except ValueError as error:
-        raise ValueError("; ".join([*whys, str(error)])) from None
+    if message.get("folder"):
+        place = Path(message["folder"]).parent / label / name
+        check(place, asdict(file))
+    else:
+        base = str(message["address"]).rpartition("/")[0]
+        download(f"{base}/{label}/{name}", message.get("token"), place, asdict(file))
     return place
 
 

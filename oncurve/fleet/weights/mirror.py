@@ -52,8 +52,6 @@ class Mirror:
         """Of fetching and of applying, for the version that was brought last."""
         self.bytes = 0
         """That were fetched for it."""
-        self.is_fetching = False
-        """Files may come that are not here yet."""
 
     def bring(self, message: Mapping[str, Any]) -> list[Path]:
         """The files of the announced version, whole, made of what is here and what must be fetched.
@@ -88,14 +86,6 @@ class Mirror:
                 whys.append(str(error))
         raise ValueError(f"{label} cannot be had: {'; '.join(whys) or 'no way leads there from what is here'}")
 
-    def find(self, label: str, name: str) -> Path | None:
-        """A file for another server: of the copy, or a difference that led to it. None if it is not here."""
-        for folder in (self.root / _plain(label), self._fetched(label)):
-            path = folder / _plain(name)
-            if path.is_file():
-                return path
-        return None
-
     def _go(self, route: Route, have: str | None, files: list[WeightFile], message: Mapping[str, Any]) -> list[Path]:
         """Build the version beside the copy, and let it take its place."""
         begin = time.perf_counter()
@@ -119,20 +109,13 @@ class Mirror:
         (partial / NAME).write_text(json.dumps(facts), encoding="utf-8")
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
-        self._tidy(label, route)
+        self._tidy(label)
         self.seconds = {"fetch": fetched - begin, "apply": time.perf_counter() - fetched}
         self.bytes = route.num_bytes
         return [place / file.name for file in files]
 
     def _fetch(self, route: Route, message: Mapping[str, Any]) -> dict[tuple[str, str], Path]:
         """All files of a way, by version and name."""
-        self.is_fetching = True
-        try:
-            return self._fetch_all(route, message)
-        finally:
-            self.is_fetching = False
-
-    def _fetch_all(self, route: Route, message: Mapping[str, Any]) -> dict[tuple[str, str], Path]:
         wanted = [(link.label, file) for link in route.links for file in link.deltas]
         if route.whole is not None:
             wanted += [(route.whole.label, file) for file in route.whole.whole]
@@ -142,14 +125,10 @@ class Mirror:
     def _fetched(self, label: str) -> Path:
         return self.root / "fetched" / _plain(label)
 
-    def _tidy(self, label: str, route: Route) -> None:
-        """Keep the copy, and the differences that led to it: another server may want them."""
+    def _tidy(self, label: str) -> None:
+        """Keep the copy alone."""
         for folder in self.root.iterdir():
-            if folder.is_dir() and folder.name not in (label, "fetched"):
-                shutil.rmtree(folder, ignore_errors=True)
-        kept = {link.label for link in route.links}
-        for folder in self._fetched("-").parent.glob("*"):
-            if folder.name not in kept or (route.whole is not None and folder.name == route.whole.label):
+            if folder.is_dir() and folder.name != label:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _held(self) -> tuple[str | None, list[WeightFile]]:
@@ -184,7 +163,7 @@ def _common(group: str) -> Path:
 def _plain(name: str) -> str:
     """Raises ValueError for a name that leads elsewhere."""
     if name != Path(name).name or name in ("", "..", "fetched") or name.startswith("."):
-        raise ValueError(f"{name!r} is no name of a version or a file")
+        raise ValueError(f"{name!r} is no name of a version")
     return name
 
 

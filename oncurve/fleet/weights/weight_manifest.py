@@ -102,11 +102,10 @@ class Manifest:
         own = [file.name for link in self.chain if link.label == self.label for file in link.deltas]
         return {*own, *(file.name for file in self.files)}
 
-    def message(self, *, address: str | None, token: str | None, relays: Sequence[str] = ()) -> dict[str, Any]:
-        """What a server is told: read the folder, or fetch the files from an address with a token. ``relays`` are
-        asked before."""
+    def message(self, *, address: str | None, token: str | None) -> dict[str, Any]:
+        """What a server is told: read the folder, or fetch the files from an address with a token."""
         source = {"folder": self.folder} if address is None else {"address": f"{address}/{self.label}", "token": token}
-        chain = {"chain": [asdict(link) for link in self.chain], "relays": list(relays)} if self.chain else {}
+        chain = {"chain": [asdict(link) for link in self.chain]} if self.chain else {}
         return {
             "label": self.label,
             "files": [asdict(file) for file in self.files],

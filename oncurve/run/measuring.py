@@ -1,0 +1,245 @@
+"""Evaluation of models on the test problems of a recipe or a benchmark, resumable, with a comparison of two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from oncurve import wiring
+from oncurve.errors import ConfigError, Stopped, did_you_mean, listed
+from oncurve.evaluate.compare import compare
+from oncurve.evaluate.evaluate import evaluate
+from oncurve.evaluate.evaluation import Evaluation
+from oncurve.evaluate.resumable import PartialResults, prompts_per_call
+from oncurve.observe.record import RunFolder
+from oncurve.recipe.load import load_config, read_tree
+from oncurve.recipe.schema import Config
+from oncurve.records import Prompt
+from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
+from oncurve.run.session import keep_evaluation
+from oncurve.sample.base import Sampler, SamplingParams
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"
+"""Recipes of the problems that others measure on too: data, template, reward and decoding."""
+UNFINISHED = "unfinished"
+"""Folder inside the output with what is measured so far; removed at the end."""
+
+
+def find_benchmark(name: str) -> Path:
+    """The file of a benchmark of the package, or the YAML file of that name.
+
+    Raises ConfigError with the nearest name if there is none.
+    """
+    known = {path.stem: path for path in sorted(BENCHMARKS.glob("*.yaml"))}
+    path = Path(name)
+    if name in known or (path.suffix in (".yaml", ".yml") and path.is_file()):
+        return known.get(name, path)
+    raise ConfigError(
+        f"--benchmark: there is no {name!r}. {did_you_mean(name, known)}Use one of {listed(known)}, or a YAML file "
+        f"with data, rewards, evaluation and rollouts as in a recipe"
+    )
+
+
+def evaluate_on_benchmark(
+    name: str, models: Sequence[str], overrides: Sequence[str], output: Path, *, console: Console
+) -> list[Evaluation]:
+    """Evaluate models on a benchmark's problems; two of them are compared.
+
+    A model with a chat template is asked through it, unless ``data.chat`` says otherwise.
+
+    Raises ConfigError for a benchmark that does not exist, and as ``evaluate_models``.
+    """
+    path = find_benchmark(name)
+    known = read_tree(path, ["model=embedded"])
+    config = load_config(path, [*overrides, f"model={json.dumps(models[0])}"])
+    found = evaluate_models(config, models, output, rows=wiring.benchmark_rows(config), console=console)
+    published = known.get("evaluation", {}).get("num_prompts")
+    measured = len(found[0].by_prompt())
+    if published is not None and measured < published and config.data.type != "jsonl":
+        console.print(
+            f"{path.stem}: {measured:,} of its {published:,} problems. Do not compare this with published numbers",
+            highlight=False,
+        )
+    return found
+
+
+def evaluate_models(
+    config: Config,
+    models: Sequence[str],
+    output: Path,
+    *,
+    rows: tuple[wiring.Rows, ...] | None = None,
+    console: Console,
+) -> list[Evaluation]:
+    """Evaluate models on the same test problems with the same decoding; two of them are compared.
+
+    ``rows`` are those of a benchmark, in the place of the recipe's own split.
+
+    Raises ConfigError if the output holds a finished evaluation or one with other settings.
+    """
+    if (output / "evaluations").exists():
+        raise ConfigError(f"{output}: already holds a finished evaluation. Choose another --output, or remove it")
+    console.print(f"evaluation: {output}", highlight=False)
+    is_benchmark = rows is not None
+    rows = rows or wiring.split_rows(config)
+    columns = wiring.shared_columns(rows)
+    strict, loose = make_reward_function(config.rewards, columns=columns), make_loose_reward()
+    try:
+        evaluations = [
+            _measured(
+                config.model_copy(update={"model": name}),
+                rows,
+                strict,
+                loose,
+                output / UNFINISHED / label,
+                console,
+                finds_chat=is_benchmark and "chat" not in config.data.model_fields_set,
+            )
+            for name, label in zip(models, _labels(models), strict=True)
+        ]
+    finally:
+        strict.close()
+        loose.close()
+    names = ("base", "trained") if len(models) > 1 else ("evaluation",)
+    with RunFolder(output) as folder:
+        for place, name in enumerate(names):
+            keep_evaluation(folder, replace(evaluations[place], name=name))
+    if len(models) == 2:
+        comparison = compare(evaluations[0], evaluations[1], names=(short_name(models[0]), short_name(models[1])))
+        comparison.write(output)
+        comparison.print(console)
+    shutil.rmtree(output / UNFINISHED)
+    console.print(f"examples and counts: {output / 'evaluations'}", highlight=False, soft_wrap=True)
+    return evaluations
+
+
+def short_name(model: str) -> str:
+    """A model's name for a column of a table: the last part of its path, or the run that it is the result of."""
+    path = Path(model)
+    return path.parent.name if path.name == "model" and path.parent.name else path.name
+
+
+def _labels(models: Sequence[str]) -> list[str]:
+    return [f"{place}-{short_name(name)}" for place, name in enumerate(models)]
+
+
+def _measured(
+    config: Config,
+    rows: tuple[wiring.Rows, ...],
+    strict: RewardFunction,
+    loose: RewardFunction,
+    unfinished: Path,
+    console: Console,
+    *,
+    finds_chat: bool,
+) -> Evaluation:
+    """One model on the test problems; what was sampled before a stop is not sampled again."""
+    policy = wiring.make_policy(config)
+    if finds_chat and policy.tokenizer.chat_template:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"chat": True})})
+        console.print(f"{config.model}: asked through its chat template (data.chat=false: plain text)", highlight=False)
+    context = wiring.context_of(policy.model.config)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
+    sampler, params, samples = (
+        wiring.make_sampler(config),
+        wiring.evaluation_sampling(config),
+        config.evaluation.samples,
+    )
+    settings = {
+        "model": config.model,
+        "sampler": config.rollouts.type,
+        **recipe_settings(config, prompts, params, samples),
+    }
+    try:
+        sampler.load_weights(policy, version=0)
+        with PartialResults(unfinished, settings, samples=samples, num_prompts=len(prompts)) as kept:
+            evaluation = measure(
+                prompts,
+                sampler,
+                strict,
+                params,
+                kept,
+                what=f"evaluating {short_name(config.model)}",
+                goes_on=f"The same command with --output {unfinished.parents[1]} resumes it",
+                console=console,
+                loose_reward_function=loose,
+                correct_means=describe_correct(config.rewards),
+            )
+    finally:
+        sampler.close()
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in evaluation.counts.items() if count)
+    console.print(f"{config.model}: {counts} of {len(evaluation.examples)}", highlight=False, soft_wrap=True)
+    shares = [evaluation.headline()]
+    if samples > 1 and evaluation.judges("correct"):
+        shares.append(f"pass@{samples} {evaluation.pass_at_k(samples):.1%}")
+    console.print(f"{short_name(config.model)}: {', '.join(shares)}", highlight=False, soft_wrap=True)
+    return evaluation
+
+
+def bar(console: Console) -> Progress:
+    """A progress bar with the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+
+
+def recipe_settings(config: Config, prompts: Sequence[Prompt], params: SamplingParams, samples: int) -> dict[str, Any]:
+    """What of a recipe must be the same for an evaluation that goes on."""
+    digest = hashlib.sha256("\0".join(f"{prompt.text}\0{prompt.row.get('answer')}" for prompt in prompts).encode())
+    return {
+        "prompts": digest.hexdigest(),
+        "rewards": [reward.model_dump(mode="json") for reward in config.rewards],
+        "decoding": asdict(params),
+        "samples": samples,
+        "compute_type": config.policy.compute_type,
+        "prompts_per_call": prompts_per_call(samples),
+    }
+
+
+def measure(
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    reward_function: RewardFunction,
+    params: SamplingParams,
+    kept: PartialResults,
+    *,
+    what: str,
+    goes_on: str,
+    console: Console,
+    **options: Any,
+) -> Evaluation:
+    """The evaluation, with ``options`` of ``evaluate``; Ctrl-C leaves what is whole and says how it ``goes_on``."""
+
+    def said() -> str:
+        right = sum(one.is_correct for one in kept.examples)
+        return what if any(one.category == "graded" for one in kept.examples) else f"{what}, {right:,} correct"
+
+    try:
+        with bar(console) as progress:
+            shown = progress.add_task(said(), total=len(prompts))
+            return evaluate(
+                prompts,
+                sampler,
+                reward_function,
+                params=params,
+                samples_per_prompt=kept.samples,
+                prompts_per_call=prompts_per_call(kept.samples),
+                kept=kept,
+                seed=params.seed,
+                on_progress=lambda done, total: progress.update(shown, completed=done, description=said()),
+                **options,
+            )
+    except KeyboardInterrupt:
+        done = len(kept.examples) // kept.samples
+        raise Stopped(
+            f"stopped: {done} of {len(prompts)} problems are kept in {kept.folder}. {goes_on}", exit_code=130
+        ) from None

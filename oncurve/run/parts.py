@@ -1,0 +1,240 @@
+"""The loaded parts of a recipe, and the identity by which a checkpoint recognizes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+
+from oncurve import wiring
+from oncurve.algorithm.algorithm import Algorithm
+from oncurve.data.curriculum import Curriculum
+from oncurve.data.given import NOTHING, Given
+from oncurve.errors import ConfigError, counted
+from oncurve.extensions import extension
+from oncurve.observe.manifest import describe_run
+from oncurve.observe.redact import redact_tree
+from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.teacher import OutsideTeacher
+from oncurve.recipe.schema import Config
+from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.terms import make_reward_function, with_early_grading
+from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
+from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
+from oncurve.run.interruption import Interruption
+from oncurve.run.state import checksum
+from oncurve.sample.base import PolicyView, Sampler
+
+
+class ServerSide(Sampler, Protocol):
+    """What talks to rollout servers, as the run sees it."""
+
+    notify: Callable[[str], None]
+    """Hears of servers that come, go and come back."""
+
+    def prepare(self, policy: PolicyView, version: int) -> bool:
+        """Take a copy of weights before ``load_weights`` is called; whether it did."""
+        ...
+
+    def weight_metrics(self) -> dict[str, float]:
+        """How the newest weights came to the servers."""
+        ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a recipe stands for, loaded."""
+
+    config: Config
+    policy: TrainedPolicy
+    algorithm: Algorithm
+    sampler: Sampler
+    reward_function: RewardFunction
+    prompts: wiring.Rendered
+    data: Curriculum
+    servers: ServerSide | None = None
+    """What talks to rollout servers, where this process does."""
+    given: Given = NOTHING
+    """What a Python program passed."""
+    examining_sampler: Sampler | None = None
+    """What samples for measurements; None where the training's sampler does."""
+    examining_reward: RewardFunction | None = None
+    """What grades in measurements; None where the training's reward does."""
+
+    @property
+    def closing(self) -> list[Sampler | RewardFunction | OutsideTeacher]:
+        """What must be closed at the end."""
+        parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler, self.policy.teacher)
+        return [part for part in parts if part is not None]
+
+    @property
+    def moves_reference(self) -> bool:
+        """The reference follows the policy, so that a checkpoint must hold it."""
+        return any(self.algorithm.reference_share(step) for step in range(self.config.run.steps))
+
+
+def make_parts(
+    config: Config,
+    processes: Processes = ALONE,
+    interruption: Interruption | None = None,
+    given: Given = NOTHING,
+) -> Parts:
+    """Load the model and the data of a recipe. Each of several processes samples and grades a share.
+
+    ``given`` holds the rows and rewards that a Python program passed.
+
+    Raises ConfigError for arithmetic in which small gradients would be lost.
+    """
+    if config.policy.compute_type == "float16":
+        raise ConfigError(
+            "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
+            "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
+        )
+    rows = wiring.split_rows(config, given)  # what a user can mistake is found before the model is loaded
+    reward_function = make_reward_function(
+        config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+    )
+    algorithm = wiring.make_algorithm(config)
+    policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
+    if processes.count > 1:
+        reward_function = ShardedRewards(reward_function, processes, interruption)
+    else:
+        reward_function = with_early_grading(reward_function, config.rewards)
+    context = wiring.context_of(policy.model.config)
+    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
+    policy.reference_prompts = prompts.hinted
+    data = Curriculum(
+        prompts.train,
+        config.run.prompts_per_step,
+        seed=config.run.seed,
+        shuffle=config.data.shuffle,
+        retire_above=config.data.retire_above,
+        prefer_half_solved=config.data.prefer_half_solved,
+    )
+    sampler, servers = make_sampler(config, processes, data, interruption, given)
+    if config.sft is None:
+        return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
+    if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
+        reward_function.close()
+        reward_function = SameTextReward()
+    shown = DemonstrationSampler(prompts.demonstrations)
+    return Parts(
+        config, policy, algorithm, shown, DemonstratedReward(), prompts, data, servers, given,
+        examining_sampler=sampler, examining_reward=reward_function,
+    )  # fmt: skip
+
+
+def make_sampler(
+    config: Config,
+    processes: Processes,
+    data: Curriculum,
+    interruption: Interruption | None,
+    given: Given = NOTHING,
+) -> tuple[Sampler, ServerSide | None]:
+    """What the loop samples with, and what talks to rollout servers inside of it: only one process does."""
+    several = processes.count > 1
+    if config.rollouts.type != "servers":
+        sampler = wiring.make_sampler(config, given)
+        return ShardedSampler(sampler, processes, interruption) if several else sampler, None
+    servers: ServerSide | None = extension("servers")(config) if processes.is_main else None
+    leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
+    if leader is not None and servers is not None and config.rollouts.staleness and config.sft is None:
+        ahead = extension("look-ahead sampling")
+        leader = ahead(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)
+    return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
+
+
+def identity(parts: Parts) -> dict[str, Any]:
+    """What a checkpoint belongs to: the recipe, the data, the base and the machine, for its manifest.
+
+    Call it in all processes, while the policy still has the weights of the base.
+
+    Raises ConfigError if another process loaded other data or another model.
+    """
+    facts = own_identity(parts)
+    names = {
+        "data": "training prompts",
+        "base": "weights of the base model",
+        "recipe_sha256": "recipe",
+        "given": "rows or rewards",
+    }
+    for rank, theirs in enumerate(parts.policy.processes.all_gather({key: facts.get(key) for key in names})):
+        if other := [text for key, text in names.items() if theirs[key] != facts.get(key)]:
+            raise ConfigError(
+                f"process {rank} has another {other[0]} than process {parts.policy.processes.rank}. Put recipe, data "
+                f"and model where all machines see the same files"
+            )
+    return facts
+
+
+def own_identity(parts: Parts) -> dict[str, Any]:
+    """The same, as this process sees it."""
+    config = recorded(parts.config)
+    digest = hashlib.sha256()
+    for prompt in parts.prompts.train:
+        digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
+    for shown in parts.prompts.demonstrations:
+        digest.update(repr(shown.token_ids).encode())
+    described = describe_run()
+    return {
+        "config": config,
+        "recipe_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        "data": {"num_prompts": len(parts.prompts.train), "sha256": digest.hexdigest()},
+        "base": {
+            "name": config["model"],
+            "sha256": parts.given.base_sha256 or weights_checksum(parts.policy),
+        },
+        **({"given": dict(parts.given.fingerprints)} if parts.given.fingerprints else {}),
+        "rank": 0,
+        "world_size": parts.policy.processes.count,
+        "threads": torch.get_num_threads(),
+        "device": str(parts.policy.trained_model.device.type),
+        "versions": {"oncurve": described["oncurve"], "python": described["python"], **described["packages"]},
+    }
+
+
+def weights_checksum(policy: TrainedPolicy) -> str:
+    """The checksum of all weights as they are now. All processes call it."""
+    weights = policy.trained_model.named_parameters()
+    found = checksum(weights, in_full_precision=True, whole=policy.backend.full_tensor)
+    assert found is not None  # of a model without weights
+    return found
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """A recipe as it is written down: resolved, as JSON gives it back, without what looks like a key."""
+    return json.loads(json.dumps(redact_tree(config.model_dump(mode="json"))))
+
+
+def count_prompts(prompts: wiring.Rendered) -> dict[str, int]:
+    """How many prompts there are for what, for the manifest."""
+    return {
+        "training": len(prompts.train),
+        "test": len(prompts.test),
+        "held_out": len(prompts.during),
+        "too_long": len(prompts.excluded),
+    }
+
+
+def arithmetic(config: Config, prompts: wiring.Rendered) -> str:
+    """How the numbers of the batch follow from each other, in a few lines; a run's page has all of them."""
+    run, size, count = config.run, config.algorithm.group_size, config.completions_per_step
+    updates = counted(config.updates_per_step, "update")
+    lines = [
+        f"each step: {run.prompts_per_step} prompts x {size} completions = {count} completions, {updates}",
+        f"the run: {counted(run.steps, 'step')}, {len(prompts.train):,} training prompts "
+        f"({run.steps * run.prompts_per_step / len(prompts.train):.2g} passes), {len(prompts.test):,} test",
+    ]
+    if prompts.during:
+        lines[1] += f", {len(prompts.during):,} validation"
+    if prompts.excluded:
+        what, limit = "prompt", "the model's context"
+        if config.sft is not None:
+            what, limit = "row", f"sft.max_tokens={config.sft.max_tokens}" if config.sft.max_tokens else limit
+        lines.append(f"left out: {counted(len(prompts.excluded), what)} too long for {limit}")
+    return "\n".join(lines)

@@ -1,0 +1,301 @@
+"""Resuming a run from a checkpoint, and the conditions under which it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from oncurve.data.given import NOTHING, Given
+from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
+from oncurve.evaluate.evaluation import Evaluation, read_evaluation
+from oncurve.extensions import extension
+from oncurve.observe.lock import RunLock
+from oncurve.observe.null_run_folder import NullRunFolder
+from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
+from oncurve.policy.distributed import Processes
+from oncurve.recipe.load import resolved
+from oncurve.recipe.run_folder import as_of_today, flat, read_run_config
+from oncurve.recipe.schema import Config
+from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep
+from oncurve.run.guards import KL_LIMIT, KlAlarm
+from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run.parts import Parts, identity, make_parts, recorded
+from oncurve.run.result import Steps
+from oncurve.run.session import Session, keep_evaluation
+from oncurve.section import harmless_keys
+from oncurve.wiring.data import with_epochs
+
+Load = Callable[..., Parts]
+"""What loads the parts of a run; see ``make_parts``."""
+
+
+@dataclass(frozen=True)
+class ResumeRequest:
+    """How a run is to be resumed, and who hears of it."""
+
+    path: Path
+    overrides: Sequence[str]
+    strict: bool
+    allow_change: bool
+    console: Console
+    given: Config | None = None
+    """A recipe that came along; the run's own counts."""
+    objects: Given = NOTHING
+    """What a Python program passes: the same as when the run began."""
+    owns_process: bool = True
+    load: Load = make_parts
+
+    def warn(self, text: str) -> None:
+        """Say something that is not as it should be."""
+        self.console.print(Text(f"WARNING {text}", style="bold red"), soft_wrap=True)
+
+    def judge(self, differences: Sequence[str]) -> None:
+        """Refuse what is otherwise than in the run that was saved, or warn of it. Raises ConfigError."""
+        if not differences:
+            return
+        shown = "\n  ".join(differences)
+        if not self.allow_change:
+            raise ConfigError(
+                f"this run was saved with other settings:\n  {shown}\n"
+                f"Resume it unchanged, or use --allow-change to continue with the new settings"
+            )
+        self.warn(f"the run continues with other settings:\n  {shown}")
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """What a run goes on from, and as what."""
+
+    checkpoint: Path
+    manifest: Mapping[str, Any]
+    config: Config
+    changed: list[str]
+    """What the recipe says otherwise."""
+
+
+def resume(wish: ResumeRequest, processes: Processes) -> Steps:
+    """Everything from the lock to the measurement of the model at the end. All processes call it."""
+    path, lock = wish.path, processes.on_main(lambda: lock_run(wish.path))
+    interruption = Interruption(is_alone=processes.count == 1, owns_process=wish.owns_process)
+    try:
+        with interruption.listen():
+            interruption.join(processes)
+            found = processes.broadcast_from_main(lambda: _find(wish, lock))
+            interruption.grace_seconds = found.config.run.grace_seconds
+            session, base = _prepare(wish, found, lock, processes, interruption)
+            with session.folder:
+                return (yield from session.steps(base))
+    except Interrupted:
+        raise Stopped(f"stopped; resume with `oncurve resume {path}`", exit_code=interruption.exit_code) from None
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _find(wish: ResumeRequest, lock: RunLock | None) -> ResumePoint:
+    """The newest good checkpoint, and the recipe to go on with. Done by process 0."""
+    path, root = wish.path, wish.path / "checkpoints"
+    if lock is not None and lock.taken_over_from:
+        wish.console.print(Text(f"Previous {lock.taken_over_from} is no longer running; taking over."), soft_wrap=True)
+    sweep(path)
+    sweep(root)
+    checkpoint, manifest = newest_good(root, strict=wish.strict, warn=wish.warn)
+    config = asked_config(path, manifest, wish.overrides, warn=wish.warn)
+    _check_step(path, config, manifest)
+    changed = config_differences(as_of_today(manifest["config"]), config)
+    wish.judge(changed)
+    asked = None if wish.given is None else extension("servers of a machine")(with_epochs(wish.given, wish.objects))[0]
+    if asked is not None and (other := config_differences(recorded(config), asked)):
+        if not wish.owns_process:  # a program says what it resumes, and means it
+            wish.judge(other)
+        lines = "\n  ".join(other)
+        wish.warn(f"{path} is resumed with its own recipe, which differs from the given one:\n  {lines}")
+    return ResumePoint(checkpoint, manifest, config, changed)
+
+
+def _prepare(
+    wish: ResumeRequest, found: ResumePoint, lock: RunLock | None, processes: Processes, interruption: Interruption
+) -> tuple[Session, Evaluation | None]:
+    """The run as it was at its newest good checkpoint, and its first measurement if that is done."""
+    path, manifest, config = wish.path, found.manifest, found.config
+    if manifest["device"] == "cpu":
+        torch.set_num_threads(int(manifest["threads"]))  # the order of sums depends on it
+    with interruption.interruptible():
+        parts = wish.load(config, processes, interruption, wish.objects)
+        facts = identity(parts)
+        more = fact_differences(manifest, facts)
+        processes.on_main(lambda: wish.judge(more))
+        warn_of_machine(manifest, facts, warn=wish.warn)
+    step = int(manifest["step"])
+    processes.on_main(lambda: quarantine(path / "checkpoints", after=step))
+    folder = processes.on_main(lambda: RunFolder(path, resume_step=step, lock=lock)) or NullRunFolder(path)
+    session = Session(parts, folder, facts, interruption, wish.console, first_step=step)
+    base = _base_measurement(session, step)
+    state = session.saver.load(found.checkpoint, manifest, fresh=_fresh(found.changed, more))
+    processes.all_gather(None)  # all have read it
+    if (pending := state.get("pending")) is not None:
+        session.pending = pending
+        folder.forget_row(step)
+    processes.on_main(lambda: _check_rows(path, step if pending is None else step - 1, warn=wish.warn))
+    if found.changed or more:
+        processes.on_main(lambda: write_text(path / "config.yaml", _yaml(config)))
+        session.saver.mark(step, pending=session.pending)
+        session.saver.save()
+        session.saver.wait()
+    folder.log(f"resumed after step {step} from {found.checkpoint.name}")
+    said = f"resuming after step {step} of {config.run.steps}, from {found.checkpoint}"
+    wish.console.print(said, highlight=False, soft_wrap=True)
+    return session, base
+
+
+def asked_config(
+    path: Path, manifest: Mapping[str, Any], overrides: Sequence[str], *, warn: Callable[[str], None]
+) -> Config:
+    """The recipe of the run's folder with the overrides; that of the checkpoint if the folder's cannot be read."""
+    try:
+        text = (path / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        warn(f"{path / 'config.yaml'} cannot be read ({error}); the recipe in the checkpoint is taken")
+        text = _dump(manifest["config"])
+    config = read_run_config(text, overrides, source=str(path / "config.yaml"))
+    place = {"folder": str(path.parent), "name": path.name}
+    return config.model_copy(update={"run": config.run.model_copy(update=place)})
+
+
+def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
+    """Put checkpoints of a KL above the limit aside; the step to go back to, and twice the coefficient.
+
+    Raises the alarm again if there is no checkpoint below it.
+    """
+    from oncurve import wiring  # lazy
+
+    with lock_run(path):
+        root = path / "checkpoints"
+        good = [
+            (step, manifest)
+            for step, folder in checkpoints_in(root)
+            if ((manifest := read_manifest(folder)).get("kl") or 0.0) <= KL_LIMIT and step > 0
+        ]
+        if not good:
+            raise alarm
+        step, manifest = good[-1]
+        quarantine(root, after=step)
+        return step, 2 * wiring.make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
+
+
+def _check_step(path: Path, config: Config, manifest: Mapping[str, Any]) -> None:
+    """Refuse to go back further than a failure can explain, and to go on where nothing is left to do."""
+    step = int(manifest["step"])
+    if step > config.run.steps:
+        raise ConfigError(f"run.steps is {config.run.steps}, but {step} steps are done already. Set more steps")
+    is_measured = (path / "evaluations" / "trained.json").is_file() and (path / "model").is_dir()
+    if step == config.run.steps and is_measured:
+        raise ConfigError(
+            f"{path}: this run is finished. To train it further, set more steps: "
+            f"oncurve resume {path} run.steps={2 * step} --allow-change"
+        )
+    rows = read_rows(path / METRICS)
+    last = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
+    interval = config.run.save_every_steps
+    if step == 0 and interval and last >= 2 * interval:
+        raise CheckpointError(
+            f"{path}: {last} steps are recorded, but their checkpoints are missing, and a run is never restarted from "
+            f"scratch automatically. Restore a checkpoint, or start a new run with `oncurve train`"
+        )
+
+
+def _fresh(changed: Sequence[str], more: Sequence[str]) -> frozenset[str]:
+    """Parts of the state that a change makes meaningless."""
+    starts = {
+        "tokens_per_microbatch": ("policy.tokens_per_microbatch",),
+        "entropy": ("algorithm.entropy", "algorithm.type"),
+        "curriculum": ("the training prompts",),
+    }
+    lines = [*changed, *more]
+    return frozenset(name for name, keys in starts.items() if any(line.startswith(keys) for line in lines))
+
+
+def _base_measurement(session: Session, step: int) -> Evaluation | None:
+    """The measurement before training: read, or made again now that the policy still has the weights of the base."""
+    base = session.parts.policy.processes.broadcast_from_main(lambda: _read_base(session.folder.path))
+    if base is None and step > 0:
+        base = session.evaluator.measure(session.parts.prompts.test, name="base", step=0)
+        keep_evaluation(session.folder, base)
+    return base
+
+
+def _read_base(path: Path) -> Evaluation | None:
+    try:
+        return read_evaluation(path / "evaluations", "base")
+    except DataError:
+        return None
+
+
+def _check_rows(path: Path, step: int, *, warn: Callable[[str], None]) -> None:
+    """Say which records are missing: they cannot be made again without their steps."""
+    there = {row.get("step") for row in read_rows(path / METRICS)}
+    if missing := [str(number) for number in range(1, step + 1) if number not in there]:
+        warn(f"{path / METRICS} has no record of {counted(len(missing), 'step')}, done already, such as {missing[0]}")
+
+
+def _yaml(config: Config) -> str:
+    return _dump(recorded(config))
+
+
+def _dump(tree: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
+
+
+def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
+    """What the recipe says otherwise than that of the checkpoint, as lines ``key: old -> new``."""
+    try:
+        was = recorded(
+            resolved(Config.model_validate(was))
+        )  # with the defaults of keys that are newer than the checkpoint
+    except ValueError:
+        was = dict(was)  # of an older version: shown as it is
+    old, new, harmless = dict(flat(was)), dict(flat(recorded(config))), harmless_keys(Config)
+    return [
+        f"{key}: {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
+        for key in sorted(old.keys() | new.keys())
+        if key not in harmless and old.get(key, "not there") != new.get(key, "not there")
+    ]
+
+
+def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """What is otherwise in the data, the base model and the number of processes."""
+    names = {
+        "data": "the training prompts",
+        "base": "the weights of the base model",
+        "world_size": "the number of processes",
+    }
+    differences = [
+        f"{text}: {manifest.get(key)} -> {facts[key]}" for key, text in names.items() if manifest.get(key) != facts[key]
+    ]
+    was, now = manifest.get("given") or {}, facts.get("given") or {}
+    changed = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+    return [
+        *differences,
+        *(
+            f"{name}: not as when the run began (a function counts with its source, an object with its attributes)"
+            for name in changed
+        ),
+    ]
+
+
+def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, warn: Callable[[str], None]) -> None:
+    """Say what makes the bits differ without making the run another one."""
+    for key in ("device", "threads", "versions"):
+        if manifest.get(key) != facts[key]:
+            old, new = manifest.get(key), facts[key]
+            if isinstance(old, Mapping):
+                old, new = ({k: v for k, v in one.items() if old.get(k) != new.get(k)} for one in (old, new))
+            warn(f"{key}: {old} when it was saved, {new} now. The run goes on, but its last bits may differ")

@@ -1,0 +1,257 @@
+"""Checkpoints on the disk: what a run needs to go on with the same bits, written and read.
+
+Random numbers and the order of the data are functions of (seed, step). What is left: the trained weights, the moments
+of the optimizer, a reference that moves, and a few numbers. Rollouts are not saved: a step is done again from its
+beginning, and gives the same rollouts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from oncurve.algorithm.precision import HALF
+from oncurve.errors import CheckpointError
+from oncurve.observe.checksums import FileSum
+from oncurve.policy.backend import trained_parameters
+from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.model_folder import is_converted, load_model, write_around
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.tensor_files import TensorFiles
+from oncurve.run.checkpoint_manifest import publish, write_checkpoint_manifest
+from oncurve.run.snapshot import Snapshot, is_trained_whole
+
+T = TypeVar("T")
+
+WEIGHTS, OPTIMIZER, REFERENCE, TRAINED, STATE = "model", "optimizer", "reference", "trained", "state.json"
+"""Names of the files; those of tensors without what comes behind them."""
+FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
+"""What a full disk, a lost process or a library raises where a checkpoint is written."""
+
+
+def write(snapshot: Snapshot, policy: TrainedPolicy, root: Path) -> Path | None:
+    """Write a checkpoint under a temporary name, flush it, seal it with a manifest, and give it its name.
+
+    All processes call it, each in one thread of its own. Each writes its share; process 0 seals when all have written
+    theirs, and gets the folder. From ``policy`` only the configuration is taken.
+
+    Raises CheckpointError if one of them cannot write; whatever was there before is then still there.
+    """
+    processes = policy.processes
+    if not processes.is_main and not snapshot.is_partial:
+        return None
+    folder = root / f"step_{snapshot.step:06d}"
+    partial_folder = root / f".{folder.name}.partial-{os.getpid()}"
+    together = processes if snapshot.is_partial else ALONE
+    try:
+        partial_folder = _by_all(together, lambda: _begin(snapshot, policy, partial_folder))[0]
+        sums = _by_all(together, lambda: _write_share(snapshot, policy, partial_folder))
+        if not processes.is_main:
+            return None
+        kind = "base" if snapshot.weights is None else "whole" if snapshot.is_whole else "trained"
+        written = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        facts = {**snapshot.facts, "step": snapshot.step, "weights": kind, "written": written}
+        write_checkpoint_manifest(
+            partial_folder, facts, {name: found for share in sums for name, found in share.items()}
+        )
+        publish(partial_folder, folder)
+    except FAILURES as error:
+        if processes.is_main:
+            shutil.rmtree(partial_folder, ignore_errors=True)
+        raise CheckpointError(
+            f"{folder}: the checkpoint cannot be written: {' '.join(str(error).split())}. Older ones are untouched"
+        ) from error
+    return folder
+
+
+def _by_all(processes: Processes, call: Callable[[], T]) -> list[T]:
+    """What a call gives in each process. Raises OSError in all of them if it fails in one."""
+    result: T | None = None
+    failed: Exception | None = None
+    try:
+        result = call()
+    except FAILURES as error:
+        if processes.count == 1:
+            raise
+        failed = error
+    found = processes.gather_beside((result, None if failed is None else str(failed)))
+    for rank, (_, said) in enumerate(found):
+        if said is not None:
+            raise OSError(f"process {rank}: {said}") from failed
+    return [given for given, _ in found]  # type: ignore[misc]
+
+
+def _begin(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> Path:
+    """Process 0 makes the folder, under a name with its own number, and writes all but the shares into it."""
+    if policy.processes.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _write_rest(snapshot, policy, folder)
+    return folder
+
+
+def _write_share(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> dict[str, dict[str, Any]]:
+    """Write the tensors that this process has, and give the sizes and sums of their files."""
+    written: dict[str, dict[str, Any]] = {}
+    weights = None if snapshot.is_whole and snapshot.owners is None else snapshot.weights  # see _write_rest
+    parts = {
+        WEIGHTS if snapshot.is_whole else TRAINED: weights,
+        OPTIMIZER: snapshot.optimizer if snapshot.weights is not None else None,
+        REFERENCE: snapshot.reference or None,
+    }
+    for stem, tensors in parts.items():
+        if tensors or (tensors is not None and not snapshot.is_partial):
+            path = folder / _file_name(snapshot, policy.processes, stem, policy.processes.rank)
+            save_file(_once(tensors), path, metadata={"format": "pt"})
+            written[path.name] = FileSum.of(path, flush=True).entry()
+    return written
+
+
+def _file_name(snapshot: Snapshot, processes: Processes, stem: str, rank: int) -> str:
+    """As transformers names the parts of a model in several files."""
+    own = "" if not snapshot.is_partial else f"-{rank + 1:05d}-of-{processes.count:05d}"
+    return f"{stem}{own}.safetensors"
+
+
+def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor under the first of its names."""
+    seen: dict[int, str] = {}
+    return {name: tensor for name, tensor in tensors.items() if seen.setdefault(id(tensor), name) == name}
+
+
+def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None:
+    """What process 0 writes beside the shares: the small things, and what makes the folder an ordinary model."""
+    text = json.dumps(to_plain(snapshot.state), sort_keys=True, indent=1, allow_nan=False)
+    (folder / STATE).write_text(text + "\n", encoding="utf-8")
+    if snapshot.weights is None:
+        return
+    if snapshot.is_whole:
+        if snapshot.owners is None:
+            policy.model.save_pretrained(folder, state_dict=dict(snapshot.weights))
+        else:
+            names = {
+                name: _file_name(snapshot, policy.processes, WEIGHTS, who) for name, who in snapshot.owners.items()
+            }
+            write_around(policy.model, folder, names)
+        policy.tokenizer.save_pretrained(folder)
+    elif policy.adapter is not None:  # for everybody else's tools; it is small
+        policy.adapter.save_pretrained(folder, state_dict=dict(snapshot.weights))
+        policy.tokenizer.save_pretrained(folder)
+
+
+def restore(policy: TrainedPolicy, folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the tensors of a verified checkpoint into a policy made from the same recipe; gives back the small things.
+
+    Whatever number of processes wrote it, each process reads its own parts only.
+
+    Raises CheckpointError if they do not fit.
+    """
+    kind = manifest["weights"]
+    state = from_plain(json.loads((folder / STATE).read_text(encoding="utf-8")))
+    if kind == "base":
+        return state
+    try:
+        model = policy.trained_model
+        if (kind == "whole") != is_trained_whole(model):
+            raise ValueError("it was made by a run that trains other weights")
+        if kind == "whole":
+            _fill_whole(policy, folder)
+        else:
+            _fill(policy, trained_parameters(model), _files(folder, TRAINED))
+        policy.backend.load_moments(_files(folder, OPTIMIZER))
+        if policy.reference is not None and (found := _files(folder, REFERENCE)):
+            weights = dict(policy.reference.named_parameters())
+            _fill(policy, {name: weights[name] for name in found}, found)
+    except (*FAILURES, KeyError) as error:
+        raise CheckpointError(
+            f"{folder}: does not fit the recipe's model: {' '.join(str(error).split())[:400]}. "
+            f"Resume with the recipe that the run had"
+        ) from None
+    policy.publish()
+    policy.num_updates = int(state["num_updates"])
+    return state
+
+
+def _files(folder: Path, stem: str) -> TensorFiles:
+    """The tensors of one kind, in one file or in those of several processes."""
+    return TensorFiles([*folder.glob(f"{stem}.safetensors"), *sorted(folder.glob(f"{stem}-*-of-*.safetensors"))])
+
+
+def _fill_whole(policy: TrainedPolicy, folder: Path) -> None:
+    targets = policy.trained_model.state_dict(keep_vars=True)
+    if is_converted(policy.model):  # only transformers knows how
+        saved, _ = load_model(str(folder))
+        tensors = saved.state_dict()
+        _fill(policy, targets, {name: tensors[name] for name in _once(targets)})
+    else:
+        _fill(policy, targets, _files(folder, WEIGHTS))
+
+
+def _fill(policy: TrainedPolicy, targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Each target from the tensor of one of its names; of files only the rows that this process has."""
+    names: dict[int, list[str]] = {}
+    for name, target in targets.items():
+        names.setdefault(id(target), []).append(name)
+    missing = [same[0] for same in names.values() if not any(name in tensors for name in same)]
+    if strange := sorted([*missing, *(tensors.keys() - targets.keys())]):
+        raise ValueError(f"only one of them has {strange[0]}")
+    for same in names.values():
+        name = next(name for name in same if name in tensors)
+        target, files = targets[name], tensors if isinstance(tensors, TensorFiles) else None
+        there = tensors[name].shape if files is None else files.shape(name)
+        if (here := policy.backend.full_shape(target)) != there:
+            raise ValueError(f"{name} has shape {tuple(here)} here and {tuple(there)} there")
+        policy.backend.load_shard(target, tensors[name].__getitem__ if files is None else files.reader(name))
+
+
+def checksum(
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    in_full_precision: bool = False,
+    whole: Callable[[Tensor], Tensor] | None = None,
+) -> str | None:
+    """SHA-256 over names, types, shapes and bytes, in the order of the names; None over nothing.
+
+    With ``in_full_precision``, numbers in half width count as the same ones in float32. ``whole`` puts together a
+    tensor of which this process has a part, one at a time.
+    """
+    digest, is_empty = hashlib.sha256(), True
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
+        is_empty = False
+        tensor = (tensor if whole is None else whole(tensor)).detach().to("cpu")
+        tensor = tensor.float() if in_full_precision and tensor.dtype in HALF else tensor
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.contiguous().reshape(-1)
+        if flat.numel():
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return None if is_empty else digest.hexdigest()
+
+
+def to_plain(value: Any) -> Any:
+    """Strict JSON: a number that is not finite becomes {"number": "inf"}, so that it comes back as what it was."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": str(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(value: Any) -> Any:
+    """What ``to_plain`` was given, with lists in place of tuples."""
+    if isinstance(value, Mapping):
+        return float(value["number"]) if value.keys() == {"number"} else {k: from_plain(v) for k, v in value.items()}
+    return [from_plain(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,403 @@
+"""Training from Python: the same recipe, loop and run folder as on the command line."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from oncurve import wiring
+from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, data_section, episodes_of, recipe_of, recipe_text
+from oncurve.data.prompts import render_prompts
+from oncurve.errors import ConfigError
+from oncurve.evaluate.evaluation import Evaluation
+from oncurve.evaluate.settings import EvaluationSection
+from oncurve.observe.terminal import quiet_libraries
+from oncurve.policy.final_model import write_model
+from oncurve.policy.lora import lora_section
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import read_text, read_tree, validate_tree
+from oncurve.recipe.run_folder import run_folder_path
+from oncurve.recipe.schema import Config
+from oncurve.records import Group
+from oncurve.rewards.terms import make_reward_function
+from oncurve.run.parts import Parts, make_parts, weights_checksum
+from oncurve.run.result import Result, Steps, finish
+from oncurve.run.services import Step
+from oncurve.run.session import Evaluator
+from oncurve.run.settings import RunSection
+from oncurve.run.training import recipe_steps, resume_steps
+from oncurve.sample.engine import InProcessEngine
+
+KEPT_WITH_ROWS = ("columns", "template", "chat", "few_shot", "limit", "max_prompt_tokens", "retire_above")
+"""Keys of a recipe's data section that still hold when its rows are replaced."""
+
+
+def train(
+    model: str | os.PathLike[str] | nn.Module,
+    data: Any = None,
+    rewards: Any = None,
+    *,
+    evaluation_data: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    tools: Any = None,
+    environments: Any = None,
+    agent: Any = None,
+    **sections: Mapping[str, Any],
+) -> Result:
+    """Train a model with GRPO and return the result; the arguments are those of ``Trainer``.
+
+    Example: ``oncurve.train("embedded", data="word_problems", run={"steps": 12})``
+    """
+    trainer = Trainer(
+        model, data, rewards, evaluation_data=evaluation_data, tokenizer=tokenizer, tools=tools,
+        environments=environments, agent=agent, **sections,
+    )  # fmt: skip
+    return trainer.train()
+
+
+class Trainer:
+    """A training run in this process: to train, watch step by step, sample from, evaluate, save and resume.
+
+    Example::
+
+        rows = [{"question": "2+3?", "answer": "5"}, ...]
+
+        def correct(completion, answer):
+            return float(completion.strip().endswith(answer))
+
+        trainer = oncurve.Trainer("Qwen/Qwen2.5-0.5B", rows, correct, algorithm={"type": "dapo"}, run={"steps": 100})
+        result = trainer.train()
+    """
+
+    _tools: Any = None
+    _environments: Any = None
+    _agent: Any = None
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | nn.Module,
+        data: Any = None,
+        rewards: Any = None,
+        *,
+        evaluation_data: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        tools: Any = None,
+        environments: Any = None,
+        agent: Any = None,
+        **sections: Mapping[str, Any],
+    ) -> None:
+        """Every other argument is a section of a recipe with its keys.
+
+        - ``model``: a folder, a name on the Hugging Face Hub, "embedded", the path of a recipe (.yaml), or a model that
+          transformers or peft loaded, whose own weights are then trained; ``tokenizer`` replaces its tokenizer.
+        - ``data``: dictionaries in any iterable, a ``datasets.Dataset``, a path, a data type such as "gsm8k", or a
+          section of a recipe. Without ``data`` the environment asks the questions.
+        - ``rewards``: a function, an object, a reward type, a section, a pair (reward, weight), or a list of these,
+          which are summed.
+        - ``evaluation_data``: as ``data``; without it some rows are held out.
+        - ``tools``: functions with type hints and a docstring that the policy may call.
+        - ``environments``: a class or function that makes one for each completion, or a dictionary of them by name.
+        - ``agent``: ``async def agent(row, client) -> reward``, which talks to the policy as to a chat server.
+
+        Raises ConfigError for what a recipe does not allow.
+        """
+        place = str(model.name_or_path or NAMELESS) if isinstance(model, nn.Module) else os.fspath(model)
+        if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
+            sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
+        self._tools, self._environments, self._agent = tools, environments, agent
+        if place.endswith((".yaml", ".yml")):
+            self._from_tree(read_tree(place), data, rewards, evaluation_data, sections, source=place)
+            return
+        if data is None and "data" not in sections and environments is not None:
+            data = self._rows_of_environments(sections)
+        if data is None and "data" not in sections:
+            raise ConfigError("data: there is none. Pass rows, a path, or the name of a data type such as 'gsm8k'")
+        tree, given = recipe_of(place, data, rewards, evaluation_data, sections=sections)
+        given = replace(given, model=model if isinstance(model, nn.Module) else None, tokenizer=tokenizer)
+        given = self._with_episodes(tree, given, rewards)
+        self._set(validate_tree(tree, source="Trainer"), recipe_text(tree), given)
+
+    @classmethod
+    def from_recipe(
+        cls, recipe: str, *overrides: str, data: Any = None, rewards: Any = None, evaluation_data: Any = None
+    ) -> Trainer:
+        """The trainer of a recipe file, of its folder, or of a recipe in the package, with ``key=value`` overrides.
+
+        Example: ``oncurve.Trainer.from_recipe("word_problems", "run.steps=12").train()``
+        """
+        trainer = cls.__new__(cls)
+        path = find_recipe(recipe)
+        if data is None and rewards is None and evaluation_data is None:
+            config = validate_tree(read_tree(path, overrides), source=str(path))
+            trainer._set(config, read_text(path), NOTHING)
+        else:
+            trainer._from_tree(read_tree(path, overrides), data, rewards, evaluation_data, {}, source=str(path))
+        return trainer
+
+    @classmethod
+    def from_tree(
+        cls,
+        tree: Mapping[str, Any],
+        data: Any,
+        rewards: Any,
+        evaluation_data: Any = None,
+        *,
+        model: nn.Module | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        tools: Any = None,
+        environments: Any = None,
+    ) -> Trainer:
+        """The trainer of a recipe as nested dictionaries, with the objects of a program."""
+        trainer, tree = cls.__new__(cls), {key: dict(s) if isinstance(s, Mapping) else s for key, s in tree.items()}
+        if model is not None and (section := lora_section(model)) is not None:
+            tree["policy"] = {**tree.get("policy", {}), "lora": section}
+        trainer._tools, trainer._environments = tools, environments
+        trainer._from_tree(tree, data, rewards, evaluation_data, {}, source="Trainer")
+        trainer._given = replace(trainer._given, model=model, tokenizer=tokenizer)
+        return trainer
+
+    def _from_tree(
+        self,
+        tree: dict[str, Any],
+        data: Any,
+        rewards: Any,
+        evaluation_data: Any,
+        sections: Mapping[str, Mapping[str, Any]],
+        *,
+        source: str,
+    ) -> None:
+        """A recipe with what Python replaces in it."""
+        for name, section in sections.items():
+            own = tree.get(name)
+            tree[name] = {**own, **section} if isinstance(own, dict) else dict(section)
+        written = dict(tree.pop("data", {}))
+        kept = {key: value for key, value in written.items() if key in KEPT_WITH_ROWS}
+        named = tree.pop("rewards", None)
+        given_tree, given = recipe_of(
+            str(tree.pop("model", "")),
+            written if data is None else data,
+            rewards if rewards is not None else named,
+            evaluation_data,
+            sections={**tree, **({"data": kept} if data is not None else {})},
+        )
+        given = self._with_episodes(given_tree, given, rewards)
+        self._set(validate_tree(given_tree, source=source), recipe_text(given_tree), given)
+
+    def _with_episodes(self, tree: dict[str, Any], given: Given, rewards: Any) -> Given:
+        """Tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
+        given = agent_of(tree, episodes_of(tree, given, self._tools, self._environments), self._agent)
+        plays = self._environments is not None and wiring.give_rewards(self._environments)
+        if plays or self._agent is not None:
+            own = {"type": "environment"}
+            listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
+            if own["type"] not in [one.get("type") for one in listed]:
+                tree["rewards"] = [*listed, own]
+        return given
+
+    @staticmethod
+    def _rows_of_environments(sections: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """A row for every prompt of the run and those to measure on, where the environment alone says what is asked."""
+        run, evaluation = RunSection(**sections.get("run", {})), EvaluationSection(**sections.get("evaluation", {}))
+        count = run.steps * run.prompts_per_step + evaluation.num_prompts + evaluation.num_prompts_during
+        return [{"question": f"{wiring.NO_QUESTION} {number}"} for number in range(count)]
+
+    def _set(self, config: Config, recipe: str, given: Given) -> None:
+        self.config: Config = config
+        """The recipe, with all defaults."""
+        self.folder: Path | None = Path(config.run.folder) / config.run.name if config.run.name else None
+        """The run's folder; without ``run.name`` it gets a name when training begins."""
+        self.result: Result | None = None
+        """Where the newest run ended; None before that."""
+        self._recipe, self._given = recipe, given
+        self._policy: TrainedPolicy | None = None
+        self._asked = 0
+        self._console: Console | None = None
+        self._owns_process = False
+        self._walk: weakref.ref[Iterator[Step]] | None = None
+
+    @classmethod
+    def for_command(cls, recipe: str, overrides: Sequence[str], *, console: Console) -> Trainer:
+        """The trainer of ``oncurve train``: as ``from_recipe``, and the process ends with the run."""
+        trainer = cls.from_recipe(recipe, *overrides)
+        trainer._console, trainer._owns_process = console, True
+        return trainer
+
+    def train(self) -> Result:
+        """Train to the end. Ctrl-C stops after saving and leaves this object usable; see ``resume``."""
+        return self._finish(self._new_steps)
+
+    def steps(self) -> Iterator[Step]:
+        """Train step by step, as a generator. Leaving the loop early saves the run, which ``resume`` continues.
+
+        The result of a finished run is in ``result``. Example:
+        ``for step in trainer.steps(): print(step.number, step.metrics["reward/mean"])``
+        """
+        return self._step_by_step(self._new_steps)
+
+    def resume(self) -> Result:
+        """Continue this run from its newest checkpoint; the result is the same as without the stop.
+
+        Raises ConfigError if rows, rewards or recipe have changed.
+        """
+        return self._finish(self._resumed_steps)
+
+    def resume_steps(self) -> Iterator[Step]:
+        """The same, step by step."""
+        return self._step_by_step(self._resumed_steps)
+
+    def sample(
+        self,
+        questions: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+        n: int = 1,
+        *,
+        temperature: float | None = None,
+        max_completion_tokens: int | None = None,
+    ) -> list[Group]:
+        """``n`` completions of each question with the current weights, in the recipe's template.
+
+        A question is text or a row; ``temperature`` and the limit are the recipe's unless they are given. Every call
+        draws anew.
+        """
+        rows = [questions] if isinstance(questions, (str, Mapping)) else list(questions)
+        data, rollouts = self.config.data, {}
+        rows = adapt_given_rows(
+            [{"question": row} if isinstance(row, str) else row for row in rows], columns=data.columns
+        )
+        if temperature is not None:
+            rollouts["temperature"] = temperature
+        if max_completion_tokens is not None:
+            rollouts["max_completion_tokens"] = max_completion_tokens
+        policy = self.policy
+        tokenizer: Any = policy.tokenizer
+        tools_of = wiring.make_tools_of(self.config, self._given)
+        prompts, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, tools_of=tools_of)
+        settings = self.config.rollouts.model_copy(update=rollouts)
+        config = self.config.model_copy(update={"rollouts": settings})
+        engine = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, self._given)
+        engine.load_weights(policy, version=policy.num_updates)
+        self._asked += 1
+        try:
+            return engine.sample(prompts, n, step=-self._asked)
+        finally:
+            engine.close()
+
+    def evaluate(self, data: Any = None) -> Evaluation:
+        """The current weights on held-out problems: the recipe's own, or ``data``, in any form that a trainer takes."""
+        config, given = self.config, self._given
+        if data is not None:
+            kept = {key: value for key, value in config.data.model_dump().items() if key in KEPT_WITH_ROWS[:3]}
+            section, rows = data_section(data, kept)
+            tree = config.model_dump()
+            tree["evaluation"] = {**tree["evaluation"], "data": section}
+            config = validate_tree(tree, source="Trainer.evaluate")
+            given = replace(given, evaluation_rows=rows)
+        policy = self.policy
+        context, rows = wiring.context_of(policy.model.config), wiring.split_rows(config, given)
+        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
+        reward_function = make_reward_function(
+            config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+        )
+        sampler = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given)
+        params, samples = wiring.evaluation_sampling(config), config.evaluation.samples
+        evaluator = Evaluator(policy, sampler, reward_function, params=params, samples=samples)
+        try:
+            return evaluator.measure(prompts, name="evaluation", step=policy.num_updates)
+        finally:
+            evaluator.close()
+            reward_function.close()
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the current weights as an ordinary Hugging Face checkpoint, or as an adapter; the folder."""
+        policy = self.policy
+        write_model(policy, Path(folder))
+        return Path(folder)
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """The model with its current weights; loaded when it is first needed."""
+        if self._policy is None:
+            quiet_libraries()
+            self._policy = wiring.make_policy(self.config, given=self._given)
+        return self._policy
+
+    def hold_model(self) -> nn.Module:
+        """The model, with peft around it if it has an adapter; a run that begins later trains this very object."""
+        model = self.policy.model if self.policy.adapter is None else self.policy.adapter.peft_model
+        self._given = replace(self._given, model=model, tokenizer=self.policy.tokenizer)
+        return model
+
+    def _new_steps(self) -> Steps:
+        quiet_libraries()
+        path = run_folder_path(self.config)
+        self.folder = path
+        config = self.config.model_copy(update={"run": self.config.run.model_copy(update={"name": path.name})})
+        return recipe_steps(
+            config,
+            self._recipe,
+            console=self._console or Console(),
+            given=replace(self._given, base_sha256=None),
+            owns_process=self._owns_process,
+            load=self._load,
+        )
+
+    def _resumed_steps(self) -> Steps:
+        quiet_libraries()
+        if self.folder is None:
+            raise ConfigError("this trainer has no run yet. Name an earlier one with run={'name': ...}, or train first")
+        run = self.config.run.model_copy(update={"name": self.folder.name})
+        return resume_steps(
+            self.folder,
+            config=self.config.model_copy(update={"run": run}),
+            given=self._given,
+            load=self._load,
+            owns_process=self._owns_process,
+            console=self._console or Console(),
+        )
+
+    def _finish(self, begin: Callable[[], Steps]) -> Result:
+        self._leave_walk()
+        self.result = finish(begin())
+        return self.result
+
+    def _step_by_step(self, begin: Callable[[], Steps]) -> Iterator[Step]:
+        def walk() -> Iterator[Step]:
+            self.result = yield from begin()
+
+        self._leave_walk()
+        self.result = None
+        steps = walk()
+        self._walk = weakref.ref(steps)
+        return steps
+
+    def _leave_walk(self) -> None:
+        """End a walk through steps that somebody left without closing it, as an error in a notebook's cell does."""
+        steps = self._walk() if self._walk is not None else None
+        if steps is not None:
+            steps.close()  # type: ignore[attr-defined]
+        self._walk = None
+
+    def _load(self, *arguments: Any) -> Parts:
+        """The parts of a run, whose policy this object keeps when the run has ended."""
+        self._policy = None  # two models at once may not fit
+        parts = make_parts(*arguments)
+        self.folder = run_folder_path(parts.config)  # in several processes, the name is that of the first
+        self._policy = parts.policy
+        if parts.given.model is not None and not parts.algorithm.needs_reference:
+            # its own weights move, and a run that goes on is still that of the weights it had; with a reference, which
+            # would be made of them, it must be loaded anew
+            base = parts.given.base_sha256 or weights_checksum(parts.policy)
+            self._given = replace(self._given, base_sha256=base)
+            parts = replace(parts, given=replace(parts.given, base_sha256=base))
+        if self._given.model is not None and parts.policy.adapter is not None:
+            self._given = replace(self._given, model=parts.policy.adapter.peft_model)  # a second run goes on with it
+        return parts
