@@ -19,14 +19,14 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from oncurve.commands.evaluate_recipe import evaluate_models
-from oncurve.commands.make_base import BASES
+from oncurve.cli.coldstart import BASES
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, read_text
+from oncurve.run.measuring import evaluate_models
 from oncurve.run.training import run_recipe
 
 RECIPE = "word_problems"

@@ -24,12 +24,12 @@ from demo import more_supervised
 from machine import RESULTS, describe_machine
 from rich.console import Console
 
-from oncurve.commands.evaluate_recipe import evaluate_models
-from oncurve.commands.make_base import prepare_base
+from oncurve.cli.coldstart import prepare_base
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.record import read_metrics
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, read_text
+from oncurve.run.measuring import evaluate_models
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.training import recipe_steps
 from oncurve.stats import wilson_interval

@@ -117,12 +117,12 @@ BUGS = (
         "resume refuses a change that changes no number"),
     Bug("run/publish.py", " and not Path(name).exists()", "",
         "a folder with a slash in its name passes for a repository on the hub",
-        ("tests/commands/test_publish.py",)),
+        ("tests/cli/test_publish.py",)),
     Bug("trl/translation.py", "if note.is_loss and note.changes_learning and note.option not in SETTINGS.accepted",
         "if note.is_loss and note.option not in SETTINGS.accepted", "options that only change the log stop a script",
         ("tests/trl/test_lost_and_older.py",)),
-    Bug("cli/overrides.py", 'key.rpartition(".")[2] == word', "key.endswith(word)",
-        "a hint names a key that only ends like the option", ("tests/commands/test_mistakes.py",)),
+    Bug("cli/arguments.py", 'key.rpartition(".")[2] == word', "key.endswith(word)",
+        "a hint names a key that only ends like the option", ("tests/cli/test_mistakes.py",)),
 )  # fmt: skip
 
 

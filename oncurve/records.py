@@ -23,6 +23,10 @@ SOURCE_ROW = "source_row"
 """Column with the row that a prompt was made from, where its own columns are to be passed on untouched."""
 
 
+ANSWER_AS_GIVEN = "answer_as_given"
+"""Column with an answer that is a list, an object, a bool or None; the column "answer" holds it as text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One input of the policy, with the row of the data set that it came from.
@@ -44,7 +48,9 @@ class Prompt:
 
     @property
     def source_row(self) -> Mapping[str, Any]:
-        """The row with its own columns: the one that a script passed, or ``row`` itself."""
+        """The row with its own columns: the one that a script passed, or ``row`` with its answer as it was given."""
+        if ANSWER_AS_GIVEN in self.row:
+            return {**self.row, "answer": self.row[ANSWER_AS_GIVEN]}
         return self.row.get(SOURCE_ROW) or self.row
 
 

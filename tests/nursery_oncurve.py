@@ -13,11 +13,11 @@ import transformers.models.qwen2.modeling_qwen2
 import transformers.models.qwen2.tokenization_qwen2  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import oncurve.commands.examine
-import oncurve.commands.runs
+import oncurve.cli.report
 import oncurve.fleet.servers.server_sampler
 import oncurve.fleet.serving.http_app
 import oncurve.rewards.custom
+import oncurve.run.examine
 import oncurve.run.resume
 import oncurve.run.session
 import oncurve.run.training

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
 from oncurve.data.sources import MAKERS, Row, read_generated, read_stored
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
+from oncurve.records import ANSWER_AS_GIVEN
 from oncurve.rewards.answers import last_boxed
 from oncurve.rewards.choices import LETTERS
 
@@ -272,7 +273,9 @@ def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:
         case _:
             row = _lettered(row)
     answer = _text(place, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
-    return row | _question(place, row) | {"answer": answer}
+    given = row.get("answer", "")
+    kept = {ANSWER_AS_GIVEN: given} if isinstance(given, (list, tuple, Mapping, bool)) else {}
+    return row | _question(place, row) | {"answer": answer} | kept
 
 
 def _question(place: str, row: Row) -> Row:

@@ -16,7 +16,7 @@ from typing import Any
 from oncurve.episodes.tools import Tool, answer_text, declares, tools_of
 from oncurve.episodes.workers import Workers
 from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import Reward
+from oncurve.records import NOT_APPLICABLE, Reward
 
 RESERVED = ("reset", "get_reward", "close", "step")
 """Methods that are no tools; ``step`` is one where there is a ``get_reward`` or where reset is not Gymnasium's."""
@@ -101,16 +101,32 @@ class Environment:
             raise
         return _begun(environment, text) if inspect.isawaitable(text) else (environment, first_words(text))
 
-    def step(self, action: str) -> str:
-        """Gymnasium's step: the observation after an action."""
-        observation, reward, terminated, truncated, *_ = self.inner.step(action)
+    def step(self, action: str) -> Any:
+        """The observation after an action, to be awaited where step is async.
+
+        Gymnasium's step gives five values, that of the older Gym four: observation, reward, done, info.
+        """
+        given = self.inner.step(action)
+        return self._stepped_later(given) if inspect.isawaitable(given) else self._stepped(given)
+
+    async def _stepped_later(self, given: Any) -> str:
+        return self._stepped(await given)
+
+    def _stepped(self, given: Any) -> str:
+        if not isinstance(given, tuple) or len(given) not in (4, 5):
+            raise TypeError(
+                f"step gave {type(given).__name__ if not isinstance(given, tuple) else f'{len(given)} values'}; return "
+                f"(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
+            )
+        observation, reward, *ended = given
         self.earned += float(reward)
-        self.is_done = bool(terminated or truncated)
+        self.is_done = any(bool(one) for one in ended[:-1])
         return answer_text(observation)
 
     def note_done(self) -> None:
-        """An environment that has an attribute ``done`` ends its episode by it."""
-        self.is_done = self.is_done or vars(self.inner).get("done") is True
+        """An environment that has an attribute or a property ``done`` ends its episode by it, whatever its type."""
+        done = getattr(self.inner, "done", False)
+        self.is_done = self.is_done or (not callable(done) and bool(done))
 
     def reward(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> Any:
         """What the episode, with its ``messages``, is worth as the environment says; may have to be awaited."""
@@ -170,10 +186,13 @@ def answer_of(reset: Callable[..., Any], row: Mapping[str, Any], seed: int) -> A
 
 
 def reward_of(value: Any) -> Reward:
-    """A reward from what an environment gave: a number, or a dictionary with "reward" and named parts.
+    """A reward from what an environment gave: a number, None (not applicable), or a dictionary with "reward" and named
+    parts.
 
     Raises TypeError or ValueError for anything else.
     """
+    if value is None:
+        return Reward(None, error=NOT_APPLICABLE, detail="get_reward returned None")
     if isinstance(value, Mapping):
         parts = {str(key): float(part) for key, part in value.items() if key != "reward"}
         return Reward(float(value["reward"]), parts)

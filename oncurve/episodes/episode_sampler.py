@@ -299,7 +299,10 @@ class _Run:
         else:
             episode.add_call(request, result, None, seconds)
         if episode.environment is not None:
-            episode.environment.note_done()
+            looked = attempt(episode.environment.note_done)
+            if isinstance(looked, Failure):
+                self._fail(episode, looked, "done")
+                return
         self._next_call(episode)
 
     def _go_on(self, episode: Episode, told: Callable[..., tuple[list[int], str]]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward, messages_of
+from oncurve.records import ANSWER_AS_GIVEN, NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward, messages_of
 from oncurve.rewards.base import RewardFunction, ungraded
 from oncurve.rewards.foreign_code import contained, limited, run_async
 from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, completion_parameter
@@ -67,6 +67,8 @@ def load_object(location: str, *, where: str) -> Any:
 def _import_file(path: Path, kind: str) -> Any:
     if not os.path.isfile(path):  # also where a folder above it is closed to this user
         raise ConfigError(f"{kind}: there is no file {path} (seen from {Path.cwd()}).")
+    if str(path.resolve().parent) not in sys.path:  # so that it may import the files beside it
+        sys.path.append(str(path.resolve().parent))
     name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
@@ -178,6 +180,10 @@ class _Adapted:
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
         self._taken = completion_parameter(list(parameters))
+        first = next(iter(parameters.values()), None)
+        self._is_first = first is None or (
+            first.name == self._taken and first.kind is not inspect.Parameter.KEYWORD_ONLY
+        )
         self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
@@ -286,7 +292,7 @@ class _PerSample(_Adapted):
 
         def call(as_messages: bool) -> Any:
             shown = _completion_in_form(completion, as_messages=as_messages)
-            if self._taken is None or self._taken == next(iter(self._parameters)):
+            if self._is_first:
                 result = self.function(shown, **arguments)
             else:
                 result = self.function(**{self._taken: shown}, **arguments)
@@ -307,20 +313,21 @@ class _PerSample(_Adapted):
             if key != self._taken
             and p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         ]
-        answer = prompt.row.get("answer")
+        row = prompt.source_row if ANSWER_AS_GIVEN in prompt.row else prompt.row
+        answer = row.get("answer")
         absent = dict.fromkeys(OPTIONAL_COLUMNS)
         known = {
             **absent,
             **dict.fromkeys(ANSWER_NAMES, answer),
             "prompt": prompt.text,
-            "row": prompt.row,
-            **prompt.row,
+            "row": row,
+            **row,
         }
         if self._takes_all:
-            return {**prompt.row, **{key: known[key] for key in named if key in known}}
+            return {**row, **{key: known[key] for key in named if key in known}}
         arguments = {key: known[key] for key in named if key in known}
         if named and named[0] not in arguments and self._parameters[named[0]].default is inspect.Parameter.empty:
-            others = tuple(column for column in prompt.row if column != "answer")
+            others = tuple(column for column in row if column != "answer")
             if not _is_misspelt(named[0], others):
                 arguments[named[0]] = answer
         return arguments

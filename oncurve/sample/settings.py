@@ -110,7 +110,7 @@ class RolloutSection(Section):
     """Sample from the k most likely tokens; 0 is off. Keep 0 in training."""
     min_p: Fraction = 0.0
     """Drop tokens below this fraction of the most likely one; keep 0 in training."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion; they are part of it."""
     max_rows: PositiveInt | Literal["auto"] = "auto"
     """Completions sampled at a time. auto: 256; with the engine on a GPU as many as free memory allows, up to 1,024."""

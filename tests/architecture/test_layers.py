@@ -10,11 +10,10 @@
     7  report
     8  wiring   coldstart
     9  run
-    10 commands
-    11 cli
-    12 __main__
+    10 cli
+    11 __main__
 
-    extensions, each of which may import those before it, and the core below ``commands``: agents   fleet   trl
+    extensions, each of which may import those before it, and the core below ``cli``: agents   fleet   trl
 
 A module imports its own folder and lower layers, wherever in it the import stands. The core imports no extension: what
 one adds is named in ``oncurve/extensions.py``. That no two modules import each other stands in test_rooms.py.
@@ -45,7 +44,6 @@ LAYERS = (
     ("report",),
     ("wiring", "coldstart"),
     ("run",),
-    ("commands",),
     ("cli",),
     ("__main__",),
 )
@@ -80,7 +78,7 @@ def may_import(mine: str, theirs: str) -> bool:
     """By the layers of the core and the order of the extensions."""
     if mine in EXTENSIONS:
         before = EXTENSIONS[: EXTENSIONS.index(mine)]
-        return theirs in before or (theirs in LAYER and LAYER[theirs] < LAYER["commands"])
+        return theirs in before or (theirs in LAYER and LAYER[theirs] < LAYER["cli"])
     return theirs in LAYER and LAYER[theirs] < LAYER[mine] and (mine, theirs) not in NEVER
 
 

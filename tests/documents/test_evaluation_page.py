@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.commands.evaluate_recipe import BENCHMARKS
 from oncurve.recipe.load import load_config
+from oncurve.run.measuring import BENCHMARKS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hanging import Hanging
@@ -14,7 +18,7 @@ from scripted import make_sampler, one
 
 import oncurve
 from oncurve.episodes.dialects import TagDialect
-from oncurve.episodes.environments import Kind
+from oncurve.episodes.environments import Environment, Kind, reward_of
 from oncurve.episodes.episode import EpisodeLimits
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
@@ -347,3 +351,120 @@ def test_the_first_turn_is_that_of_a_plain_completion(policy: TrainedPolicy, mak
             first = episode.segments[0]
             assert episode.token_ids[: first.end] == completion.token_ids
             assert episode.sampler_logprobs[: first.end] == pytest.approx(completion.sampler_logprobs, abs=1e-5)
+
+
+class Flag:
+    """Three calls and done, said by an attribute of some type."""
+
+    def __init__(self, done: Any) -> None:
+        self._kinds, self.calls = done, 0
+        self.done = done(False)
+
+    def reset(self, question: str) -> None:
+        pass
+
+    def press(self) -> str:
+        """Press."""
+        self.calls += 1
+        self.done = self._kinds(True)
+        return "pressed"
+
+    def get_reward(self) -> float:
+        return float(self.calls)
+
+
+class Slotted:
+    """Done is a slot."""
+
+    __slots__ = ("calls", "done")
+
+    def __init__(self) -> None:
+        self.calls, self.done = 0, False
+
+    def reset(self, question: str) -> None:
+        pass
+
+    def press(self) -> str:
+        """Press."""
+        self.calls, self.done = self.calls + 1, True
+        return "pressed"
+
+    def get_reward(self) -> float:
+        return float(self.calls)
+
+
+class Property(Flag):
+    """Done is a property."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @property
+    def done(self) -> bool:  # type: ignore[override]
+        return self.calls > 0
+
+    def press(self) -> str:
+        """Press."""
+        self.calls += 1
+        return "pressed"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(Flag, np.bool_), partial(Flag, int), partial(Flag, torch.tensor), Slotted, Property],
+    ids=["numpy", "int", "tensor", "slot", "property"],
+)
+def test_done_ends_an_episode_whatever_it_is_made_of(make: Any) -> None:
+    environment = Environment(Kind.of("e", make), make())
+    environment.note_done()
+    assert not environment.is_done
+    environment.inner.press()
+    environment.note_done()
+    assert environment.is_done
+
+
+class OldGym:
+    """Four values."""
+
+    def reset(self, question: str) -> str:
+        return "go"
+
+    def step(self, action: str) -> Any:
+        return "on", 1.0, action == "end", {"fact": 1}
+
+
+class AsyncGym(OldGym):
+    """Five values, awaited."""
+
+    async def step(self, action: str) -> Any:
+        return "on", np.float32(1.0), np.bool_(action == "end"), False, {}
+
+
+class OneValue(OldGym):
+    """An observation alone."""
+
+    def step(self, action: str) -> Any:
+        return "on"
+
+
+@pytest.mark.parametrize("make", [OldGym, AsyncGym])
+def test_steps_of_gym_and_gymnasium_plain_and_async(make: Any) -> None:
+    def step(environment: Environment, action: str) -> Any:
+        given = environment.step(action)
+        return asyncio.run(given) if inspect.isawaitable(given) else given
+
+    environment = Environment(Kind.of("e", make), make())
+    assert step(environment, "go") == "on"
+    assert not environment.is_done
+    step(environment, "end")
+    assert environment.is_done
+    assert environment.earned == 2.0
+
+
+def test_a_step_that_gives_something_else_says_what_to_return() -> None:
+    with pytest.raises(TypeError, match=r"step gave str; return \(observation, reward, terminated"):
+        Environment(Kind.of("e", OneValue), OneValue()).step("go")
+
+
+def test_no_reward_does_not_apply() -> None:
+    assert reward_of(None).error == "not_applicable"

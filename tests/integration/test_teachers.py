@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve import wiring
 from oncurve.cli.app import app
-from oncurve.commands.plan import plan_inputs
+from oncurve.cli.plan import plan_inputs
 from oncurve.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.plan.find_shape import find_shape

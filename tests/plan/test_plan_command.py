@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tables.published_costs import renewed
 
-from oncurve.commands.plan import plan_recipe
+from oncurve.cli.plan import plan_recipe
 from oncurve.errors import ConfigError
 from oncurve.plan import constants
 from oncurve.plan.cost import compare_trainers, fits, price

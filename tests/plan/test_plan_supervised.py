@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.commands.plan import plan_inputs
+from oncurve.cli.plan import plan_inputs
 from oncurve.plan.report import Plan, as_text, make_plan
 from oncurve.recipe.find import find_recipe
 

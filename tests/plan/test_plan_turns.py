@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.commands.plan import plan_recipe
+from oncurve.cli.plan import plan_recipe
 from oncurve.errors import ConfigError
 from oncurve.recipe.find import find_recipe
 

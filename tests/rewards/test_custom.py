@@ -10,6 +10,7 @@ import custom_examples as examples
 import pytest
 from reward_records import completion_of, prompt_of
 
+from oncurve.data.datasets import adapt_given_rows
 from oncurve.errors import ConfigError
 from oncurve.records import Reward
 from oncurve.rewards.base import RewardFunction, Term, WeightedSum, grade
@@ -194,3 +195,31 @@ def test_a_file_with_a_mistake_is_said(tmp_path: Path) -> None:
     path.write_text("def f(:\n")
     with pytest.raises(ConfigError, match=r"broken\.py cannot be imported: SyntaxError"):
         load_function(f"{path}:f")
+
+
+@pytest.mark.parametrize("answer", [["25", "25 shells"], {"value": 25}, False, True])
+def test_answers_that_are_no_text_reach_a_function_as_they_are(answer: Any) -> None:
+    [row] = adapt_given_rows([{"question": "2+3?", "answer": answer}])
+    seen: list[Any] = []
+
+    def single(completion: str, answer: Any) -> float:
+        seen.append(answer)
+        return 1.0
+
+    def batched(completions: list[str], answer: list[Any], **columns: Any) -> list[float]:
+        seen.append(answer[0])
+        assert "answer_as_given" not in columns or columns["answer_as_given"][0] == answer[0]
+        return [1.0]
+
+    for function in (single, batched):
+        assert from_function(function)([prompt_of(row=row)], [completion_of("x")])[0].value == 1.0
+    assert seen == [answer, answer]
+
+
+def test_a_reward_file_imports_the_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "words_beside_rewards.py").write_text("WORD = 'yes'\n")
+    (tmp_path / "mine.py").write_text(
+        "from words_beside_rewards import WORD\n\ndef says(*, completion):\n    return float(WORD in completion)\n"
+    )
+    function = from_function(load_function(f"{tmp_path / 'mine.py'}:says"))
+    assert function([prompt_of(row=ROW)], [completion_of("yes")])[0].value == 1.0

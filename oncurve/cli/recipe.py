@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from oncurve.cli.overrides import Overrides, RecipeArgument, RecipeCommand
+from oncurve.cli.arguments import Overrides, RecipeArgument, RecipeCommand
 from oncurve.observe.terminal import console
 
 recipes = typer.Typer(name="recipe", help="List, show and copy the recipes in this package.")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from oncurve.commands.examine import check_recipe
 from oncurve.recipe.load import parse_config
+from oncurve.run.examine import check_recipe
 
 
 def check(text: str) -> tuple[bool, str]:

@@ -1,0 +1,42 @@
+"""Command `compare`: runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.cli.report import Output, Price
+from oncurve.errors import CheckpointError
+from oncurve.observe.terminal import console
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of two or more runs; the first is the baseline.")],
+    output: Output = None,
+    usd_per_hour: Price = None,
+) -> None:
+    """Compare runs side by side, with intervals, and show how their recipes differ; --output writes a page with curves.
+
+    Example: `oncurve compare runs/a runs/b --output compare.html`
+    """
+    from oncurve.report.comparing import (  # lazy
+        compare_runs,  # lazy
+        comparison_tables,
+        write_comparison,
+    )
+
+    compared = compare_runs(runs, usd_per_hour=usd_per_hour)
+    out = console()
+    for table in comparison_tables(compared):
+        out.print(table)
+    if not compared.differences:
+        out.print("The recipes are the same.")
+    for note in compared.notes:
+        out.print(note, style="dim", markup=False, highlight=False)
+    if output is not None:
+        try:
+            out.print(f"page: {write_comparison(compared, output)}", markup=False, highlight=False)
+        except OSError as error:
+            raise CheckpointError(f"{output}: the page cannot be written ({error}). Name another place.") from error

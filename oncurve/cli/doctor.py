@@ -1,0 +1,75 @@
+"""Command `doctor`: the findings on a run, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from oncurve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oncurve.doctor.findings import Finding
+
+
+def doctor(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run, finished or not, or its metrics.jsonl.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    machine: Annotated[
+        bool,
+        typer.Option("--machine", help="List your processes that hold GPU memory and offer to end each."),
+    ] = False,
+) -> None:
+    """Diagnose a run: problems, the numbers that show them, and what to do. Exit code 1 if one is severe.
+
+    Example: `oncurve doctor runs/demo`
+    """
+    if machine:
+        from oncurve.observe.machine import offer_to_end  # lazy
+
+        offer_to_end(typer.echo, typer.confirm)
+        return
+    if run is None:
+        raise ConfigError("doctor: name the folder of a run, such as `oncurve doctor runs/demo`.")
+    if not examine_run(run, sys.stdout, as_json=as_json):
+        raise typer.Exit(1)
+
+
+def examine_run(run: Path, out: TextIO, *, as_json: bool) -> bool:
+    """Write the findings on a run; whether none of them is severe.
+
+    Raises DataError if the folder holds no run, or files that are broken.
+    """
+    from oncurve.doctor.diagnose import CHECKS, diagnose  # lazy
+    from oncurve.doctor.read import read_case  # lazy
+
+    case = read_case(run)
+    findings = diagnose(case)
+    if as_json:
+        steps = [step for step, _ in case.rows]
+        whole = {"run": str(run), "steps": max(steps, default=0), "findings": [found.as_json() for found in findings]}
+        out.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+    else:
+        title = f"{run}: no training step is finished yet"
+        if steps := [step for step, _ in case.rows if step > 0]:
+            title = f"{run}: {len(CHECKS)} checks on steps {min(steps)} to {max(steps)}"
+        out.write(findings_text(findings, title=title))
+    return all(found.severity != "severe" for found in findings)
+
+
+def findings_text(findings: Sequence[Finding], *, title: str) -> str:
+    """Findings for people to read: what, the numbers that show it, what to do."""
+    lines = [title, ""]
+    for found in findings:
+        lines.append(f"{found.severity.upper()}  {found.what}.")
+        lines += [f"    {item}" for item in found.evidence]
+        if found.follows is not None:
+            lines.append(f"    probably follows from {found.follows}")
+        lines += [f"    -> {found.do}", ""]
+    if not findings:
+        lines += ["Nothing to report.", ""]
+    return "\n".join(lines)

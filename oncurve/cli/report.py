@@ -1,0 +1,56 @@
+"""Command `report`: a run as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.errors import CheckpointError
+from oncurve.observe.terminal import console
+
+Price = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Price of all devices of the run in USD per hour (default: from the planner's table)."),
+]
+
+
+Output = Annotated[Path | None, typer.Option(help="Path of the HTML page.")]
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
+    output: Output = None,
+    usd_per_hour: Price = None,
+) -> None:
+    """Write a run as one self-contained HTML page and print its summary. Works during the run, too.
+
+    Example: `oncurve report runs/demo`
+    """
+    from oncurve.doctor.read import read_config  # lazy
+    from oncurve.observe.record import read_manifest, read_metrics  # lazy
+    from oncurve.observe.summary import summarize  # lazy
+    from oncurve.report.lineage import stage_lines, stages  # lazy
+    from oncurve.report.overview import json_if_there  # lazy
+    from oncurve.report.write import write_report  # lazy
+
+    out = console()
+    if output is not None and output.is_dir():
+        output /= "report.html"
+    try:
+        written = write_report(run, output, usd_per_hour=usd_per_hour)
+    except OSError as error:
+        raise CheckpointError(
+            f"{output or run}: the page cannot be written ({error}). Name a place with --output."
+        ) from error
+    metrics = read_metrics(run)
+    if metrics:
+        manifest = read_manifest(run) if (run / "manifest.json").is_file() else None
+        text = summarize(metrics, manifest=manifest, comparison=json_if_there(run / "comparison.json"), title=str(run))
+        out.print(text, markup=False, highlight=False)
+        if lines := stage_lines(stages(run, read_config(run))):
+            out.print("\n".join([*lines, ""]), markup=False, highlight=False)
+    left = written.recorded_steps - written.shown_steps
+    more = f"; completions of {left} of {written.recorded_steps} steps did not fit" if left else ""
+    out.print(f"report: {written.path} ({written.num_bytes / 2**20:.1f} MiB{more})", markup=False, highlight=False)

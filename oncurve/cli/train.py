@@ -1,0 +1,125 @@
+"""Commands `train`, `sft`, `resume` and `demo`: beginning a run, and continuing one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.cli.arguments import Overrides, RecipeArgument
+from oncurve.cli.launch import supervise
+from oncurve.errors import Stopped
+from oncurve.observe.terminal import console, quiet_libraries
+
+Processes = Annotated[int | None, typer.Option(min=1, help="Processes on this machine, one per GPU.")]
+
+
+Restarts = Annotated[int, typer.Option(min=0, help="Maximum automatic restarts after a process dies.")]
+
+
+GoOn = Annotated[bool, typer.Option("--resume", help="Resume the run with this name if it exists.")]
+
+
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    processes: Processes = None,
+    restarts: Restarts = 0,
+    go_on: GoOn = False,
+) -> None:
+    """Train a model from a recipe, evaluating it before and after.
+
+    Example: `oncurve train word_problems run.steps=20 run.seed=1`
+    """
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import load_config  # lazy
+    from oncurve.recipe.run_folder import run_folder_path  # lazy
+    from oncurve.run.status import clear_unbegun, progress_of  # lazy
+    from oncurve.wiring.preflight import check_cheaply  # lazy
+
+    path = find_recipe(recipe)
+    config = load_config(path, overrides or ())
+    folder = run_folder_path(config)
+    if (processes or restarts) and "WORLD_SIZE" not in os.environ:
+        words = ["train", recipe, *(overrides or ()), f"run.name={folder.name}"]
+        first = [*words, "--resume"] if go_on else words
+        raise typer.Exit(supervise(first, [*words, "--resume"], processes, restarts, config.run.grace_seconds))
+    progress = progress_of(folder) if go_on else "absent"
+    check_cheaply(config, new_folder=folder if progress == "absent" else None)
+    if progress == "finished":
+        console().print(f"run finished: {folder}", highlight=False)
+        return
+    quiet_libraries()
+    if progress == "begun":
+        from oncurve.run.training import resume_run  # lazy
+
+        result = resume_run(folder, given=config, console=console())
+    else:
+        try:
+            from oncurve.run.trainer import Trainer  # lazy
+        except KeyboardInterrupt:
+            raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
+
+        if progress == "unbegun":
+            clear_unbegun(folder)
+        result = Trainer.for_command(recipe, overrides or (), console=console()).train()
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+def sft(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    processes: Processes = None,
+    restarts: Restarts = 0,
+    go_on: GoOn = False,
+) -> None:
+    """Train on completions in the data before GRPO: the supervised stage of the recipe.
+
+    Rows are {prompt, completion}, {messages}, {text}, or {question, solution, answer} in the recipe's template.
+
+    Example: `oncurve sft word_problems sft.epochs=1 optimizer.learning_rate=1e-4`
+    """
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import read_tree  # lazy
+
+    given = list(overrides or ())
+    if not any(one.startswith(("sft.", "sft=")) for one in given) and not read_tree(find_recipe(recipe)).get("sft"):
+        given.append("sft={}")
+    train(recipe, given, processes, restarts, go_on)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
+    overrides: Overrides = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if the newest checkpoint is damaged.")] = False,
+    allow_change: Annotated[
+        bool, typer.Option("--allow-change", help="Allow changes to the recipe, the data or the number of processes.")
+    ] = False,
+    processes: Processes = None,
+    restarts: Restarts = 0,
+) -> None:
+    """Resume a run from its newest valid checkpoint. The result is the same as without the interruption.
+
+    Example: `oncurve resume runs/demo`
+    """
+    if (processes or restarts) and "WORLD_SIZE" not in os.environ:
+        again = ["resume", str(run)]
+        flags = [flag for flag, is_given in (("--strict", strict), ("--allow-change", allow_change)) if is_given]
+        raise typer.Exit(supervise([*again, *(overrides or ()), *flags], again, processes, restarts))
+    quiet_libraries()
+    from oncurve.run.training import resume_run  # lazy
+
+    result = resume_run(run, overrides or (), strict=strict, allow_change=allow_change, console=console())
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+def demo(overrides: Overrides = None) -> None:
+    """Train the built-in model on word problems: a few minutes on a CPU, no network needed.
+
+    Example: `oncurve demo run.seed=1`
+    """
+    train("word_problems", overrides)

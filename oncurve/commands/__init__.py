@@ -1,1 +1,0 @@
-"""What the commands do, below the command line. Heavy imports stay inside functions."""
