@@ -195,7 +195,7 @@ def zero_by_zero(completion: str, answer: str) -> float:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (forgotten, r"before training: none of the 2 completions was graded, most often as 'not_applicable': forgotten: "),
+        (forgotten, r"none of the 2 completions was graded, most often as 'not_applicable': forgotten: "),
         (zero_by_zero, r"before training: none of the 2 completions was graded, most often as 'nan'"),
     ],
 )
