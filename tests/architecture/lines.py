@@ -1,7 +1,7 @@
 """Lines of Python by room, of the tests and of the benchmarks, at some commits side by side.
 
-    python tests/architecture/lines.py             the newest commit
-    python tests/architecture/lines.py 8c83a67 HEAD
+python tests/architecture/lines.py             the newest commit
+python tests/architecture/lines.py 8c83a67 HEAD
 """
 
 from __future__ import annotations
