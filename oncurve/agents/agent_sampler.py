@@ -16,20 +16,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from oncurve.agents.agent_programs import AgentTask, Stop
 from oncurve.agents.agent_session import AgentSession, PendingTurn, SessionLimits, completion_of
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.chat_request import ChatError, ChatRequest
 from oncurve.agents.conversation_frames import Frames
 from oncurve.episodes.environments import reward_of
+from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.errors import Failure, SamplerError, attempt
 from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.sample.base import PolicyView, SamplingParams, context_of, end_token_ids, exact_text
-from oncurve.sample.engine import occurrence_indices
+from oncurve.sample.base import PolicyView, SamplingParams, check_finite, context_of, exact_text
 from oncurve.sample.event_loop import EventLoopThread
-from oncurve.sample.streams import stream_keys, turn_key
+from oncurve.sample.streams import turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 
 if TYPE_CHECKING:
@@ -83,12 +81,13 @@ class AgentSampler:
             self._endpoint = AgentEndpoint()
         params = params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._frames.stop))))
-        run = _Run(self, self._policy, self._frames, params, self._endpoint)
-        run.turns = self.sampler.turns(params, step=step, post=run.post)
+        loop = EpisodeLoop(self._policy, params, self._version, self.on_group)
+        run = _Run(self, loop, self._frames, self._endpoint, context_tokens=context_of(self._policy.model.config))
+        loop.turns = self.sampler.turns(params, step=step, post=run.post)
         try:
             return run.all_groups(prompts, group_size, step)
         finally:
-            run.turns.close()
+            loop.turns.close()
             run.close()
 
     def tell(self, what: str) -> None:
@@ -155,6 +154,8 @@ class _Asked:
     request: ChatRequest
     give: Callable[[Given], None]
     pending: PendingTurn | None = None
+    ask: Ask | None = None
+    """What the sampler is asked."""
     is_over: bool = False
     is_gone: bool = False
     """Whoever asked has hung up."""
@@ -163,32 +164,26 @@ class _Asked:
 class _Run:
     """One call of ``sample``."""
 
-    turns: Any
-
     def __init__(
-        self, owner: AgentSampler, policy: PolicyView, frames: Frames, params: SamplingParams, endpoint: AgentEndpoint
+        self,
+        owner: AgentSampler,
+        loop: EpisodeLoop,
+        frames: Frames,
+        endpoint: AgentEndpoint,
+        *,
+        context_tokens: int | None,
     ) -> None:
-        self.owner, self.setup, self.params, self.endpoint, self.frames = owner, owner.setup, params, endpoint, frames
-        self.version, self.on_group = owner._version, owner.on_group
-        self.tokenizer = policy.tokenizer
-        self.end_ids = end_token_ids(policy.model, policy.tokenizer)
+        self.owner, self.setup, self.loop, self.endpoint, self.frames = owner, owner.setup, loop, endpoint, frames
         self.limits = SessionLimits(
-            params.max_completion_tokens,
-            self.setup.max_turns,
-            context_of(policy.model.config),
-            self.setup.may_fork,
+            loop.params.max_completion_tokens, self.setup.max_turns, context_tokens, self.setup.may_fork
         )
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._loop = EventLoopThread("oncurve-agent-code")
+        self._code = EventLoopThread("oncurve-agent-code")
         self._waiting: deque[_Episode] = deque()
         """Episodes that have not begun."""
         self._running: dict[_Episode, None] = {}
-        self._held: list[_Asked] = []
-        """Requests that are not asked of the sampler yet."""
         self._open: dict[_Asked, None] = {}
         """Requests without an answer."""
-        self._done: dict[int, list[Completion | None]] = {}
-        self._groups: dict[int, Group] = {}
 
     def post(self, event: Callable[[], None]) -> None:
         """Have something done in the thread that samples; from any thread."""
@@ -196,20 +191,22 @@ class _Run:
 
     def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
         """Every episode from beginning to end."""
-        indices = occurrence_indices(prompts, group_size)
-        for place, prompt in enumerate(prompts):
-            numbers = np.full(group_size, prompt.index, dtype=np.int64)
-            keys = stream_keys(self.params.seed, step, numbers, np.array(indices[place])).tolist()
-            self._done[place] = [None] * group_size
+        for place, prompt, keys in self.loop.keys(prompts, group_size, step):
             for index, key in enumerate(keys):
-                session = AgentSession(self.frames, self._decode, self.end_ids, self.limits)
+                session = AgentSession(self.frames, self._decode, self.loop.end_ids, self.limits)
                 self._waiting.append(_Episode(self, place, index, prompt, key, session))
-        while self._waiting or self._running:
-            self._begin()
-            is_busy = self._flush() or self.turns.advance()
-            self._take_events(wait=not is_busy)
-            self._end_late()
-        return [self._groups[place] for place in range(len(prompts))]
+        self._begin()
+        return self.loop.run(is_ready=self._may_ask, collect=self._collect)
+
+    def _may_ask(self, is_busy: bool) -> bool:
+        """Where the agent is deterministic, when all agents wait: the same run then has the same batches."""
+        is_ready = not self.setup.agent.is_deterministic or all(one.num_waiting for one in self._running)
+        return is_ready and self._events.empty()
+
+    def _collect(self, wait: bool) -> None:
+        self._take_events(wait=wait)
+        self._end_late()
+        self._begin()
 
     def close(self) -> None:
         """End all agents; who waits for an answer is told that there is none."""
@@ -220,7 +217,7 @@ class _Run:
             self.endpoint.remove(episode.api_key)
             episode.stop()
         self._running.clear()
-        closing = threading.Thread(target=self._loop.close, name="oncurve-agent-end", daemon=True)
+        closing = threading.Thread(target=self._code.close, name="oncurve-agent-end", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)  # code that blocks the loop, or refuses to end, is left behind with it
 
@@ -233,7 +230,7 @@ class _Run:
             seed = turn_key(episode.key, 1) % 2**31
             task = AgentTask(episode.prompt.source_row, url, episode.api_key, int(seed))
             episode.stop = self.setup.agent.start(
-                task, self._loop, lambda given, episode=episode: self.post(partial(self._gave, episode, given))
+                task, self._code, lambda given, episode=episode: self.post(partial(self._gave, episode, given))
             )
 
     def _take_events(self, *, wait: bool) -> None:
@@ -261,37 +258,23 @@ class _Run:
             return
         episode.waits(+1)
         self._open[asked] = None
-        if asked.pending.room:
-            self._held.append(asked)
-        else:
+        pending = asked.pending
+        if not pending.room:
             self._took(asked, ([], [], "length"))
+            return
+        key = turn_key(episode.key, pending.key)
+        asked.ask = Ask(pending.read_ids, (key,), pending.room, lambda _, sampled: self._took(asked, sampled))
+        self.loop.hold((episode.place, episode.index, pending.read_ids), asked.ask)
 
     def forgotten(self, asked: _Asked) -> None:
         """Nobody waits for an answer any more: it is as if nothing had been asked."""
         asked.is_over = True
         if asked in self._open and asked.pending is not None:
             del self._open[asked]
-            self._held = [one for one in self._held if one is not asked]
+            if asked.ask is not None:
+                self.loop.drop(asked.ask)
             asked.episode.session.forget(asked.pending)
             asked.episode.waits(-1)
-
-    def _flush(self) -> bool:
-        """Ask the sampler for what waits; True if there was something.
-
-        Where the agent is deterministic, that is when all agents wait: the same run then has the same batches, so that
-        sums are rounded alike.
-        """
-        ready = not self.setup.agent.is_deterministic or all(one.num_waiting for one in self._running)
-        if not self._held or not ready or not self._events.empty():
-            return False
-        held, self._held = self._held, []
-        alike: dict[tuple[tuple[int, ...], int], list[_Asked]] = {}
-        for asked in sorted(held, key=lambda one: (one.episode.place, one.episode.index, _of(one).read_ids)):
-            alike.setdefault((_of(asked).read_ids, _of(asked).room), []).append(asked)
-        for (ids, room), together in alike.items():
-            keys = tuple(turn_key(one.episode.key, _of(one).key) for one in together)
-            self.turns.ask(Ask(ids, keys, room, lambda place, got, those=together: self._took(those[place], got)))
-        return True
 
     def _took(self, asked: _Asked, sampled: Sampled) -> None:
         """The policy wrote a turn."""
@@ -299,12 +282,7 @@ class _Run:
             self.forgotten(asked)
         if asked not in self._open:
             return
-        if not np.isfinite(sum(sampled[1])):
-            raise SamplerError(
-                f"the model's logits are not finite (prompt {asked.episode.prompt.index}, policy version "
-                f"{self.version}). Lower optimizer.learning_rate if it was trained, or take policy.compute_type "
-                f"float32 or bfloat16"
-            )
+        check_finite(sampled[1], asked.episode.prompt, self.loop.version)
         del self._open[asked]
         asked.is_over = True
         asked.episode.waits(-1)
@@ -346,17 +324,11 @@ class _Run:
         for asked in [one for one in self._open if one.episode is episode]:
             asked.give(ChatError("the episode is over", status=401, code="invalid_api_key"))
             self.forgotten(asked)
-        done = self._done[episode.place]
-        done[episode.index] = self._completion(episode, reward, failure)
-        if all(one is not None for one in done):
-            group = Group(episode.prompt, tuple(one for one in done if one is not None))
-            self._groups[episode.place] = group
-            if self.on_group is not None:
-                self.on_group(group)
+        self.loop.end(episode.place, episode.index, self._completion(episode, reward, failure))
 
     def _completion(self, episode: _Episode, reward: Reward | None, failure: Failure | None) -> Completion:
         rows = [
-            completion_of(row, version=self.version, index=episode.index, text=self._text(row.token_ids))
+            completion_of(row, version=self.loop.version, index=episode.index, text=self.loop.text(row.token_ids))
             for row in episode.session.ordered()
         ]
         facts: dict[str, Any] = {"environment_reward": reward, "waiting_seconds": episode.seconds(time.monotonic())}
@@ -367,14 +339,11 @@ class _Run:
             facts["finish_reason"] = episode.session.limit
         if not rows:
             prompt = episode.prompt
-            rows = [Completion(prompt.prompt_ids, (), "", (), "failed", self.version, episode.index)]
+            rows = [Completion(prompt.prompt_ids, (), "", (), "failed", self.loop.version, episode.index)]
         return replace(rows[0], branches=tuple(rows[1:]), **facts)
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return exact_text(self.tokenizer, ids, self.end_ids)
-
     def _decode(self, ids: Sequence[int]) -> str:
-        return exact_text(self.tokenizer, ids)
+        return exact_text(self.loop.tokenizer, ids)
 
 
 def _of(asked: _Asked) -> PendingTurn:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from oncurve.data.data_finding import DataFinding
 from oncurve.data.datasets import question_key
 from oncurve.data.leaks import leaked_excerpt
+from oncurve.data.prompt_check import find_prompt_faults
 from oncurve.data.prompts import Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
 from oncurve.errors import shortened
 from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
@@ -16,33 +17,6 @@ from oncurve.rewards.base import categorize
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Verdict = Literal["accepted", "wrong", "bad_format", "failed"]
-
-NUM_ROWS_SHOWN = 8
-"""Row numbers printed per finding; the record holds all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataFinding:
-    """One thing that is not as it should be.
-
-    Example: ``DataFinding(severity="error", what="the prompt contains its own solution", rows=(4, 9),
-    example="row 4: so 3 + 4 = 7", remedy="Correct data.columns.")``
-    """
-
-    severity: Literal["error", "warning"]
-    """"error": a run on these data would not measure or teach what it claims."""
-    what: str
-    rows: tuple[int, ...]
-    """Places of the rows concerned, counted from 0 in the order in which they were given."""
-    example: str
-    remedy: str
-
-    def describe(self) -> str:
-        """The finding in a few lines for the console."""
-        shown = ", ".join(str(row) for row in self.rows[:NUM_ROWS_SHOWN])
-        more = ", ..." if len(self.rows) > NUM_ROWS_SHOWN else ""
-        count = f"{len(self.rows)} row{'' if len(self.rows) == 1 else 's'}"
-        return f"{self.severity}: {self.what}: {count} ({shown}{more})\n  {self.example}\n  {self.remedy}"
 
 
 def check_data(
@@ -60,6 +34,8 @@ def check_data(
     has_right_answer: bool = True,
     decided_by_value: bool = False,
     needs_grades: bool = True,
+    vocabulary: int | None = None,
+    end_ids: Sequence[int] = (),
 ) -> list[DataFinding]:
     """Everything found wrong with the rows of a run; an empty list if all is well.
 
@@ -68,7 +44,8 @@ def check_data(
     ``gold`` writes a perfect completion for a row; without it, the template's own form is used. A few refused gold
     answers are a warning, more than ``max_refused_fraction`` of the rows an error. Where no reward looks at an answer
     there is no right one (``has_right_answer``): then graders must only not fail. Without ``needs_grades`` the reward
-    comes from an environment, which has not played.
+    comes from an environment, which has not played. ``vocabulary`` is the number of embeddings, and ``end_ids``
+    are the tokens that end a completion.
 
     Raises ConfigError or DataError if the prompts cannot be made at all.
     """
@@ -77,13 +54,15 @@ def check_data(
     prompts, excluded = render_prompts(
         rows, tokenizer, template=template, chat=chat, few_shot=few_shot, max_prompt_tokens=max_prompt_tokens
     )
+    gold = gold or partial(write_gold, template=template)
     return [
         *find_too_long(excluded),
+        *find_prompt_faults(prompts, tokenizer, template, gold, vocabulary=vocabulary, end_ids=end_ids),
         *find_leaks(prompts, few_shot=few_shot),
         *find_refused_gold(
             prompts,
             grade,
-            gold or partial(write_gold, template=template),
+            gold,
             max_fraction=max_refused_fraction,
             has_right_answer=has_right_answer,
             decided_by_value=decided_by_value,

@@ -18,15 +18,15 @@ import numpy as np
 from oncurve.episodes.dialects import Dialect
 from oncurve.episodes.environments import Environment, Kind, close, close_all, has_died, reward_of
 from oncurve.episodes.episode import Episode
+from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.tools import CallRequest, calling, opened
 from oncurve.episodes.workers import Workers
 from oncurve.errors import Failure, SamplerError, attempt
-from oncurve.records import EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
-from oncurve.sample.base import PolicyView, SamplingParams, check_finite, context_of, end_token_ids, exact_text
-from oncurve.sample.engine import occurrence_indices
+from oncurve.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
+from oncurve.sample.base import PolicyView, SamplingParams, context_of
 from oncurve.sample.streams import stream_keys, turn_key
-from oncurve.sample.turns import Ask, Sampled, Turns, TurnSampler
+from oncurve.sample.turns import Ask, Sampled, TurnSampler
 
 MAX_CALLS = 16
 """Calls of one turn that are answered; more are not looked at."""
@@ -75,13 +75,14 @@ class EpisodeSampler:
             self._kept.append(kept)
         params = params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._dialect.stop))))
-        turns = self.sampler.turns(params, step=step, post=self._workers.post)
-        run = _Run(self, self._policy, self._dialect, params, turns, self._version, environments=kept[1])
+        loop = EpisodeLoop(self._policy, params, self._version, self.on_group)
+        loop.turns = self.sampler.turns(params, step=step, post=self._workers.post)
+        run = _Run(self, loop, self._dialect, environments=kept[1])
         try:
             return run.all_groups(prompts, group_size, step)
         finally:
-            turns.close()
-            run.close()
+            loop.turns.close()
+            run.is_over = True
 
     def close(self) -> None:
         """Close environments, end threads, give back what the sampler took."""
@@ -111,59 +112,40 @@ class EpisodeSampler:
 class _Run:
     """One call of ``sample``."""
 
-    def __init__(
-        self,
-        owner: EpisodeSampler,
-        policy: PolicyView,
-        dialect: Dialect,
-        params: SamplingParams,
-        turns: Turns,
-        version: int,
-        *,
-        environments: list[Any],
-    ) -> None:
+    def __init__(self, owner: EpisodeSampler, loop: EpisodeLoop, dialect: Dialect, *, environments: list[Any]) -> None:
         """``environments`` takes those that are to be closed."""
         self.setup, self.limits, self.workers = owner.setup, owner.setup.limits, owner._workers
-        self.on_group, self.environments = owner.on_group, environments
-        self.dialect, self.params, self.turns, self.version = dialect, params, turns, version
-        self.tokenizer = policy.tokenizer
-        self.end_ids = end_token_ids(policy.model, policy.tokenizer)
-        self._groups: dict[int, Group] = {}
-        self._episodes: dict[int, list[Episode]] = {}
-        self._left: dict[int, int] = {}
-        self._held: list[tuple[int, int, Ask]] = []
-        """Turns of the next round, where everything that answers is deterministic."""
-        self._is_over = False
+        self.loop, self.params, self.dialect, self.environments = loop, loop.params, dialect, environments
+        self.is_over = False
+        """Nothing that comes later is listened to."""
+        self._ended: list[Episode] = []
+        """Those whose rows are given up when a round begins: which rows make room must not depend on time."""
 
     def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
         """Every episode from beginning to end."""
-        indices = occurrence_indices(prompts, group_size)
-        for place, prompt in enumerate(prompts):
-            numbers = np.full(group_size, prompt.index, dtype=np.int64)
-            keys = stream_keys(self.params.seed, step, numbers, np.array(indices[place])).tolist()
+        for place, prompt, keys in self.loop.keys(prompts, group_size, step):
             tools, kind = self.setup.tools_of(prompt.row), self.setup.kind_of(prompt.row)
             episodes = [
                 Episode(place, index, prompt, key, opened(tools), kind, prompt.prompt_ids)
                 for index, key in enumerate(keys)
             ]
-            self._episodes[place], self._left[place] = episodes, group_size
             if kind is None:
                 self._ask(episodes)
             else:
-                seed = turn_key(stream_keys(self.params.seed, step, numbers[:1], np.zeros(1, dtype=np.int64))[0], 1)
+                number, first = np.array([prompt.index]), np.zeros(1, dtype=np.int64)
+                seed = turn_key(stream_keys(self.params.seed, step, number, first)[0], 1)
                 for episode in episodes:
                     self._begin(episode, kind, int(seed % 2**31))
-        while self._left:
-            is_busy = self.turns.advance()
-            if not is_busy and self._held and self.workers.is_idle:
-                self._next_round()
-                continue
-            self.workers.collect(wait=not is_busy and bool(self._left))
-        return [self._groups[place] for place in range(len(prompts))]
+        return self.loop.run(is_ready=self._is_round_over, collect=lambda wait: self.workers.collect(wait=wait))
 
-    def close(self) -> None:
-        """Nothing that comes later is listened to."""
-        self._is_over = True
+    def _is_round_over(self, is_busy: bool) -> bool:
+        """Nobody writes and nobody is answered."""
+        if is_busy or not self.workers.is_idle:
+            return False
+        for episode in self._ended:
+            episode.kept.end()
+        self._ended.clear()
+        return True
 
     def _begin(self, episode: Episode, kind: Kind, seed: int) -> None:
         """Reset the episode's environment, and ask for the first turn behind its words."""
@@ -176,7 +158,7 @@ class _Run:
             episode.environment = environment
             self.environments.append(environment.inner)
             if words:
-                text, ids = self.setup.rerender(self.tokenizer, episode.prompt, words)
+                text, ids = self.setup.rerender(self.loop.tokenizer, episode.prompt, words)
                 episode.own_prompt, episode.prompt_ids = text, ids
             self._ask([episode])
 
@@ -201,7 +183,7 @@ class _Run:
 
         def back(result: Any, seconds: float) -> None:
             episode.waiting_seconds += seconds
-            if not self._is_over:
+            if not self.is_over:
                 deliver(result, seconds)
             elif late is not None:
                 late(result)
@@ -226,26 +208,13 @@ class _Run:
         rows = tuple(episode.kept for episode in episodes)
         asked = Ask(first.read_ids, keys, room, lambda place, got: self._took(episodes[place], got, room), rows)
         if self.setup.is_deterministic:
-            self._held.append((first.place, first.index, asked))
+            self.loop.hold((first.place, first.index), asked)
         else:
-            self.turns.ask(asked)
-
-    def _next_round(self) -> None:
-        """Ask for all turns that wait, in an order that has nothing to do with how long anything took.
-
-        Who is in the batch decides how sums are rounded, so that the same run twice must have the same batches.
-        """
-        for episode in (one for group in self._episodes.values() for one in group if one.ended):
-            episode.kept.end()
-        held, self._held = sorted(self._held, key=lambda one: one[:2]), []
-        for _, _, asked in held:
-            self.turns.ask(asked)
+            self.loop.turns.ask(asked)
 
     def _took(self, episode: Episode, sampled: Sampled, room: int) -> None:
         """The policy wrote a turn."""
-        ids, logprobs, reason = sampled
-        check_finite(logprobs, episode.prompt, self.version)
-        text = exact_text(self.tokenizer, ids, self.end_ids)
+        reason, text = sampled[2], self.loop.took(episode.prompt, sampled)
         episode.add_turn(sampled, text)
         if reason != "stop":
             is_full = reason == "length" and episode.num_written < self.params.max_completion_tokens
@@ -346,7 +315,7 @@ class _Run:
         elif limits.max_seconds is not None and time.monotonic() - episode.started > limits.max_seconds:
             self._end(episode, "seconds")
         else:
-            ended = bool(episode.token_ids) and episode.token_ids[-1] in self.end_ids
+            ended = bool(episode.token_ids) and episode.token_ids[-1] in self.loop.end_ids
             ids, text = told(ended=ended, limit=limits.max_answer_tokens)
             if limits.context_tokens is not None and len(episode.read_ids) + len(ids) >= limits.context_tokens:
                 self._end(episode, "context")
@@ -371,7 +340,7 @@ class _Run:
                 self._whole(episode)
 
         def messages() -> list[dict[str, Any]]:
-            return messages_of(episode.completion(self._text(episode.token_ids), self.version))
+            return messages_of(self._completion(episode))
 
         self._call(episode, partial(environment.reward, messages), rewarded, is_environment=True)
 
@@ -386,18 +355,12 @@ class _Run:
         self._whole(episode)
 
     def _whole(self, episode: Episode) -> None:
-        """The episode is over; its group may be whole."""
-        if not self.setup.is_deterministic:  # else when a round begins: which rows make room must not depend on time
+        """The episode is over."""
+        if self.setup.is_deterministic:
+            self._ended.append(episode)
+        else:
             episode.kept.end()
-        place = episode.place
-        self._left[place] -= 1
-        if self._left[place]:
-            return
-        del self._left[place]
-        completions = tuple(one.completion(self._text(one.token_ids), self.version) for one in self._episodes[place])
-        self._groups[place] = Group(episode.prompt, completions)
-        if self.on_group is not None:
-            self.on_group(self._groups[place])
+        self.loop.end(episode.place, episode.index, self._completion(episode))
 
-    def _text(self, ids: list[int]) -> str:
-        return exact_text(self.tokenizer, ids, self.end_ids)
+    def _completion(self, episode: Episode) -> Completion:
+        return episode.completion(self.loop.text(episode.token_ids), self.loop.version)

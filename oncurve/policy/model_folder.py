@@ -16,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -91,6 +92,19 @@ def load_tokenizer(
             f"model {name!r}: its tokenizer has no vocabulary. Put its tokenizer.json into the folder"
         )
     return config, tokenizer
+
+
+def declared_end_ids(name: str, tokenizer: PreTrainedTokenizerBase, *, revision: str | None = None) -> tuple[int, ...]:
+    """The tokens that end a completion: the tokenizer's end token and those of the model's generation settings."""
+    place, _ = check_place(name)
+    if is_adapter(place):
+        place, revision = base_of(place)
+    try:
+        listed = GenerationConfig.from_pretrained(place, revision=revision).eos_token_id
+    except OSError:  # a folder without such settings
+        listed = AutoConfig.from_pretrained(place, revision=revision).eos_token_id
+    ids = [tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]
+    return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))
 
 
 def _unloadable(name: str, error: Exception) -> CheckpointError:

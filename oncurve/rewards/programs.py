@@ -6,21 +6,32 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.answers import said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.code_blocks import program_in
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.sandbox import Limits, SandboxDied, SandboxPool
+from oncurve.sandbox.packages import module_names
 from oncurve.sandbox.pool import Workplace
 from oncurve.sandbox.program_cases import run_cases
 from oncurve.sandbox.program_judge import run_test_program
 from oncurve.sandbox.program_results import ProgramVerdict, TestResult, same_for_all
-from oncurve.sandbox.program_tests import ProgramCase, ProgramCases, Tests, UnusableTests, read_tests, sources_of
+from oncurve.sandbox.program_tests import (
+    ProgramCase,
+    ProgramCases,
+    Tests,
+    UnusableTests,
+    names_of,
+    read_tests,
+    sources_of,
+)
 from oncurve.sandbox.startup import TierName
 
 Scale = Literal["binary", "pass_rate"]
@@ -37,7 +48,7 @@ def judge_program(workplace: Workplace, sources: Sequence[str], tests: Tests, *,
     verdict = ProgramVerdict()
     for attempt in (limits, limits.patient()):
         if isinstance(tests, ProgramCases):
-            verdict = run_cases(workplace.program, sources, tests, limits=attempt)
+            verdict = run_cases(workplace.program, sources, tests, limits=attempt, judge=workplace.judge)
         else:
             verdict = run_test_program(workplace, sources, tests, limits=attempt)
         if not any(result.was_starved for result in verdict.results):
@@ -65,6 +76,9 @@ class Programs:
         name: str = "programs",
         scale: Scale = "binary",
         column: str | None = None,
+        checker: str | None = None,
+        checker_column: str = "checker",
+        packages: Sequence[str] = (),
         require_fence: bool = True,
         template: str = "{program}",
         cpu_seconds: int = 3,
@@ -82,6 +96,8 @@ class Programs:
         """How often each kind of verdict came out since the start: "passed", "wrong", "timeout", ..."""
         self._scale: Scale = scale
         self._column = column
+        self._checker = None if checker is None else _code_in(checker)
+        self._checker_column = checker_column
         self._require_fence = require_fence
         self._template = template
         self._limits = Limits(
@@ -91,7 +107,11 @@ class Programs:
             max_exhausted_tests=max_exhausted_tests,
         )
         self._owns_pool = pool is None
-        self._pool = pool or SandboxPool(limits=self._limits, allow=allow, num_workers=num_workers)
+        self._pool = pool or SandboxPool(
+            limits=self._limits, allow=allow, num_workers=num_workers, packages=tuple(packages)
+        )
+        if packages:
+            self._check_packages(packages)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
@@ -99,16 +119,17 @@ class Programs:
         running: dict[tuple[int, str], Future[ProgramVerdict]] = {}
         graded: list[Future[ProgramVerdict] | Reward] = []
         for prompt, completion in zip(prompts, completions, strict=True):
-            program = program_in(completion.text, require_fence=self._require_fence)
-            if program is None:
-                graded.append(self._without_program())
-                continue
             row = id(prompt.row)
             if row not in tests:
                 tests[row] = self._tests_of(prompt.row)
             found = tests[row]
             if isinstance(found, UnusableTests):
                 graded.append(self._failed("unparsable_reference", str(found)))
+                continue
+            said = said_by(prompt, completion)
+            program = program_in(said, require_fence=self._require_fence, names=names_of(found))
+            if program is None:
+                graded.append(self._without_program())
                 continue
             if (row, program) not in running:
                 running[row, program] = self._start(program, found, prompt.row)
@@ -122,7 +143,9 @@ class Programs:
 
     def _tests_of(self, row: Mapping[str, Any]) -> Tests | UnusableTests:
         try:
-            return read_tests(row, column=self._column)
+            given = row.get(self._checker_column)
+            checker = given if isinstance(given, str) and given.strip() else self._checker
+            return read_tests(row, column=self._column, checker=checker)
         except UnusableTests as error:
             return error
 
@@ -158,9 +181,28 @@ class Programs:
         except SandboxDied:
             return False
 
+    def _check_packages(self, packages: Sequence[str]) -> None:
+        """Refuses packages that programs could not import: every program that does would be wrong."""
+        source = "\n".join([*(f"import {name}" for name in module_names(packages)), "def two(): return 2"])
+        control = partial(judge_program, sources=[source], tests=_CONTROL, limits=self._limits)
+        verdict = self._pool.submit(control).result()
+        if not verdict.is_correct:
+            raise ConfigError(
+                f"rewards: programs.packages are {', '.join(packages)}, which the sandbox cannot import: "
+                f"{verdict.summary}. Name what they need as well, and install them where every user may read"
+            )
+
     def _failed(self, error: str, detail: str) -> Reward:
         self.kinds[error] += 1
         return Reward(value=None, error=error, detail=detail)
+
+
+def _code_in(path: str) -> str:
+    """The code of a file. Raises ConfigError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"rewards: programs.checker is {path}, which cannot be read: {error.strerror}") from None
 
 
 class ProgramsReward(RewardSection):
@@ -175,10 +217,18 @@ class ProgramsReward(RewardSection):
     """The weakest isolation that you accept; see docs/rewards.md."""
     cpu_seconds: PositiveInt = 3
     """Processor time per test."""
+    checker: str | None = None
+    """File with a function check(input, output, expected) that decides whether an output is right; None: equality."""
+    checker_column: str = "checker"
+    """Column with the code of such a function; it goes before the file's."""
+    packages: tuple[str, ...] = ()
+    """Installed packages that programs may import, such as numpy; without any, the standard library only."""
+    workers: PositiveInt | None = None
+    """Programs that run at the same time; None: two per processor, at most 32."""
 
     is_sandboxed: ClassVar[bool] = True
     gives_correct: ClassVar[bool] = True
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""
-        return Programs(allow=self.isolation, **self.options("isolation"))
+        return Programs(allow=self.isolation, num_workers=self.workers, **self.options("isolation", "workers"))

@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from oncurve import wiring
 from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
+from oncurve.data.prompt_check import shown_prompt
 from oncurve.data.prompts import find_template, render_prompts, write_gold
 from oncurve.data.settings import DataSection
 from oncurve.errors import ConfigError, counted
-from oncurve.policy.model_folder import load_tokenizer
+from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
@@ -105,6 +106,12 @@ def _check_rows(
     if not graded:
         console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)
         return True
+    end_ids = declared_end_ids(config.model, tokenizer, revision=config.policy.revision)
+    shown, _ = render_prompts(
+        graded[:1], cast("Any", tokenizer), template=section.template, chat=section.chat, few_shot=few_shot
+    )
+    for prompt in shown:
+        console.print(shown_prompt(prompt, tokenizer, end_ids), markup=False, highlight=False, soft_wrap=True)
     findings = check_data(
         graded,
         cast("Any", tokenizer),
@@ -117,6 +124,8 @@ def _check_rows(
         has_right_answer=has_right_answer,
         decided_by_value=deciding_reward(config.rewards) is not None,
         needs_grades=not any(reward.type == "environment" for reward in config.rewards),
+        vocabulary=model_config.get_text_config().vocab_size,
+        end_ids=end_ids,
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config, section, graded, few_shot, tokenizer, pays)

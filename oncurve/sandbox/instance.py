@@ -19,6 +19,7 @@ from oncurve.sandbox.connection import Connection
 from oncurve.sandbox.failures import SandboxDied
 from oncurve.sandbox.interpreter import Interpreter, as_user, interpreter_for_sandbox, sandbox_uid
 from oncurve.sandbox.limits import Limits
+from oncurve.sandbox.packages import INSIDE, folder_of_links, module_names, package_paths
 from oncurve.sandbox.startup import TierName
 
 START_SECONDS = 30.0
@@ -70,9 +71,10 @@ class Sandbox:
     Owned by one thread at a time. It starts when it is first needed and again after it died or was left dirty.
     """
 
-    def __init__(self, *, tier: TierName, limits: Limits, slot: int = 0) -> None:
+    def __init__(self, *, tier: TierName, limits: Limits, slot: int = 0, packages: tuple[str, ...] = ()) -> None:
         self._tier: TierName = tier
         self._limits = limits
+        self._packages = packages
         self._uid = sandbox_uid(slot)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -155,14 +157,24 @@ class Sandbox:
 
     def _launch(self, python: Interpreter, control_fd: int, info_fd: int, errors: int) -> subprocess.Popen[bytes]:
         is_wrapped = self._tier == "bubblewrap"
-        settings = {
+        settings: dict[str, Any] = {
             "landlock": not is_wrapped,
             "readable": startup.readable_paths(python),
             "scratch": startup.SCRATCH if is_wrapped else None,
+            "modules": module_names(self._packages),
+            "packages": "",
         }
+        if self._packages and not is_wrapped:
+            folder = folder_of_links(self._packages)
+            targets = [str(path.resolve()) for path in package_paths(self._packages)]
+            settings |= {"packages": folder, "readable": [*settings["readable"], folder, *targets]}
+        elif self._packages:
+            settings["packages"] = INSIDE
         command = startup.interpreter_command(python.executable)
         if is_wrapped:
-            command = startup.bubblewrap_command(python, scratch_mib=self._limits.scratch_mib, info_fd=info_fd)
+            command = startup.bubblewrap_command(
+                python, scratch_mib=self._limits.scratch_mib, info_fd=info_fd, packages=self._packages
+            )
         text = _sealed_file(startup.script(control_fd, settings).encode())
         try:
             return subprocess.Popen(

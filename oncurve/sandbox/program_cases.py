@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from oncurve.sandbox import Limits
 from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent
-from oncurve.sandbox.inside.codec import NotData, Payload, check
+from oncurve.sandbox.inside.codec import Payload
 from oncurve.sandbox.instance import Child, Sandbox
+from oncurve.sandbox.program_calls import call
+from oncurve.sandbox.program_checkers import BrokenChecker, Checker
 from oncurve.sandbox.program_results import (
     EXHAUSTED,
     ProgramVerdict,
@@ -22,63 +26,89 @@ from oncurve.sandbox.program_results import (
     result_of_failure,
     result_of_silence,
 )
-from oncurve.sandbox.program_tests import ProgramCase, ProgramCases
+from oncurve.sandbox.program_tests import MISSING, ProgramCase, ProgramCases
 
 _NUMBER_TAGS = ("i", "f")
+_NUMBER = re.compile(r"(?!.{41})[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 _MAX_SHOWN = 120
 FLOAT_TOLERANCE = 1e-6
 """Of a number where a float is expected, relative to it where it is larger than 1."""
 
 
-def run_cases(sandbox: Sandbox, sources: Sequence[str], tests: ProgramCases, *, limits: Limits) -> ProgramVerdict:
-    """One result per case, every case in a fresh process.
+Decide = Callable[[ProgramCase, Payload], TestResult]
+"""What an output of the program, or the value that it returned, earns on a case."""
+
+
+def run_cases(
+    sandbox: Sandbox, sources: Sequence[str], tests: ProgramCases, *, limits: Limits, judge: Sandbox | None = None
+) -> ProgramVerdict:
+    """One result per case, every case in a fresh process; a checker runs in the sandbox of the judge.
 
     Raises SandboxDied.
     """
-    results: list[TestResult] = []
+    try:
+        decide = _decision(tests, judge, limits)
+        return ProgramVerdict(tuple(_results(sandbox, sources, tests, decide, limits)))
+    except BrokenChecker as error:
+        return ProgramVerdict(broken=str(error))
+
+
+def _results(
+    sandbox: Sandbox, sources: Sequence[str], tests: ProgramCases, decide: Decide, limits: Limits
+) -> Iterator[TestResult]:
     num_exhausted = 0
     end = time.monotonic() + limits.program_seconds
     for case in tests.cases:
         if num_exhausted >= limits.max_exhausted_tests or time.monotonic() >= end:
-            results.append(TestResult("not_run", "earlier tests ran out of time or memory"))
+            yield TestResult("not_run", "earlier tests ran out of time or memory")
             continue
         if tests.function is None:
-            result = _run_script(sandbox, sources, case, limits=limits)
+            result = _run_script(sandbox, sources, case, decide, limits)
         else:
-            result = _run_call(sandbox, sources, case, tests.function, limits)
+            result = _run_call(sandbox, sources, case, tests.function, decide, limits)
         num_exhausted += result.kind in EXHAUSTED
-        results.append(result)
-    return ProgramVerdict(tuple(results))
+        yield result
 
 
-def _run_call(sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, function: str, limits: Limits) -> TestResult:
-    job = {"mode": "answer", "sources": list(sources), "function": function, "args": list(case.args)}
-    max_bytes = max(limits.output_bytes, 2 * len(json.dumps(case.expected)))
-    deadline = time.monotonic() + limits.wall_seconds
-    child = sandbox.child(limits=limits)
-    try:
-        child.connection.send({**job, "kwargs": dict(case.kwargs)}, deadline)
-        frame = child.connection.receive(deadline, max_bytes)
-        if frame["k"] != "return":
-            return result_of_failure(frame)
-        value = frame.get("value")
-        check(value)
-    except NotData as error:
-        return TestResult("not_data", str(error))
-    except ChildMisbehaved as error:
-        return TestResult("too_much_output", str(error))
-    except ChildSilent:
-        return result_of_silence(child.finish(), limits)
-    except ChildGone:
-        return result_of_end(child.finish(), limits)
-    finally:
-        child.finish()
-    if same_value(value, case.expected):
+def _decision(tests: ProgramCases, judge: Sandbox | None, limits: Limits) -> Decide:
+    """How outputs are judged: by equality, or by the checker of the tests."""
+    if tests.checker is None or judge is None:
+        return _by_equality if tests.function else _by_text
+    checker = Checker(judge, tests.checker, limits)
+
+    def by_checker(case: ProgramCase, output: Payload) -> TestResult:
+        given: Payload = case.stdin if tests.function is None else ["l", *case.args]
+        if case.kwargs:
+            given = ["d", *(part for pair in case.kwargs.items() for part in pair)]
+        return checker.decide(given, output, None if case.expected == MISSING else case.expected)
+
+    return by_checker
+
+
+def _by_equality(case: ProgramCase, value: Payload) -> TestResult:
+    if any(same_value(value, expected) for expected in (case.expected, *case.also)):
         return TestResult("passed")
     return TestResult("wrong", f"got {_shown(value)}")
 
 
-def _run_script(sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, *, limits: Limits) -> TestResult:
+def _by_text(case: ProgramCase, output: Payload) -> TestResult:
+    if same_output(output, case.expected):
+        return TestResult("passed")
+    return TestResult("wrong", f"printed {output[:_MAX_SHOWN]!r}")
+
+
+def _run_call(
+    sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, function: str, decide: Decide, limits: Limits
+) -> TestResult:
+    job = {"mode": "answer", "sources": list(sources), "function": function, "args": list(case.args)}
+    max_bytes = max(limits.output_bytes, 2 * len(json.dumps(case.expected)))
+    value = call(sandbox, {**job, "kwargs": dict(case.kwargs)}, limits, max_bytes=max_bytes)
+    return value if isinstance(value, TestResult) else decide(case, value)
+
+
+def _run_script(
+    sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, decide: Decide, limits: Limits
+) -> TestResult:
     deadline = time.monotonic() + limits.wall_seconds
     max_bytes = max(limits.output_bytes, 2 * len(case.expected))
     child = sandbox.child(limits=limits, stdin=case.stdin.encode("utf-8", "surrogatepass"), wants_output=True)
@@ -99,10 +129,7 @@ def _run_script(sandbox: Sandbox, sources: Sequence[str], case: ProgramCase, *, 
         return result_of_failure(failure)
     if ended.status != 0:
         return result_of_end(ended, limits)
-    text = output.decode("utf-8", "replace")
-    if same_output(text, case.expected):
-        return TestResult("passed")
-    return TestResult("wrong", f"printed {text[:_MAX_SHOWN]!r}")
+    return decide(case, output.decode("utf-8", "replace"))
 
 
 def read_output(child: Child, max_bytes: int, deadline: float) -> bytes:
@@ -179,7 +206,7 @@ def _same_number(actual: int | float | None, expected: int | float) -> bool:
 
 def _family(tag: str) -> str:
     """Kinds of values that count as equal share a letter."""
-    return {"t": "l", "z": "s"}.get(tag, tag)
+    return {"t": "l", "q": "l", "z": "s"}.get(tag, tag)
 
 
 def _items(payload: list[Payload]) -> list[Payload]:
@@ -196,7 +223,7 @@ def same_output(actual: str, expected: str) -> bool:
     """Whether a script printed what was expected.
 
     Spaces at the ends of lines and empty lines at the end do not count. A number with a decimal point may differ by
-    ``FLOAT_TOLERANCE * max(1, |expected|)``; everything else must be the same.
+    ``FLOAT_TOLERANCE * max(1, |expected|)``, and an integer may be written as 3.0 or 1e+20; all else must be the same.
     """
     ours = [line.split() for line in actual.rstrip().splitlines()]
     theirs = [line.split() for line in expected.rstrip().splitlines()]
@@ -209,12 +236,11 @@ def same_output(actual: str, expected: str) -> bool:
 def _same_word(actual: str, expected: str) -> bool:
     if actual == expected:
         return True
-    if "." not in expected or len(actual) > 40 or len(expected) > 40:
+    if not (_NUMBER.fullmatch(actual) and _NUMBER.fullmatch(expected)):
         return False
-    try:
+    if "." in expected or "e" in expected.lower():
         return _same_number(float(actual), float(expected))
-    except ValueError:
-        return False
+    return not actual.lstrip("+-").isdigit() and Fraction(actual) == int(expected)
 
 
 def _shown(payload: Payload) -> str:

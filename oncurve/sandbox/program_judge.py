@@ -157,7 +157,7 @@ def _clean(reply: Frame) -> Frame:
         changes = _list(reply.get("args"))
         for payload in (reply.get("value"), *changes):
             check(payload, allow_references=True)
-        return {"k": kind, "value": reply.get("value"), "args": changes}
+        return {"k": kind, "value": reply.get("value"), "args": changes, "printed": _printed(reply)}
     if kind == "call" and isinstance(reply.get("to"), int) and reply.get("op") == "call":
         args, kwargs = _list(reply.get("args")), reply.get("kwargs")
         if not isinstance(kwargs, dict):
@@ -169,8 +169,15 @@ def _clean(reply: Frame) -> Frame:
         names = [str(name)[:100] for name in _list(reply.get("names") or [])][:20]
         line = reply.get("line")
         text = str(reply.get("text"))[:300]
-        return {"k": kind, "names": names, "text": text, "line": line if isinstance(line, int) else 0}
+        line = line if isinstance(line, int) else 0
+        return {"k": kind, "names": names, "text": text, "line": line, "printed": _printed(reply)}
     raise NotData("a message of no known kind")
+
+
+def _printed(reply: Frame) -> str:
+    """What the program printed during a call."""
+    text = reply.get("printed", "")
+    return text if isinstance(text, str) else ""
 
 
 def _list(value: Any) -> list[Any]:

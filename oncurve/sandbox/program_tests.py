@@ -7,18 +7,23 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from oncurve.sandbox.inside.assertions import one_result_each
+from oncurve.sandbox.inside.assertions import free_names, imported_from_solution, one_result_each, uncalled_tests
 from oncurve.sandbox.inside.codec import Payload, encode
 
-Style = Literal["asserts", "check", "unittest"]
-"""Plain assertions, a function ``check(candidate)`` that asserts, or classes of unittest."""
+Style = Literal["asserts", "check", "unittest", "pytest"]
+"""Plain assertions, a function ``check(candidate)`` that asserts, classes of unittest, or functions ``test_...``."""
 
-COLUMNS = ("test_list", "tests", "test_cases", "input_output", "inputs", "test", "unittest", "test_code")
+COLUMNS = (
+    "test_list", "tests", "test_cases", "input_output", "public_test_cases", "inputs", "test", "unittest", "test_code",
+)  # fmt: skip
 """Where tests are looked for, in this order, when no column is named."""
-_ENTRY_POINTS = ("entry_point", "fn_name", "function")
+_ENTRY_POINTS = ("entry_point", "fn_name", "func_name", "function")
+_ANY_TYPE = ("testtype", "type")
+MISSING: Payload = ["missing"]
+"""In the place of an output that a row does not give."""
 _SETUPS = ("test_imports", "test_setup_code", "setup")
 
 
@@ -37,7 +42,9 @@ class ProgramCase:
     stdin: str
     """Standard input of a script; empty for a call."""
     expected: Payload
-    """The value that the call returns, or the output of the script. It never enters a sandbox."""
+    """The value that the call returns, or the output of the script. It never enters the program's sandbox."""
+    also: tuple[Payload, ...] = ()
+    """Values that count as the expected one, where a data set writes it in a wrapper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,8 @@ class ProgramCases:
     """The function to call; None runs the program as a script."""
     cases: tuple[ProgramCase, ...]
     """At least one."""
+    checker: str | None = None
+    """Code with a function ``check(input, output, expected)`` that decides instead of equality; None: equality."""
 
     @property
     def count(self) -> int:
@@ -74,12 +83,13 @@ class TestProgram:
 Tests = ProgramCases | TestProgram
 
 
-def read_tests(row: Mapping[str, Any], *, column: str | None = None) -> Tests:
+def read_tests(row: Mapping[str, Any], *, column: str | None = None, checker: str | None = None) -> Tests:
     """The tests of a row, whatever common form they are in.
 
     Understood are lists of assertions (MBPP), ``check(candidate)`` with ``entry_point`` (HumanEval), inputs with
-    outputs (APPS: ``{"inputs", "outputs", "fn_name"}``, or a list of ``{"input", "output"}``), unittest classes and any
-    code with assertions; JSON text is read first.
+    outputs (APPS and TACO: ``{"inputs", "outputs", "fn_name"}``; LiveCodeBench and others: a list of ``{"input",
+    "output"}`` with a ``testtype`` or ``type``), unittest classes, functions of pytest without fixtures, and any code
+    with assertions; JSON text is read first. With a ``checker`` an output may be missing.
 
     Raises UnusableTests.
     """
@@ -87,9 +97,15 @@ def read_tests(row: Mapping[str, Any], *, column: str | None = None) -> Tests:
     if name is None or not row.get(name):
         raise UnusableTests(f"no tests in the row: looked for {column or ', '.join(COLUMNS)}")
     value = {"inputs": row[name], "outputs": row.get("outputs")} if name == "inputs" else _from_json(row[name])
-    entry_point = next((str(row[key]) for key in _ENTRY_POINTS if row.get(key)), None)
     try:
-        return _read(value, entry_point, row)
+        tests = _read(value, _entry_point(row), row)
+        if checker is None:
+            if isinstance(tests, ProgramCases) and any(case.expected is MISSING for case in tests.cases):
+                raise UnusableTests(f"column {name!r}: a test has no output, and the row has no checker")
+            return tests
+        if not isinstance(tests, ProgramCases):
+            raise UnusableTests("a checker judges inputs and outputs, and these tests are code")
+        return replace(tests, checker=checker)
     except UnusableTests:
         raise
     except (ValueError, TypeError, KeyError) as error:
@@ -105,18 +121,75 @@ def _from_json(value: Any) -> Any:
     return value
 
 
+def _entry_point(row: Mapping[str, Any]) -> str | None:
+    """The function that a row names; a method is meant by ``Solution().f`` as by ``f``."""
+    named = next((str(row[key]) for key in _ENTRY_POINTS if row.get(key)), None)
+    metadata = _from_json(row.get("metadata"))
+    if named is None and isinstance(metadata, Mapping):
+        named = next((str(metadata[key]) for key in _ENTRY_POINTS if metadata.get(key)), None)
+    return None if named is None else re.sub(r"^Solution(?:\(\))?\.", "", named.strip())
+
+
 def _read(value: Any, entry_point: str | None, row: Mapping[str, Any]) -> Tests:
     if isinstance(value, Mapping):
-        function = value.get("fn_name") or entry_point
-        pairs = list(zip(_listed(value["inputs"]), _listed(value["outputs"]), strict=True))
-        return _cases(pairs, function)
+        function = _entry_point(value) or entry_point
+        inputs = _listed(value["inputs"])
+        outputs = _listed(value["outputs"]) if value.get("outputs") is not None else [MISSING] * len(inputs)
+        return _cases(list(zip(inputs, outputs, strict=True)), function, is_wrapped=_all_wrapped(outputs))
     if isinstance(value, str):
         return _code(value, entry_point, row)
     items = list(value)
-    if all(isinstance(item, str) for item in items):
+    if items and all(isinstance(item, str) for item in items):
         return _code("\n".join(_as_assertion(item) for item in items), entry_point, row)
-    pairs = [(item["input"], item["output"]) if isinstance(item, Mapping) else tuple(item) for item in items]
-    return _cases(pairs, entry_point)
+    if not any(isinstance(item, Mapping) and any(key in item for key in _ANY_TYPE) for item in items):
+        pairs = [
+            (item["input"], item.get("output", MISSING)) if isinstance(item, Mapping) else tuple(item) for item in items
+        ]
+        return _cases(pairs, entry_point)
+    return _typed_cases(items, entry_point)
+
+
+def _typed_cases(items: Sequence[Mapping[str, Any]], entry_point: str | None) -> ProgramCases:
+    """Cases that say themselves whether they are for a function or a script, such as those of LiveCodeBench."""
+    kinds = {str(item.get("testtype") or item.get("type")).lower() for item in items}
+    if kinds <= {"stdin", "stdin_stdout", "stdio"}:
+        return _cases([(item["input"], item.get("output", MISSING)) for item in items], None)
+    if not kinds <= {"functional", "function_call", "function"}:
+        raise UnusableTests(f"tests of the types {', '.join(sorted(kinds))}; known are stdin and functional")
+    names = {_entry_point(item) for item in items} - {None}
+    if len(names) > 1:
+        raise UnusableTests("the tests of one row call different functions")
+    function = next(iter(names), None) or entry_point
+    if function is None:
+        raise UnusableTests("functional tests need the function's name: fn_name, entry_point or metadata.func_name")
+    pairs = [(_arguments(item["input"]), _as_value(item.get("output", MISSING))) for item in items]
+    return _cases(pairs, function, is_wrapped=_all_wrapped([wanted for _, wanted in pairs]))
+
+
+def _arguments(given: Any) -> Any:
+    """The arguments of a call, of which text holds one per line as JSON."""
+    if not isinstance(given, str):
+        return given
+    return [_as_value(line) for line in given.split("\n") if line.strip()]
+
+
+def _as_value(text: Any) -> Any:
+    """The value of JSON text; any other text as it is."""
+    if isinstance(text, str):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _all_wrapped(outputs: Sequence[Any]) -> bool:
+    """Every output is a list of one: a wrapper of APPS, unless the function returns such lists."""
+    return (
+        bool(outputs)
+        and MISSING not in outputs
+        and all(isinstance(output, list | tuple) and len(output) == 1 for output in outputs)
+    )
 
 
 def _listed(value: Any) -> list[Any]:
@@ -125,7 +198,7 @@ def _listed(value: Any) -> list[Any]:
     return list(value)
 
 
-def _cases(pairs: Sequence[tuple[Any, Any]], function: str | None) -> ProgramCases:
+def _cases(pairs: Sequence[tuple[Any, Any]], function: str | None, *, is_wrapped: bool = False) -> ProgramCases:
     if not pairs:
         raise UnusableTests("the list of tests is empty")
     if function is None:
@@ -136,11 +209,27 @@ def _cases(pairs: Sequence[tuple[Any, Any]], function: str | None) -> ProgramCas
     for given, wanted in pairs:
         named = {str(key): encode(item) for key, item in given.items()} if isinstance(given, Mapping) else {}
         args = () if named else tuple(given) if isinstance(given, list | tuple) else (given,)
-        cases.append(ProgramCase(tuple(encode(item) for item in args), named, "", encode(wanted)))
+        accepted = [wanted, *([wanted[0]] if is_wrapped else [])]
+        accepted += [_with_integer_keys(value) for value in accepted]
+        expected, *also = [MISSING] if wanted is MISSING else [encode(value) for value in accepted]
+        arguments = tuple(encode(_with_integer_keys(item)) for item in args)
+        cases.append(ProgramCase(arguments, named, "", expected, tuple(value for value in also if value != expected)))
     return ProgramCases(function, tuple(cases))
 
 
-def _joined(value: Any) -> str:
+def _with_integer_keys(value: Any) -> Any:
+    """A value with integers for keys that JSON could only write as text."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_with_integer_keys, value))
+    if not isinstance(value, Mapping):
+        return value
+    is_integer = value and all(isinstance(key, str) and re.fullmatch(r"0|-?[1-9]\d{0,18}", key) for key in value)
+    return {(int(key) if is_integer else key): _with_integer_keys(item) for key, item in value.items()}
+
+
+def _joined(value: Any) -> Any:
+    if value is MISSING:
+        return value
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -167,9 +256,33 @@ def _code(code: str, entry_point: str | None, row: Mapping[str, Any]) -> TestPro
         style = "check"
         if entry_point is None:
             raise UnusableTests("check(candidate) needs a column entry_point with the function's name")
+    elif functions := uncalled_tests(tree):
+        style, count = "pytest", len(functions)
+        for function in functions:
+            _check_arguments(function)
     if count == 0:
         raise UnusableTests("the test code holds no assertion")
     return TestProgram(code, style, entry_point, (*_setup(row), *_context(row, entry_point)), count)
+
+
+def _check_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    """Refuses a test of pytest that needs a fixture."""
+    given = {
+        name.strip()
+        for decorator in function.decorator_list
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize") and decorator.args
+        for name in _names_of(decorator.args[0])
+    }
+    needed = [argument.arg for argument in function.args.args if argument.arg not in {*given, "self"}]
+    if needed:
+        raise UnusableTests(f"{function.name} needs the fixture {needed[0]!r}, and fixtures are not run")
+
+
+def _names_of(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Constant):
+        return str(node.value).split(",")
+    elements = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+    return [str(element.value) for element in elements if isinstance(element, ast.Constant)]
 
 
 def _is_test_case(node: ast.ClassDef) -> bool:
@@ -220,3 +333,12 @@ def sources_of(program: str, row: Mapping[str, Any]) -> list[str]:
     if re.search(definition, program, re.M):
         return [start, textwrap.dedent(program)]
     return [prompt + (program if program[:1].isspace() else textwrap.indent(program, "    "))]
+
+
+def names_of(tests: Tests) -> set[str]:
+    """The names that tests expect a program to define, as far as they say so."""
+    if isinstance(tests, ProgramCases):
+        return {tests.function, "Solution"} if tests.function else set()
+    if tests.entry_point is not None:
+        return {tests.entry_point, "Solution"}
+    return free_names(tests.code) | imported_from_solution(tests.code)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.sandbox.interpreter import Interpreter
+from oncurve.sandbox.packages import INSIDE, package_paths
 
 TierName = Literal["bubblewrap", "landlock"]
 """A way to isolate a program; the second is weaker."""
@@ -33,7 +34,9 @@ _INSIDE_PYTHON = "/python"
 _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 _DATA_FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
-_MODULES = "codec frames caught syscalls seccomp landlock confine remote assertions judge program jobs harness"
+_MODULES = (
+    "codec frames caught syscalls seccomp landlock confine remote assertions pytest_stand_in judge program jobs harness"
+)
 """What is sent into the sandbox, every module after those that it imports."""
 
 _LOADER = """
@@ -80,7 +83,9 @@ def interpreter_command(executable: str) -> list[str]:
     return [executable, "-s", "-S", "-P", "-"]
 
 
-def bubblewrap_command(python: Interpreter, *, scratch_mib: int, info_fd: int) -> list[str]:
+def bubblewrap_command(
+    python: Interpreter, *, scratch_mib: int, info_fd: int, packages: Sequence[str] = ()
+) -> list[str]:
     """The interpreter in namespaces of its own: a read-only root with little in it, no network, one small /tmp.
 
     Raises FileNotFoundError without bubblewrap.
@@ -100,6 +105,8 @@ def bubblewrap_command(python: Interpreter, *, scratch_mib: int, info_fd: int) -
         command += ["--ro-bind", python.executable, inside]
         for folder in python.libraries:
             command += ["--ro-bind", folder, f"{_INSIDE_PYTHON}/{Path(folder).name}"]
+    for path in package_paths(packages):
+        command += ["--ro-bind", str(path.resolve()), f"{INSIDE}/{path.name}"]
     for device in _DEVICES:
         command += ["--dev-bind", device, device]
     command += ["--size", str(scratch_mib << 20), "--tmpfs", SCRATCH, "--remount-ro", "/", "--chdir", SCRATCH, "--"]

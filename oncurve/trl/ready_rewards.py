@@ -11,16 +11,19 @@ from typing import Any
 from oncurve.errors import ConfigError
 from oncurve.records import Reward
 from oncurve.rewards.answers import last_boxed
+from oncurve.rewards.latex import formulas
 from oncurve.rewards.mathematics import AnswerChecker
 
 Completions = Sequence[Any]
-_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?")
+_ANCHOR = re.compile(r"answer\b[^.\n]{0,40}?(?:\bis\b|:|=)?[\s:*]*$", re.IGNORECASE)
 _THINKING = re.compile(r"\s*<think>((?!<think>).)*?</think>.*", re.DOTALL)
 
 
 def accuracy_reward(completions: Completions, solution: Sequence[str], **_: Any) -> list[Any]:
-    """1 where the boxed answer, or else the last formula, equals the solution's; None where that cannot be read."""
-    golds = [_answer(gold) or gold.strip() for gold in map(str, solution)]
+    """1 where the boxed answer, or else the last formula called an answer, equals the solution's; None for a solution
+    that cannot be read. As in TRL, a formula that nothing introduces as the answer is none.
+    """
+    golds = [_gold(str(gold)) for gold in solution]
     answers = [_answer(_text(completion)) for completion in completions]
     verdicts = _checker().check(list(zip(answers, golds, strict=True)))
     return [
@@ -123,5 +126,10 @@ def _answer(text: str) -> str | None:
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed
-    formulas = _FORMULA.findall(text)
-    return formulas[-1].strip() if formulas else None
+    named = [content for start, _, content in formulas(text) if _ANCHOR.search(text[max(0, start - 100) : start])]
+    return named[-1] if named else None
+
+
+def _gold(solution: str) -> str:
+    found = formulas(solution)
+    return last_boxed(solution) or (found[-1][2] if found else solution.strip())

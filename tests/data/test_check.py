@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tokenizers_for_tests import byte_tokenizer
 
-from oncurve.data.check import DataFinding, check_data, find_refused_gold, find_repeats, find_shared
+from oncurve.data.check import check_data, find_refused_gold, find_repeats, find_shared
+from oncurve.data.data_finding import DataFinding
 from oncurve.data.prompts import TEMPLATES, render_prompts, write_gold
 from oncurve.records import Completion, Prompt, Reward
 

@@ -1,4 +1,4 @@
-"""Runs the hostile programs and says which of them got anything they should not; needs the standard library only.
+"""Runs the hostile programs and says which of them got anything they should not; needs pydantic.
 
     python tests/redteam/run_programs.py [--tier landlock] [--only ID ...]
 

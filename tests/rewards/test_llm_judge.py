@@ -18,7 +18,7 @@ from reward_records import completion_of, prompt_of
 from oncurve.errors import ConfigError
 from oncurve.records import Reward
 from oncurve.rewards.base import Term, WeightedSum
-from oncurve.rewards.llm_judge import Judge, read_score, secret_word
+from oncurve.rewards.llm_judge import Criterion, Judge, read_scores, secret_word
 
 Answer = Callable[["_Handler", str], None]
 KEY = "sk-very-secret"
@@ -127,6 +127,27 @@ def test_a_score_becomes_a_value_from_0_to_1(server: _Server) -> None:
     assert server.asked[0]["model"] == "m"
 
 
+def test_weighted_criteria_are_judged_in_one_request_each_by_itself(server: _Server, tmp_path: Path) -> None:
+    criteria = [Criterion(name="right", text="Is it right?", weight=3), Criterion(name="short", text="Is it short?")]
+    server.answers = [lambda handler, word: handler.send(200, reply(f"Hm.\nVERDICT {word}: 10 2"))]
+    options: dict[str, Any] = {"criteria": criteria, "correct_from": 9, "cache_path": tmp_path / "scores.jsonl"}
+    reward = rewards_of(judge_of(server, **options), "4")[0]
+    assert reward.value == pytest.approx((3 * 1.0 + 0.2) / 4)
+    assert reward.parts == {"judge": reward.value, "right": 1.0, "short": 0.2, "correct": 0.0}
+    rules = server.asked[0]["messages"][0]["content"]
+    assert "1. Is it right?" in rules
+    assert rules.endswith(": N1 N2")
+    assert rewards_of(judge_of(server, **options), "4")[0] == reward  # from the file
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("verdict", ["10", "10 2 3", "10 11", "10, x", "10  "])
+def test_a_verdict_needs_a_score_for_every_criterion(verdict: str, server: _Server) -> None:
+    criteria = [Criterion(name="right", text="Is it right?"), Criterion(name="short", text="Is it short?")]
+    server.answers = [lambda handler, word: handler.send(200, reply(f"VERDICT {word}: {verdict}"))]
+    assert rewards_of(judge_of(server, criteria=criteria), "4")[0].error == "judge_unreadable"
+
+
 def test_passing_failures_are_tried_again(server: _Server) -> None:
     server.answers = [fails(429), fails(500, "oops"), fails(200, "<html>"), fails(200, '{"choices": []}'), says(10)]
     judge = judge_of(server)
@@ -220,7 +241,7 @@ def test_a_verdict_within_the_completion_does_not_count(text: str, server: _Serv
     ],
 )
 def test_only_one_verdict_on_the_last_line_is_read(text: str, score: float | None) -> None:
-    assert read_score(text, "abcd1234", (0, 10)) == score
+    assert read_scores(text, "abcd1234", (0, 10)) == (None if score is None else [score])
 
 
 def test_the_word_of_a_verdict_depends_on_the_question_and_nothing_else() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import time
+import uuid
 from collections import Counter, OrderedDict, deque
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -46,6 +49,33 @@ def test_numbers_that_json_does_not_know_come_back() -> None:
     assert decode(encode([math.inf, -math.inf])) == [math.inf, -math.inf]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime.date(2020, 1, 2),
+        datetime.datetime(2020, 1, 2, 3, 4, tzinfo=datetime.UTC),
+        datetime.time(3, 4),
+        datetime.timedelta(days=-1, seconds=5),
+        uuid.UUID(int=7),
+        PurePosixPath("a/b"),
+        deque([1, (2,)]),
+    ],
+)
+def test_dates_paths_and_deques_are_data(value: Any) -> None:
+    payload = json.loads(json.dumps(encode([value])))
+    check(payload)
+    assert decode(payload) == [value]
+    assert type(decode(payload)[0]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "payload", [["date", "x"], ["delta", 1], ["uuid", 3], ["path", ["l"]], ["delta", 10**30, 0, 0]]
+)
+def test_malformed_dates_are_refused(payload: Any) -> None:
+    with pytest.raises(NotData):
+        check(payload)
+
+
 def test_a_lone_surrogate_comes_back() -> None:
     assert decode(json.loads(json.dumps(encode("a\ud800b")))) == "a\ud800b"
 
@@ -69,7 +99,7 @@ class Liar(int):
         (Liar(7), 7),
         (Counter("aab"), {"a": 2, "b": 1}),
         (OrderedDict(a=1), {"a": 1}),
-        (deque([1, 2]), [1, 2]),
+        (deque([1, 2], maxlen=5), deque([1, 2])),
         (bytearray(b"x"), bytearray(b"x")),
         (int, int),
     ],

@@ -27,6 +27,7 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+PACKAGES = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
 QUICK = [row["id"] for row in rows() if row["category"] != "exhaust"]
 
 
@@ -42,7 +43,7 @@ def exhausting(tier: str, *, as_another_user: bool = False) -> list[str]:
 
 def run(command: list[str], tier: str, *only: str, once: bool = False) -> dict[str, Any]:
     arguments = ["-B", str(SCRIPT), "--tier", tier, *(["--only", *only] if only else []), *["--once"] * once]
-    environment = {"PATH": os.environ["PATH"], "HOME": "/tmp"}
+    environment = {"PATH": os.environ["PATH"], "HOME": "/tmp", "PYTHONPATH": PACKAGES}
     ended = subprocess.run(
         [*command, *arguments], env=environment, cwd="/", capture_output=True, text=True, check=False, timeout=280
     )
@@ -80,9 +81,8 @@ def test_programs_as_an_ordinary_user(tier: str, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("the run as this user was one as an ordinary user")
     python = interpreter_for_sandbox(ORDINARY_USER).executable
-    probe = subprocess.run(
-        as_user(ORDINARY_USER, [python, "-c", f"open({str(SCRIPT)!r}).read()"]), env={}, cwd="/", check=False
-    )
+    reading = [python, "-c", f"import pydantic; open({str(SCRIPT)!r}).read()"]
+    probe = subprocess.run(as_user(ORDINARY_USER, reading), env={"PYTHONPATH": PACKAGES}, cwd="/", check=False)
     if probe.returncode != 0 or shutil.which("bwrap") is None:
         pytest.skip("an ordinary user cannot read this source tree")
     report = run(as_user(ORDINARY_USER, [python]), tier, *QUICK, *exhausting(tier, as_another_user=True), once=True)

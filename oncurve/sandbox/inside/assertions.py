@@ -43,6 +43,22 @@ def one_result_each(source: str) -> tuple[ast.Module, int]:
     return ast.fix_missing_locations(tree), transformer.num_tests
 
 
+def uncalled_tests(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions and methods of pytest that the code leaves to pytest to call."""
+    defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    others = [node for node in tree.body if node not in defined]
+    called = {inner.id for node in others for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    found = [node for node in defined if node.name.startswith("test") and node.name not in called]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test") and not node.bases:
+            found += [
+                method
+                for method in node.body
+                if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name.startswith("test")
+            ]
+    return found
+
+
 def free_names(source: str) -> set[str]:
     """The names that code reads and nothing in it defines: what it expects of the program.
 

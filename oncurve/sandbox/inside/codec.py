@@ -7,11 +7,15 @@ everything else is a list whose first element says what it is. Nothing but data 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
+from pathlib import PurePath, PurePosixPath
 from typing import Any
+from uuid import UUID
 
 MAX_DEPTH = 100
 """Deeper values are refused, so that no recursion below can overflow."""
@@ -19,10 +23,14 @@ MAX_LENGTH = 2_000_000
 """Longest iterator that is written out."""
 _SHORT = 2**62
 
+MAX_NAME_CHARACTERS = 100
+KINDS = ("function", "async", "object", "exception")
+"""Of what a reference stands for; an object comes with the name of its class, an exception with its base's as well."""
 MINE, YOURS = "mine", "yours"
 """Tags of a reference to an object that stays where it is: with the sender, with the receiver."""
 _PLAIN: dict[str, Any] = {"l": list, "t": tuple, "s": set, "z": frozenset}
-_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {**_PLAIN, "g": iter}
+_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {**_PLAIN, "g": iter, "q": deque}
+_TIMES: dict[str, Any] = {"date": date, "time": time, "datetime": datetime}
 _DICT = "d"
 _TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -75,8 +83,8 @@ def _encode_container(value: Any, export: Export | None, depth: int) -> Payload:
     name = f"{type(value).__module__}.{type(value).__name__}"
     if name.startswith(("numpy.", "array.")) and hasattr(value, "tolist"):
         return encode(value.tolist(), export, depth)
-    if name == "collections.deque":
-        return ["l", *(encode(item, export, depth) for item in value)]
+    if isinstance(value, deque):
+        return ["q", *(encode(item, export, depth) for item in deque.__iter__(value))]
     if _is_view_or_iterator(value):
         return ["g", *(encode(item, export, depth) for item in _bounded(value))]
     if export is not None:
@@ -85,20 +93,29 @@ def _encode_container(value: Any, export: Export | None, depth: int) -> Payload:
 
 
 def _encode_scalar(value: Any) -> Payload:
-    """The payload of bytes, a rarer number or a builtin type; None if it is none of them."""
+    """The payload of bytes, a rarer number, a time or a builtin type; None if it is none of them."""
     if isinstance(value, bytes | bytearray):
         return ["b" if isinstance(value, bytes) else "B", bytes(value).decode("latin-1")]
-    if isinstance(value, complex):
-        return ["c", encode(value.real), encode(value.imag)]
     if isinstance(value, Decimal):
         return ["D", Decimal.__str__(value)]
-    if isinstance(value, Fraction):
-        return ["F", encode(value.numerator), encode(value.denominator)]
-    if isinstance(value, range):
-        return ["r", encode(value.start), encode(value.stop), encode(value.step)]
-    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
-        return ["T", value.__name__]
-    return None
+    if isinstance(value, PurePath):
+        return ["path", PurePath.__str__(value)]
+    if isinstance(value, type):
+        return ["T", value.__name__] if _TYPES.get(value.__name__) is value else None
+    for kind, write in _WRITERS:
+        if isinstance(value, kind):
+            return write(value)
+    name = type(value).__name__
+    return [name, value.isoformat()] if _TIMES.get(name) is type(value) else None
+
+
+_WRITERS: tuple[tuple[type, Callable[[Any], Payload]], ...] = (
+    (complex, lambda value: ["c", encode(value.real), encode(value.imag)]),
+    (Fraction, lambda value: ["F", encode(value.numerator), encode(value.denominator)]),
+    (range, lambda value: ["r", encode(value.start), encode(value.stop), encode(value.step)]),
+    (timedelta, lambda value: ["delta", value.days, value.seconds, value.microseconds]),
+    (UUID, lambda value: ["uuid", f"{value.int:032x}"]),
+)
 
 
 def _is_view_or_iterator(value: Any) -> bool:
@@ -141,28 +158,28 @@ def decode(payload: Payload, resolve: Resolve | None = None, depth: int = 0) -> 
         raise NotData(f"malformed data: {type(error).__name__}") from error
 
 
+_READERS: dict[str, tuple[tuple[type, ...], Callable[..., Any]]] = {
+    "i": ((str,), lambda text: int(text, 16)),
+    "f": ((str,), float),
+    "c": ((object, object), lambda real, imaginary: complex(decode(real), decode(imaginary))),
+    "D": ((str,), Decimal),
+    "F": ((object, object), lambda top, bottom: Fraction(decode(top), decode(bottom))),
+    "r": ((object, object, object), lambda *ends: range(*map(decode, ends))),
+    "b": ((str,), lambda text: text.encode("latin-1")),
+    "B": ((str,), lambda text: bytearray(text.encode("latin-1"))),
+    "T": ((str,), lambda name: _TYPES[name]),
+    "delta": ((int, int, int), timedelta),
+    "uuid": ((str,), UUID),
+    "path": ((str,), PurePosixPath),
+    **{name: ((str,), kind.fromisoformat) for name, kind in _TIMES.items()},
+}
+
+
 def _scalar(tag: Any, items: list[Payload]) -> Any:
-    match tag, items:
-        case "i", [str(text)]:
-            return int(text, 16)
-        case "f", [str(text)]:
-            return float(text)
-        case "c", [real, imaginary]:
-            return complex(decode(real), decode(imaginary))
-        case "D", [str(text)]:
-            return Decimal(text)
-        case "F", [numerator, denominator]:
-            return Fraction(decode(numerator), decode(denominator))
-        case "r", [start, stop, step]:
-            return range(decode(start), decode(stop), decode(step))
-        case "b", [str(text)]:
-            return text.encode("latin-1")
-        case "B", [str(text)]:
-            return bytearray(text.encode("latin-1"))
-        case "T", [str(text)]:
-            return _TYPES[text]
-        case _:
-            raise NotData("malformed data")
+    kinds, read = _READERS.get(tag, ((), None))
+    if read is None or len(kinds) != len(items) or not all(map(isinstance, items, kinds)):
+        raise NotData("malformed data")
+    return read(*items)
 
 
 def check(payload: Payload, *, allow_references: bool = False, depth: int = 0) -> None:
@@ -192,4 +209,5 @@ def check(payload: Payload, *, allow_references: bool = False, depth: int = 0) -
 
 def _is_reference(payload: list[Payload]) -> bool:
     numbers = [item for item in payload[1:2] if isinstance(item, int) and not isinstance(item, bool)]
-    return len(payload) == 3 and len(numbers) == 1 and payload[2] in ("function", "object")
+    names = [item for item in payload[3:] if isinstance(item, str) and len(item) <= MAX_NAME_CHARACTERS]
+    return len(payload) - 3 == len(names) <= 2 and len(numbers) == 1 and payload[2] in KINDS

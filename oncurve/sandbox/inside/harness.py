@@ -14,16 +14,17 @@ import resource
 import select
 import signal
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from . import confine, jobs, landlock
 
 PRELOADED = (
-    "abc argparse array ast base64 bisect calendar cmath collections collections.abc contextlib copy dataclasses "
-    "datetime decimal difflib enum fractions functools hashlib heapq io itertools json keyword math numbers operator "
-    "pprint queue random re statistics string struct textwrap threading time traceback types typing unittest "
-    "_sitebuiltins _strptime"
+    "abc argparse array ast asyncio base64 bisect calendar cmath collections collections.abc contextlib copy "
+    "dataclasses datetime decimal difflib enum fractions functools hashlib heapq io itertools json keyword math "
+    "numbers operator pprint pathlib queue random re statistics string struct textwrap threading time traceback "
+    "types typing unittest uuid _sitebuiltins _strptime"
 )
 """Imported once and shared by all programs, since most of them use some."""
 MAX_MESSAGE_BYTES = 4096
@@ -43,7 +44,9 @@ def main(control_fd: int, settings: Mapping[str, Any]) -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     confine.hide()
-    for name in PRELOADED.split():
+    if settings["packages"]:
+        sys.path.append(settings["packages"])
+    for name in (*PRELOADED.split(), *settings["modules"]):
         importlib.import_module(name)
     if settings["landlock"]:
         landlock.restrict(readable=settings["readable"], writable_devices=[os.devnull])

@@ -13,6 +13,7 @@ from typing import Any
 from . import frames
 from .assertions import RECORD, SOLUTION_MODULES, free_names, imported_from_solution, one_result_each, shadowed_builtin
 from .caught import Caught, text_of
+from .pytest_stand_in import calls_of, stand_in
 from .remote import CallStopped, Peer, RemoteFunction
 
 Record = Callable[[str, str], None]
@@ -97,6 +98,8 @@ class _Judge:
             self._provide(name)
         if entry_point is not None:
             self.namespace[entry_point] = RemoteFunction(self._peer, entry_point)
+            if "await " in source or "asyncio" in source:
+                self._provide(entry_point)
         self._num_calls_to_define = self._peer.num_calls
 
     def _provide(self, name: str) -> None:
@@ -105,6 +108,8 @@ class _Judge:
             return
         with Caught():  # a name that the program lacks is missed when a test reads it
             self.namespace[name] = self._peer.name(name)
+            if isinstance(self.namespace[name], type):
+                self._peer.exceptions[name] = self.namespace[name]
 
     def perform(self) -> None:
         """Runs the tests in the style that they are written in."""
@@ -116,6 +121,14 @@ class _Judge:
                 tree, self.num_tests = one_result_each(self._job["code"])
                 exec(compile(tree, "<tests>", "exec", dont_inherit=True), self.namespace)
                 self.namespace["check"](self.namespace[self._job["entry_point"]])
+            case "pytest":
+                sys.modules["pytest"] = stand_in()
+                exec(compile(self._job["code"], "<tests>", "exec", dont_inherit=True), self.namespace)
+                tests = list(calls_of(self._job["code"], self.namespace))
+                self.num_tests = len(tests)
+                for call in tests:
+                    with self.test():
+                        call()
             case "unittest":
                 exec(compile(self._job["code"], "<tests>", "exec", dont_inherit=True), self.namespace)
                 self._run_test_cases()

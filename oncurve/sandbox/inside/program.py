@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import builtins
+import inspect
 import os
 import sys
 import threading
@@ -50,7 +52,8 @@ def answer(fd: int, job: Job) -> None:
         function = find(load(job["sources"], "solution"), job["function"])
         arguments = [codec.decode(item) for item in job["args"]]
         named = {key: codec.decode(item) for key, item in job["kwargs"].items()}
-        reply = {"k": "return", "value": codec.encode(function(*arguments, **named))}
+        result = function(*arguments, **named)
+        reply = {"k": "return", "value": codec.encode(asyncio.run(result) if inspect.iscoroutine(result) else result)}
     frames.send(fd, reply if caught.error is None else _failure(caught.error))
 
 

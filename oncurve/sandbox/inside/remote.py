@@ -7,15 +7,25 @@ the program call functions that it was given and do nothing else with them.
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import inspect
+import io
+import operator
+import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from . import frames
 from .caught import Caught, describe
-from .codec import MINE, YOURS, NotData, Payload, decode, encode
+from .codec import MAX_NAME_CHARACTERS, MINE, YOURS, NotData, Payload, decode, encode
 
+MAX_PRINTED_CHARACTERS = 100_000
 _ENDS_ITERATION = ("StopIteration", "StopAsyncIteration")
+
+
+_INPUT = builtins.input
 
 
 class CallStopped(BaseException):
@@ -49,8 +59,20 @@ class RemoteFunction:
         raise TypeError("an object of the program is neither true nor false")
 
 
+class RemoteCoroutineFunction(RemoteFunction):
+    """An ``async def`` of the other end: what it returns can be awaited."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns at its own end."""
+        return self._peer.ask(self._target, "call", args, kwargs)
+
+
 class RemoteObject(RemoteFunction):
-    """An object of the program whose class the test names. Its own comparisons decide among such objects only."""
+    """An object of the program whose class the test names.
+
+    Its own comparisons decide among such objects only, and its operators give data only for such objects: otherwise an
+    object could compare as equal, less or near to whatever a test expects.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return self._peer.ask(self._target, "get", (name,))
@@ -85,7 +107,65 @@ class RemoteObject(RemoteFunction):
         return self._peer.ask(self._target, "same", (other,)) is True
 
     def __hash__(self) -> int:
-        return id(self)
+        return self._peer.ask(self._target, "hash")
+
+    def __bool__(self) -> bool:
+        return self._peer.ask(self._target, "bool") is True
+
+    def __next__(self) -> Any:
+        found = self._peer.ask(self._target, "next")
+        if not found:
+            raise StopIteration
+        return found[0]
+
+    def __enter__(self) -> Any:
+        return self._peer.ask(self._target, "enter")
+
+    def __exit__(self, *_: object) -> bool:
+        return self._peer.ask(self._target, "exit") is True
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, RemoteObject) and self._peer.ask(self._target, "instance", (instance,)) is True
+
+    def __subclasscheck__(self, kind: object) -> bool:
+        return isinstance(kind, RemoteObject) and self._peer.ask(self._target, "subclass", (kind,)) is True
+
+    def __delitem__(self, key: Any) -> None:
+        self._peer.ask(self._target, "delete_item", (key,))
+
+
+def _binary(name: str) -> Callable[[Any, Any], Any]:
+    def operate(self: RemoteObject, other: Any) -> Any:
+        result = self._peer.ask(self._target, name, (other,))
+        if not isinstance(other, RemoteObject) and not isinstance(result, RemoteObject):
+            raise TypeError(f"{name} of an object of the program and of data of the test gives no object")
+        return result
+
+    return operate
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    return lambda self: self._peer.ask(self._target, name)
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift")
+_COMPARISONS = ("lt", "le", "gt", "ge")
+_UNARY = {
+    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "abs": abs, "int": int, "float": float,
+    "index": operator.index, "round": round,
+}  # fmt: skip
+for _name in (*_BINARY, *_COMPARISONS):
+    setattr(RemoteObject, f"__{_name.rstrip('_')}__", _binary(_name))
+for _name in _BINARY:
+    setattr(RemoteObject, f"__r{_name.rstrip('_')}__", _binary(f"r{_name}"))
+for _name in _UNARY:
+    setattr(RemoteObject, f"__{_name}__", _unary(_name))
+
+
+def _next_of(target: Any) -> tuple[Any, ...]:
+    for value in target:
+        return (value,)
+    return ()
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -98,6 +178,17 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "str": str,
     "repr": repr,
     "same": lambda target, other: bool(target == other),
+    "hash": hash,
+    "bool": bool,
+    "next": _next_of,
+    "enter": lambda target: target.__enter__(),
+    "exit": lambda target: bool(target.__exit__(None, None, None)),
+    "instance": lambda target, other: isinstance(other, target),
+    "subclass": lambda target, other: issubclass(other, target),
+    "delete_item": operator.delitem,
+    **_UNARY,
+    **{name: getattr(operator, name) for name in (*_BINARY, *_COMPARISONS)},
+    **{f"r{name}": lambda target, other, name=name: getattr(operator, name)(other, target) for name in _BINARY},
 }
 
 
@@ -110,7 +201,8 @@ class Peer:
         self._is_tested = is_tested
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._references: dict[int, RemoteFunction] = {}
+        self._references: dict[int, Any] = {}
+        self._classes: dict[str, type[RemoteObject]] = {}
         self.allows_objects = False
         """Whether the other end's objects may be used, and not only its functions."""
         self.exceptions: dict[str, type[Exception]] = {}
@@ -136,11 +228,15 @@ class Peer:
         try:
             call["args"] = [self._encode(item) for item in args]
             call["kwargs"] = {key: self._encode(item) for key, item in (kwargs or {}).items()}
+            if not self._is_tested:
+                call |= self._surroundings()
         except NotData as error:
             raise CallStopped("unsendable" if isinstance(error, Unsendable) else "not_data", str(error)) from error
         frames.send(self._fd, call)
         self.num_calls += 1
         reply = self._serve_until_reply()
+        if printed := reply.get("printed"):
+            sys.stdout.write(printed)
         if reply["k"] == "raise":
             raise self._rebuilt(reply)
         try:
@@ -165,7 +261,33 @@ class Peer:
                 return frame
             frames.send(self._fd, self._performed(frame))
 
+    def _surroundings(self) -> frames.Frame:
+        """What the test has put in the place of the input, for the program to read from."""
+        given: frames.Frame = {}
+        if builtins.input is not _INPUT:
+            given["input"] = self._encode(builtins.input)
+        if isinstance(sys.stdin, io.StringIO):
+            given["stdin"] = sys.stdin.read()
+        return given
+
     def _performed(self, call: frames.Frame) -> frames.Frame:
+        """The reply to a call; what a program prints meanwhile goes with it, and its input comes from the test."""
+        if not self._is_tested:
+            return self._answered(call)
+        kept, printed = (sys.stdin, sys.stdout, builtins.input), io.StringIO()
+        with Caught():
+            if "input" in call:
+                builtins.input = decode(call["input"], self._resolve)
+            if "stdin" in call:
+                sys.stdin = io.StringIO(call["stdin"])
+            sys.stdout = printed
+        reply = self._answered(call)
+        with Caught():
+            reply["printed"] = str(printed.getvalue())[:MAX_PRINTED_CHARACTERS]
+        sys.stdin, sys.stdout, builtins.input = kept
+        return reply
+
+    def _answered(self, call: frames.Frame) -> frames.Frame:
         with Caught() as caught:
             args = [decode(item, self._resolve) for item in call["args"]]
             value = self._perform(call, args)
@@ -185,14 +307,15 @@ class Peer:
             return found
         if operation == "call" and found is not None:
             kwargs = {key: decode(item, self._resolve) for key, item in call["kwargs"].items()}
-            return found(*args, **kwargs)
+            result = found(*args, **kwargs)
+            return asyncio.run(result) if inspect.iscoroutine(result) else result
         if not self._is_tested:
             raise TypeError("a function of the test can only be called")
         return _OPERATIONS[operation](found, *args)
 
     def _changed(self, value: Any, before: Payload) -> Payload:
         """The new content of an argument that the call has changed in place; None if it did not."""
-        if not isinstance(value, list | dict | set | bytearray):
+        if not isinstance(value, list | dict | set | bytearray | deque):
             return None
         after = self._encode(value)
         return None if after == before else after
@@ -209,17 +332,45 @@ class Peer:
         number = self._numbers.setdefault(id(value), len(self._objects))
         if number == len(self._objects):
             self._objects.append(value)
-        return [MINE, number, "function" if is_function else "object"]
+        if inspect.iscoroutinefunction(value):
+            return [MINE, number, "async"]
+        if is_function:
+            return [MINE, number, "function"]
+        if isinstance(value, type) and issubclass(value, Exception):
+            bases = [kind.__name__ for kind in value.__mro__ if getattr(builtins, kind.__name__, None) is kind]
+            return [MINE, number, "exception", value.__name__[:MAX_NAME_CHARACTERS], bases[0]]
+        kind = value if isinstance(value, type) else type(value)
+        return [MINE, number, "object", str(kind.__name__)[:MAX_NAME_CHARACTERS]]
 
     def _resolve(self, payload: Payload) -> Any:
-        tag, number, kind = payload
+        tag, number, kind, *names = payload
         if tag == YOURS:
             return self._objects[number] if isinstance(number, int) else self._find(number) if self._find else None
         if number not in self._references:
             if kind == "object" and not self.allows_objects:
                 raise CallStopped("not_data", "the program returned an object where the test can use only data")
-            self._references[number] = (RemoteObject if kind == "object" else RemoteFunction)(self, number)
+            self._references[number] = self._reference(number, kind, names)
         return self._references[number]
+
+    def _reference(self, number: int, kind: str, names: list[str]) -> Any:
+        """What stands at this end for something of the other."""
+        if kind == "object" and names:
+            name = names[0]
+            if name not in self._classes:  # so that type(x).__name__ is the program's
+                self._classes[name] = type(name, (RemoteObject,), {})
+            return self._classes[name](self, number)
+        if kind == "exception" and len(names) == 2:
+            return self.exception_class(*names)
+        return (RemoteCoroutineFunction if kind == "async" else RemoteFunction)(self, number)
+
+    def exception_class(self, name: str, base: str = "Exception") -> type[Exception]:
+        """The class that stands at this end for an exception of the program."""
+        if name not in self.exceptions:
+            kind = getattr(builtins, base, None)
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                kind = Exception
+            self.exceptions[name] = type(name, (kind,), {})
+        return self.exceptions[name]
 
     def _rebuilt(self, reply: frames.Frame) -> BaseException:
         """An exception of a class that this end knows, as near to the raised one as possible."""
@@ -239,6 +390,9 @@ def _replace_content(local: Any, new: Any) -> None:
     match local:
         case list() | bytearray():
             local[:] = new
+        case deque():
+            local.clear()
+            local.extend(new)
         case dict() | set():
             local.clear()
             local.update(new)

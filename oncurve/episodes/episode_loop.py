@@ -1,0 +1,102 @@
+"""The loop of one call of a sampler of episodes: streams, turns that wait for each other, groups that become whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from oncurve.records import Completion, Group, Prompt
+from oncurve.sample.base import PolicyView, Sampled, SamplingParams, check_finite, end_token_ids, exact_text
+from oncurve.sample.engine import occurrence_indices
+from oncurve.sample.streams import stream_keys
+from oncurve.sample.turns import Ask, Turns
+
+
+class EpisodeLoop:
+    """What episodes have in common, whoever answers the policy in them; all of it in the thread that samples."""
+
+    turns: Turns
+
+    def __init__(
+        self, policy: PolicyView, params: SamplingParams, version: int, on_group: Callable[[Group], None] | None
+    ) -> None:
+        self.params, self.version, self.on_group = params, version, on_group
+        self.tokenizer = policy.tokenizer
+        self.end_ids = end_token_ids(policy.model, policy.tokenizer)
+        self._held: list[tuple[tuple[Any, ...], Ask]] = []
+        """Turns that are not asked for yet, and their order."""
+        self._done: dict[int, list[Completion | None]] = {}
+        self._prompts: dict[int, Prompt] = {}
+        self._groups: dict[int, Group] = {}
+
+    def keys(self, prompts: Sequence[Prompt], group_size: int, step: int) -> Iterator[tuple[int, Prompt, list[int]]]:
+        """The place of each prompt, and the random streams of its episodes."""
+        for place, indices in enumerate(occurrence_indices(prompts, group_size)):
+            numbers = np.full(group_size, prompts[place].index, dtype=np.int64)
+            self._prompts[place], self._done[place] = prompts[place], [None] * group_size
+            yield place, prompts[place], stream_keys(self.params.seed, step, numbers, np.array(indices)).tolist()
+
+    def run(self, *, is_ready: Callable[[bool], bool], collect: Callable[[bool], None]) -> list[Group]:
+        """Turns until every group is whole.
+
+        ``is_ready`` is told whether the sampler had something to do, and says whether the turns that are held may be
+        asked for. ``collect`` does what other threads have asked for, and is told whether to wait for something.
+        """
+        while len(self._groups) < len(self._done):
+            is_busy = self.turns.advance()
+            if self._held and is_ready(is_busy):
+                self._ask_held()
+            else:
+                collect(not is_busy and len(self._groups) < len(self._done))
+        return [self._groups[place] for place in range(len(self._done))]
+
+    def hold(self, order: tuple[Any, ...], asked: Ask) -> None:
+        """Ask for a turn with all others that wait by then, in an order that does not depend on how long anything took.
+
+        Who is in the batch decides how sums are rounded, so that the same run twice must have the same batches.
+        """
+        self._held.append((order, asked))
+
+    def drop(self, asked: Ask) -> None:
+        """Nobody wants a turn any more that was held."""
+        self._held = [one for one in self._held if one[1] is not asked]
+
+    def took(self, prompt: Prompt, sampled: Sampled) -> str:
+        """The text of what the policy wrote. Raises SamplerError for a log-probability that is not finite."""
+        check_finite(sampled[1], prompt, self.version)
+        return self.text(sampled[0])
+
+    def end(self, place: int, index: int, completion: Completion) -> None:
+        """An episode is over; its group may be whole."""
+        done = self._done[place]
+        done[index] = completion
+        if all(one is not None for one in done):
+            self._groups[place] = group = Group(self._prompts[place], tuple(one for one in done if one is not None))
+            if self.on_group is not None:
+                self.on_group(group)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Tokens as text, without the end token behind them."""
+        return exact_text(self.tokenizer, ids, self.end_ids)
+
+    def _ask_held(self) -> None:
+        """Those that keep nothing for a later turn and begin with the same tokens are one request."""
+        held, self._held = sorted(self._held, key=lambda one: one[0]), []
+        alike: dict[Any, list[Ask]] = {}
+        for number, (_, asked) in enumerate(held):
+            alike.setdefault(number if asked.rows else (asked.token_ids, asked.max_tokens), []).append(asked)
+        for together in alike.values():
+            self.turns.ask(together[0] if len(together) == 1 else _joined(together))
+
+
+def _joined(asks: list[Ask]) -> Ask:
+    owners = [(asked, place) for asked in asks for place in range(len(asked.keys))]
+
+    def deliver(place: int, sampled: Sampled) -> None:
+        asked, own = owners[place]
+        asked.deliver(own, sampled)
+
+    keys = tuple(key for asked in asks for key in asked.keys)
+    return Ask(asks[0].token_ids, keys, asks[0].max_tokens, deliver)

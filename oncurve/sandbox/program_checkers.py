@@ -1,0 +1,58 @@
+"""Checkers: code of a task that decides whether an output is right, for tasks with many right outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncurve.sandbox import Limits
+from oncurve.sandbox.inside.codec import Payload
+from oncurve.sandbox.instance import Sandbox
+from oncurve.sandbox.program_calls import call
+from oncurve.sandbox.program_results import TestResult
+
+FUNCTION = "check"
+"""``check(input, output, expected)`` returns True or 1 for a right output, and a number below 1 for a wrong one."""
+_LOADED = "def __is_checker__(): return callable(check)"
+_OWN_FAULT = ("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError", "AttributeError", "UnboundLocalError")
+
+
+class BrokenChecker(Exception):
+    """The checker cannot be run, whatever it is given."""
+
+
+class Checker:
+    """A checker in a sandbox of its own, which is not the program's: neither sees the other, only data crosses.
+
+    Raises BrokenChecker if the code has no function ``check``.
+    """
+
+    def __init__(self, sandbox: Sandbox, code: str, limits: Limits) -> None:
+        self._sandbox, self._sources, self._limits = sandbox, [code, _LOADED], limits
+        found = self._ask("__is_checker__")
+        if found is not True:
+            reason = found.detail if isinstance(found, TestResult) else "check is no function"
+            raise BrokenChecker(f"the checker cannot be loaded: {reason}")
+
+    def decide(self, given: Payload, output: Payload, expected: Payload) -> TestResult:
+        """The result of one test.
+
+        A checker that fails on this output and accepts the expected one could not read the output, which is wrong.
+
+        Raises BrokenChecker if it fails on the expected output as well.
+        """
+        said = self._ask(FUNCTION, given, output, expected)
+        if not isinstance(said, TestResult):
+            if isinstance(said, bool | int | float) and 0 <= said <= 1:
+                return TestResult("passed") if said == 1 else TestResult("wrong", "the checker refuses it")
+            said = TestResult("wrong", f"the checker returned {str(said)[:60]} instead of True or False")
+        is_own_fault = said.detail.split(":")[0] in _OWN_FAULT or said.kind == "wrong"
+        if expected is not None:
+            control = said if expected == output else self._ask(FUNCTION, given, expected, expected)
+            is_own_fault = isinstance(control, TestResult) or control != 1
+        if is_own_fault:
+            raise BrokenChecker(f"the checker failed: {said.kind}: {said.detail}")
+        return TestResult("wrong", f"the checker could not read the output: {said.detail}")
+
+    def _ask(self, function: str, *args: Payload) -> Any:
+        job = {"mode": "answer", "sources": self._sources, "function": function, "args": list(args), "kwargs": {}}
+        return call(self._sandbox, job, self._limits, max_bytes=self._limits.output_bytes)
