@@ -7,7 +7,9 @@ from typing import Literal
 
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.choices import chosen_letter
+from oncurve.rewards.exact import read_amount
 from oncurve.rewards.latex import formulas
+from oncurve.rewards.shapes import read_date
 
 AnswerPlace = Literal["boxed", "answer_tag", "hash", "any", "choice"]
 """Where the recipe asks for the answer; "any" takes every plausible place, "choice" the letter of an option there."""
@@ -91,7 +93,8 @@ def last_expression(text: str) -> str | None:
     ['\\frac{1}{2}', '2x+3', '$1,250.50']
     """
     text = text[-MAX_CLAUSE_CHARACTERS:].replace("**", "").replace("`", "").rstrip()
-    formula = next(iter(reversed(formulas(text))), None)
+    found = formulas(text)
+    formula = found[-1] if found else None
     behind = text[formula[1] :] if formula else text
     bare = _last_run(behind)
     if bare is not None or formula is None:
@@ -99,7 +102,12 @@ def last_expression(text: str) -> str | None:
     if _is_computation(formula[2]):
         return None
     unit = re.match(r"\s*(?:\\?%|" + _MULTIPLIER.pattern + r")", behind, re.I)
-    return formula[2] + (f" {unit.group().strip()}" if unit else "")
+    listed = [formula[2] + (f" {unit.group().strip()}" if unit else "")]
+    for left, right in zip(found[-2::-1], found[:0:-1], strict=True):
+        if not _BETWEEN_BOXES.fullmatch(text[left[1] : right[0]]):
+            break
+        listed.insert(0, left[2])
+    return ", ".join(listed)
 
 
 def _is_computation(expression: str) -> bool:
@@ -115,8 +123,25 @@ def _last_run(text: str) -> str | None:
         words = line.split()
         last = next((place for place in range(len(words) - 1, -1, -1) if re.search(r"\d", words[place])), None)
         if last is not None:
-            return _run(words, last)
+            return _amount_or_date(words, last) or (None if _is_share(words, last) else _run(words, last))
     return None
+
+
+def _amount_or_date(words: list[str], place: int) -> str | None:
+    """An amount in several units, or a date with its month, that ends with a number."""
+    for start in range(max(place - 4, 0), place):
+        amount = " ".join(words[start : place + 2]).rstrip(".,;:")
+        day = " ".join(words[start : place + 1]).rstrip(".,;:")
+        if read_amount(amount) is not None:
+            return amount
+        if read_date(day) is not None:
+            return day
+    return None
+
+
+def _is_share(words: list[str], place: int) -> bool:
+    """The number is the whole of "1 in 4" or "5 out of 9"."""
+    return re.search(r"\d (?:in|out of|of)$", " ".join(words[max(place - 3, 0) : place])) is not None
 
 
 def _run(words: list[str], place: int) -> str:

@@ -12,7 +12,8 @@ LETTERS = "ABCDEFGHIJ"
 _NOUN = r"answer|choice|option|antwort|lösung|respuesta|réponse|reponse|risposta|resposta|答案|答え|정답|ответ"
 _VERB = r"(?:is|would be|must be|should be|has to be|ist|lautet|es|est|è|é)(?![a-z])|[是为為:：=-]"
 _STATED = re.compile(
-    rf"(?:{_NOUN})\W{{0,8}}?\s*(?:{_VERB})[:\s]*(?:not (?:option |choice )?\(?[A-J]\)?,? but )?"
+    rf"(?:{_NOUN})\W{{0,8}}?\s*(?:{_VERB})[:\s]*(?:(?:therefore|thus|then|clearly|indeed)[,\s]+)?"
+    rf"(?:not (?:option |choice )?\(?[A-J]\)?,? but )?"
     rf"(?:the\s+)?(?:option|choice|letter|answer)?\s*(?:{_VERB})?\s*(?P<rest>.*)"
     r"|(?<![a-z])(?:option|choice|pick|choose|select|go with|chose)\s+(?:option\s+|choice\s+|answer\s+)?"
     r"(?P<picked>\(?[A-J]\)?(?![a-zA-Z]).*)",
@@ -33,7 +34,17 @@ _REFUSED = re.compile(
     r"(?:,|;|and|but|–|—|\()?\s*(?:not|rather than|instead of)\s+(?:option\s+|choice\s+)?\(?[A-J]\)?\W*$", re.IGNORECASE
 )
 _BESIDE = re.compile(r"^\s*[).:,;]*\s*(?:,|;|/|\||&|\bor\b|\band\b|\bnor\b|\bnot\b)+\s*(?:option|choice)?\s*\(?[A-J]\b")
-_REASON = re.compile(r"^\s*(?:[).:,;=–—-]|$|\(|because\b|since\b|as\b|for\b|is\b)", re.IGNORECASE)
+_DENIED = re.compile(
+    r"^\s*[).:]?\s*(?:(?:is|are|was)\s*(?:not|n't|never|wrong|incorrect|false|ruled|out|impossible)"
+    r"|(?:isn|can|won|could)['’n]"
+    r"|cannot|is (?:clearly |obviously )?(?:wrong|incorrect|false))",
+    re.IGNORECASE,
+)
+_LEAD = re.compile(
+    r"^(?:so|thus|hence|therefore|finally|it's|it is|it must be|(?:i'd|i would) say|then)(?![a-z])[,:]?\s*",
+    re.IGNORECASE,
+)
+_REASON = re.compile(r"^\s*(?:[).:,;=。–—-]|$|\(|because\b|since\b|as\b|for\b|is\b)", re.IGNORECASE)
 _MARKS = re.compile(r"\*\*|__|[`$\"“”'‘’「」]|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[{}\\]")
 
 
@@ -56,7 +67,7 @@ def chosen_letter(text: str) -> str | None:
             return _one_letter(rest if rest or place + 1 == len(lines) else lines[place + 1])
         if right := _IS_RIGHT.search(lines[place]):
             return right["letter"].strip("()")
-    return _one_letter(lines[-1]) if lines else None
+    return _one_letter(_LEAD.sub("", lines[-1])) if lines else None
 
 
 def _one_letter(text: str) -> str | None:
@@ -68,7 +79,7 @@ def _one_letter(text: str) -> str | None:
     letter, rest = match["bracketed"] or match["marked"] or match["alone"], match["rest"]
     is_word = match["alone"] is not None and (_REASON.match(rest) is None or (letter.islower() and rest.strip(" .")))
     others = {first or second for first, second in _LABEL.findall(text)} - {letter.upper()}
-    if is_word or others or _BESIDE.match(rest):
+    if is_word or others or _BESIDE.match(rest) or _DENIED.match(rest):
         return None
     return letter.upper()
 

@@ -253,8 +253,9 @@ class ScoreCache:
                 entry = attempt(lambda line=line: json.loads(line), log=False)
                 found = entry.get("score") if isinstance(entry, dict) else None
                 scores = found if isinstance(found, list) else [found]  # one score stands for itself
-                if isinstance(entry, dict) and scores and all(isinstance(score, float) for score in scores):
-                    self._scores[str(entry.get("key"))] = scores
+                numbers = [score for score in scores if isinstance(score, float)]
+                if isinstance(entry, dict) and numbers and len(numbers) == len(scores):
+                    self._scores[str(entry.get("key"))] = numbers
 
     def get(self, key: str) -> list[float] | None:
         """The scores of a question; None if they are not known."""

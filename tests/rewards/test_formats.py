@@ -153,3 +153,36 @@ def test_a_signed_form_pays_one_half_and_takes_one_half_at_a_weight_of_one_half(
     assert [0.5 * (reward.value or 0) for reward in alone] == [0.5, -0.5]
     assert [reward.parts["format"] for reward in alone] == [1.0, 0.0]
     function.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "has_form"),
+    [
+        ("### Step 1: add\n### Step 2: halve", True),
+        ("1. add\n2. halve", True),
+        ("1.5 is a\n2.5 is b", False),
+        ("Step 1: add\nStep 3: halve", False),
+    ],
+)
+def test_a_decimal_is_no_step_and_a_heading_is_one(text: str, has_form: bool) -> None:
+    assert StepFormat()([prompt_of()], [completion_of(text)])[0].value == float(has_form)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_form"),
+    [("#### 5", True), ("##### 5", False), ("<think>#### 5", False), ("<think>\n#### 4</think>\n#### 5", True)],
+)
+def test_the_mark_has_four_signs_and_stands_outside_of_the_thinking(text: str, has_form: bool) -> None:
+    assert HashFormat()([prompt_of(text="2 + 3?")], [completion_of(text)])[0].value == float(has_form)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_form"),
+    [
+        (r"<think>\boxed{5}", False),
+        (r"<think>\boxed{5}</think> five", False),
+        (r"<think>\boxed{4}</think>\boxed{5}", True),
+    ],
+)
+def test_a_box_in_the_thinking_is_none(text: str, has_form: bool) -> None:
+    assert BoxedFormat()([prompt_of(text="2 + 3?")], [completion_of(text)])[0].value == float(has_form)
