@@ -10,7 +10,7 @@ WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo engines test test-fast test-gpu check format docs site clean
+.PHONY: setup demo engines test test-fast test-gpu check format lines docs site clean
 
 setup: $(VENV)/.ready  ## a virtual environment with oncurve in it
 
@@ -69,6 +69,9 @@ check: $(VENV)/.ready-test  ## format, lint, types
 format: $(VENV)/.ready-test  ## rewrite files in the house format
 	$(RUN)/ruff format oncurve tests benchmarks
 	$(RUN)/ruff check --fix oncurve tests benchmarks
+
+lines:  ## lines of Python by room; COMMITS="v1 HEAD" puts several commits side by side
+	$(PYTHON) tests/architecture/lines.py $(COMMITS)
 
 docs: $(VENV)/.ready-test  ## regenerate the pages that are made from code
 	$(RUN)/python docs/generate.py --outputs

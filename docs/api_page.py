@@ -17,7 +17,7 @@ SECTIONS = {
     "Records": ("Prompt", "Completion", "Group", "Reward", "Batch", "OncurveError"),
 }
 INSIDE = {
-    "Trainer": {"from_tree", "for_command", "hold_model"},
+    "Trainer": {"hold_model"},
     "Evaluation": {"category_share", "share", "by_prompt", "rows"},
     "Prompt": {"source_row"},
     "Batch": {

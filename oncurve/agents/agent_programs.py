@@ -26,7 +26,7 @@ GIVEN = ("row", "client", "base_url", "api_key", "seed")
 
 
 @dataclass(frozen=True)
-class Errand:
+class AgentTask:
     """What an agent gets for one episode."""
 
     row: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Agent(Protocol):
     is_deterministic: bool
     """It says of itself that it does the same whenever it is told the same."""
 
-    def start(self, errand: Errand, loop: EventLoopThread, deliver: Deliver) -> Stop:
+    def start(self, task: AgentTask, loop: EventLoopThread, deliver: Deliver) -> Stop:
         """Begin, without waiting; calling what comes back ends it, as far as that can be done."""
         ...
 
@@ -75,43 +75,43 @@ class FunctionAgent:
             )
         self._openai = _openai(name) if "client" in self._names.values() else None
 
-    def start(self, errand: Errand, loop: EventLoopThread, deliver: Deliver) -> Stop:
+    def start(self, task: AgentTask, loop: EventLoopThread, deliver: Deliver) -> Stop:
         """In the loop of all async agents, or in a thread of its own, which cannot be ended from outside."""
         if not self.is_async:
-            run = partial(attempt, partial(self._run, errand))
+            run = partial(attempt, partial(self._run, task))
             threading.Thread(target=lambda: deliver(run()), name="oncurve-agent", daemon=True).start()
             return lambda: None
-        future = loop.start(self._run_async(errand))
+        future = loop.start(self._run_async(task))
         future.add_done_callback(lambda done: deliver(attempt(done.result)))
         return lambda: _cancel(future)
 
-    def _arguments(self, errand: Errand, client: Any) -> dict[str, Any]:
-        known = {"row": dict(errand.row), "client": client, "base_url": errand.base_url}
-        known |= {"api_key": errand.api_key, "seed": errand.seed}
+    def _arguments(self, task: AgentTask, client: Any) -> dict[str, Any]:
+        known = {"row": dict(task.row), "client": client, "base_url": task.base_url}
+        known |= {"api_key": task.api_key, "seed": task.seed}
         return {name: known[own] for name, own in self._names.items()}
 
-    def _client(self, errand: Errand, kind: str) -> Any:
+    def _client(self, task: AgentTask, kind: str) -> Any:
         """One that reaches the policy past any proxy of this machine; None where the function asks for none."""
         if self._openai is None:
             return None
         plain = vars(self._openai)[f"Default{kind}HttpxClient"](trust_env=False)
-        known = {"base_url": errand.base_url, "api_key": errand.api_key, "timeout": None, "http_client": plain}
+        known = {"base_url": task.base_url, "api_key": task.api_key, "timeout": None, "http_client": plain}
         return vars(self._openai)[f"{kind}OpenAI"](**known)
 
-    def _run(self, errand: Errand) -> Any:
-        client = self._client(errand, "")
+    def _run(self, task: AgentTask) -> Any:
+        client = self._client(task, "")
         try:
-            return self.function(**self._arguments(errand, client))
+            return self.function(**self._arguments(task, client))
         except SystemExit as error:
             raise RuntimeError(f"it called sys.exit({error.code})") from None
         finally:
             if client is not None:
                 client.close()
 
-    async def _run_async(self, errand: Errand) -> Any:
-        client = self._client(errand, "Async")
+    async def _run_async(self, task: AgentTask) -> Any:
+        client = self._client(task, "Async")
         try:
-            value = self.function(**self._arguments(errand, client))
+            value = self.function(**self._arguments(task, client))
             return await value if isinstance(value, Awaitable) else value
         except SystemExit as error:
             raise RuntimeError(f"it called sys.exit({error.code})") from None
@@ -147,13 +147,13 @@ class ProgramAgent:
     def __init__(self, command: Sequence[str], *, is_deterministic: bool = False) -> None:
         self.command, self.name, self.is_deterministic = list(command), command[-1], is_deterministic
 
-    def start(self, errand: Errand, loop: EventLoopThread, deliver: Deliver) -> Stop:
+    def start(self, task: AgentTask, loop: EventLoopThread, deliver: Deliver) -> Stop:
         """Start it; ending it ends whatever it started too."""
         local = ",".join(filter(None, (os.environ.get("NO_PROXY", ""), "127.0.0.1")))
         variables = {
-            "OPENAI_BASE_URL": errand.base_url,
-            "OPENAI_API_KEY": errand.api_key,
-            "ONCURVE_SEED": str(errand.seed),
+            "OPENAI_BASE_URL": task.base_url,
+            "OPENAI_API_KEY": task.api_key,
+            "ONCURVE_SEED": str(task.seed),
             "NO_PROXY": local,
             "no_proxy": local,
         }
@@ -171,7 +171,7 @@ class ProgramAgent:
                 f"rollouts.agent: {self.command[0]!r} cannot be started: {error.strerror or error}. Name a program "
                 f"that this machine finds, as in `rollouts.agent={{command: [python, agent.py]}}`"
             ) from None
-        said = json.dumps(dict(errand.row), ensure_ascii=False, default=str).encode("utf-8", errors="replace")
+        said = json.dumps(dict(task.row), ensure_ascii=False, default=str).encode("utf-8", errors="replace")
         run = partial(attempt, partial(_whole, process, said))
         threading.Thread(target=lambda: deliver(run()), name="oncurve-agent", daemon=True).start()
         return partial(_kill, process)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from oncurve.agents.agent_programs import Errand, Stop
+from oncurve.agents.agent_programs import AgentTask, Stop
 from oncurve.agents.agent_session import AgentSession, PendingTurn, SessionLimits, completion_of
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.chat_request import ChatError, ChatRequest
@@ -228,9 +228,9 @@ class _Run:
             url = self.endpoint.add(episode.api_key, episode)
             episode.since = time.monotonic()
             seed = turn_key(episode.key, 1) % 2**31
-            errand = Errand(episode.prompt.source_row, url, episode.api_key, int(seed))
+            task = AgentTask(episode.prompt.source_row, url, episode.api_key, int(seed))
             episode.stop = self.setup.agent.start(
-                errand, self._code, lambda given, episode=episode: self.post(partial(self._gave, episode, given))
+                task, self._code, lambda given, episode=episode: self.post(partial(self._gave, episode, given))
             )
 
     def _take_events(self, *, wait: bool) -> None:

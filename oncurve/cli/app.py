@@ -30,7 +30,7 @@ from oncurve.cli import (
 )  # fmt: skip
 from oncurve.cli.arguments import RecipeCommand
 from oncurve.errors import OncurveError
-from oncurve.model.out_of_memory import saying
+from oncurve.model.out_of_memory import call_with_memory_error
 
 app = typer.Typer(
     name="oncurve",
@@ -115,7 +115,7 @@ def _usage(error: Any) -> str:
 def main() -> None:
     """Run a command; a user's mistake becomes one message and an exit code, never a traceback."""
     try:
-        saying(_run)
+        call_with_memory_error(_run)
     except UsageMistake as error:
         sys.stderr.write(f"oncurve: {_usage(error)}\n")
         raise SystemExit(2) from None

@@ -127,18 +127,18 @@ def plan_inputs(
     table = load_devices(devices)
     is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
     device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
-    wishes = PlanRequest(**asked, is_gpu=device.is_gpu)
-    if wishes.shard is not None and wishes.shard not in get_args(Shard):
-        raise ConfigError(f"--shard {wishes.shard}: choose one of {', '.join(get_args(Shard))}")
-    if wishes.placement not in get_args(Placement):
-        raise ConfigError(f"--placement {wishes.placement}: choose one of {', '.join(get_args(Placement))}")
+    request = PlanRequest(**asked, is_gpu=device.is_gpu)
+    if request.shard is not None and request.shard not in get_args(Shard):
+        raise ConfigError(f"--shard {request.shard}: choose one of {', '.join(get_args(Shard))}")
+    if request.placement not in get_args(Placement):
+        raise ConfigError(f"--placement {request.placement}: choose one of {', '.join(get_args(Placement))}")
     shape = find_shape(config.model, revision=config.policy.revision)
-    work, setup = make_work(config, wishes, context_tokens=shape.max_tokens), make_setup(config, wishes)
+    work, setup = make_work(config, request, context_tokens=shape.max_tokens), make_setup(config, request)
     if config.algorithm.teacher is not None and not is_served(config.algorithm.teacher):
         setup = replace(setup, teacher=find_shape(locate(config.algorithm.teacher)))
     check_ranks(work, setup)
     by_memory = config.rollouts.max_rows == "auto"
-    if by_memory and device.is_gpu and wishes.placement == "colocated":
+    if by_memory and device.is_gpu and request.placement == "colocated":
         rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
         work = replace(work, max_rows=rows) if rows >= work.group_size else work  # else it does not fit, and is told so
     return PlanInputs(shape, work, setup, device, table, by_memory)

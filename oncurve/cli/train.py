@@ -34,7 +34,7 @@ def train(
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
     from oncurve.recipe.find import find_recipe  # lazy
-    from oncurve.recipe.load import load_config  # lazy
+    from oncurve.recipe.load import load_config, read_text  # lazy
     from oncurve.recipe.run_folder import run_folder_path  # lazy
     from oncurve.run.status import clear_unbegun, progress_of  # lazy
     from oncurve.wiring.preflight import check_cheaply  # lazy
@@ -58,13 +58,13 @@ def train(
         result = resume_run(folder, given=config, console=console())
     else:
         try:
-            from oncurve.run.trainer import Trainer  # lazy
+            from oncurve.run.training import run_recipe  # lazy
         except KeyboardInterrupt:
             raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
 
         if progress == "unbegun":
             clear_unbegun(folder)
-        result = Trainer.for_command(recipe, overrides or (), console=console()).train()
+        result = run_recipe(config, read_text(path), console=console())
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 

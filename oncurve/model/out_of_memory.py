@@ -52,7 +52,7 @@ class Shortage:
 
 
 @contextmanager
-def said_as(kind: type[OncurveError], message: str) -> Iterator[None]:
+def memory_error_as(kind: type[OncurveError], message: str) -> Iterator[None]:
     """While it lasts, running out of memory is an error of this kind: the message, and what was found."""
     with Shortage() as shortage:
         yield
@@ -60,9 +60,9 @@ def said_as(kind: type[OncurveError], message: str) -> Iterator[None]:
     raise kind(f"{message} ({shortage.reason})")
 
 
-def saying(command: Callable[[], object]) -> None:
+def call_with_memory_error(command: Callable[[], object]) -> None:
     """Run a command; where nothing else is known about it, running out of memory is one message."""
-    with said_as(
+    with memory_error_as(
         OncurveError,
         "there is not enough memory. Set policy.gradient_checkpointing=true, train an adapter (policy.lora.rank=16), "
         "or take a smaller model; `oncurve plan` says what a recipe takes",

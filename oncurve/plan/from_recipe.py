@@ -44,18 +44,18 @@ class PlanRequest:
     is_gpu: bool = True
 
 
-def make_work(config: Config, wishes: PlanRequest, *, context_tokens: int | None = None) -> Work:
+def make_work(config: Config, request: PlanRequest, *, context_tokens: int | None = None) -> Work:
     """The work of a step of a recipe; lengths that nobody knows before the data is read are guesses.
 
     A guessed prompt leaves room for the completion in the model's context.
     """
     limit = config.rollouts.max_completion_tokens
-    mean = wishes.mean_tokens or constants.MEAN_LENGTH_SHARE * limit
+    mean = request.mean_tokens or constants.MEAN_LENGTH_SHARE * limit
     if mean > limit:
         raise ConfigError(
             f"--mean-tokens {mean:g} is more than rollouts.max_completion_tokens, {limit}. Lower it or raise the limit"
         )
-    given = wishes.prompt_tokens or config.data.max_prompt_tokens
+    given = request.prompt_tokens or config.data.max_prompt_tokens
     guessed = PROMPT_TOKENS.get(config.data.type, 512)
     epochs = None if config.sft is None else config.sft.epochs
     rows = config.data.limit if isinstance(config.data, DemonstrationsData) else None
@@ -73,19 +73,19 @@ def make_work(config: Config, wishes: PlanRequest, *, context_tokens: int | None
         max_rows=USUAL_ROWS if config.rollouts.max_rows == "auto" else config.rollouts.max_rows,
         steps=config.run.steps if rows is None else config.steps_over(rows),
         save_every_steps=config.run.save_every_steps,
-        turns=make_turns(config, wishes),
+        turns=make_turns(config, request),
         context_tokens=context_tokens,
         is_supervised=config.sft is not None,
         epochs=epochs if rows is None else None,
     )
 
 
-def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:
+def make_turns(config: Config, request: PlanRequest) -> TurnPlan:
     """Turns and answers of a recipe with tools or environments; guessed where the command line does not say."""
     asked = {
-        "--mean-turns": wishes.mean_turns,
-        "--answer-tokens": wishes.answer_tokens,
-        "--tool-seconds": wishes.tool_seconds,
+        "--mean-turns": request.mean_turns,
+        "--answer-tokens": request.answer_tokens,
+        "--tool-seconds": request.tool_seconds,
     }
     if not config.rollouts.has_episodes:
         for option, value in asked.items():
@@ -96,8 +96,8 @@ def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:
                 )
         return TurnPlan()
     limits = config.rollouts.episodes
-    mean = wishes.mean_turns or min(constants.MEAN_TURNS, float(limits.max_turns))
-    answer = wishes.answer_tokens or constants.MEAN_ANSWER_SHARE * limits.max_answer_tokens
+    mean = request.mean_turns or min(constants.MEAN_TURNS, float(limits.max_turns))
+    answer = request.answer_tokens or constants.MEAN_ANSWER_SHARE * limits.max_answer_tokens
     for option, value, key, most in (
         ("--mean-turns", mean, "max_turns", limits.max_turns),
         ("--answer-tokens", answer, "max_answer_tokens", limits.max_answer_tokens),
@@ -111,29 +111,29 @@ def make_turns(config: Config, wishes: PlanRequest) -> TurnPlan:
         mean=mean,
         answer_limit=limits.max_answer_tokens,
         mean_answer=answer,
-        seconds=constants.TOOL_SECONDS if wishes.tool_seconds is None else wishes.tool_seconds,
+        seconds=constants.TOOL_SECONDS if request.tool_seconds is None else request.tool_seconds,
         threads=limits.threads,
-        cached=_has_vllm(config, wishes) or not wishes.is_gpu,
+        cached=_has_vllm(config, request) or not request.is_gpu,
     )
 
 
-def _has_vllm(config: Config, wishes: PlanRequest) -> bool:
+def _has_vllm(config: Config, request: PlanRequest) -> bool:
     """vLLM servers sample, which keep what they have read."""
     rollouts = config.rollouts
     named = bool(rollouts.vllm_servers or rollouts.sleep)
-    return named or (rollouts.type == "auto" and wishes.placement != "colocated")
+    return named or (rollouts.type == "auto" and request.placement != "colocated")
 
 
-def make_setup(config: Config, wishes: PlanRequest) -> Setup:
+def make_setup(config: Config, request: PlanRequest) -> Setup:
     """How a recipe trains, on the devices that the command line asks for."""
     policy = config.policy
     compute = policy.compute_type
     if compute == "auto":
-        compute = "bfloat16" if wishes.is_gpu else "float32"
+        compute = "bfloat16" if request.is_gpu else "float32"
     lora = policy.lora
     targets = lora.target_modules if lora is not None else None
-    apart = wishes.placement != "colocated"
-    if wishes.gpus > 1 and not apart and wishes.sampler_gpus:
+    apart = request.placement != "colocated"
+    if request.gpus > 1 and not apart and request.sampler_gpus:
         raise ConfigError("--sampler-gpus needs --placement split or disaggregated: colocated devices do both")
     return Setup(
         method="full" if lora is None else "lora",
@@ -141,7 +141,7 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
         targets=None if targets is None or isinstance(targets, str) else tuple(targets),
         quantization=policy.quantization,
         compute=compute,
-        is_gpu=wishes.is_gpu,
+        is_gpu=request.is_gpu,
         packed=policy.packing,
         checkpointing=policy.gradient_checkpointing,
         offloads_activations=policy.offload_activations,
@@ -149,11 +149,11 @@ def make_setup(config: Config, wishes: PlanRequest) -> Setup:
         tokens_per_microbatch=policy.tokens_per_microbatch,
         has_reference=needs_reference(config) and config.algorithm.teacher is None,
         records_decoding=config.rollouts.cuda_graphs,
-        ranks=wishes.gpus,
-        shard=wishes.shard or ("zero3" if wishes.gpus > 1 else "none"),
-        offloads_optimizer=wishes.offloads_optimizer,
-        placement=wishes.placement,
-        sampler_devices=max(1, wishes.sampler_gpus) if apart else 0,
+        ranks=request.gpus,
+        shard=request.shard or ("zero3" if request.gpus > 1 else "none"),
+        offloads_optimizer=request.offloads_optimizer,
+        placement=request.placement,
+        sampler_devices=max(1, request.sampler_gpus) if apart else 0,
         transfer="fetch" if config.rollouts.transfer == "auto" else config.rollouts.transfer,
         delta_rate=None
         if config.rollouts.deltas is None or lora is not None

@@ -123,7 +123,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return weights
 
 
-def thin_weights(model: PreTrainedModel) -> LoraWeights:
+def adapter_weights(model: PreTrainedModel) -> LoraWeights:
     """The adapter in a model apart from it.
 
     Raises ConfigError for a base in few bits, over which servers would not have the policy's weights.

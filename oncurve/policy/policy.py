@@ -25,7 +25,7 @@ from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes, own_rows
 from oncurve.policy.forward import completion_logprobs, has_own_layers
 from oncurve.policy.fsdp import Fsdp
-from oncurve.policy.lora import Adapter, merged_weights, thin_weights, trains_pairs_only
+from oncurve.policy.lora import Adapter, adapter_weights, merged_weights, trains_pairs_only
 from oncurve.policy.self_check import enable_packing, prove_head
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding
@@ -133,9 +133,9 @@ class TrainedPolicy:
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
         return self.model.state_dict() if self.adapter is None else merged_weights(self.model)
 
-    def thin_weights(self) -> LoraWeights | None:
+    def adapter_weights(self) -> LoraWeights | None:
         """The adapter alone, for whoever has the base; None where weights of the base are trained as well."""
-        return thin_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
+        return adapter_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
 
     def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
-from oncurve.model.out_of_memory import Shortage, release, said_as
+from oncurve.model.out_of_memory import Shortage, memory_error_as, release
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def moving_weights(update: int) -> AbstractContextManager[None]:
 
     It is not tried again, and the run must not save what it left: weights may have moved already.
     """
-    return said_as(
+    return memory_error_as(
         TrainingError,
         f"there is not enough memory to move the weights in update {update}: AdamW keeps two numbers beside each that "
         f"is trained. Nothing of this step is saved. Begin anew with optimizer.type=adamw_8bit or "

@@ -88,9 +88,9 @@ def last_program(text: str, names: Collection[str] = ()) -> str | None:
     for is_wanted in (_is_python, _is_unmarked, bool):
         found = [block.content for block in blocks if is_wanted(block) and block.content.strip()]
         defining = [content for content in found if _defines(content, names)]
-        saying = [content for content in found[-MAX_TRIED_BLOCKS:] if _has_code(content)]
+        with_code = [content for content in found[-MAX_TRIED_BLOCKS:] if _has_code(content)]
         if found:
-            return (defining or saying or found)[-1]
+            return (defining or with_code or found)[-1]
     return None
 
 

@@ -79,16 +79,16 @@ class ResumePoint:
     """What the recipe says otherwise."""
 
 
-def resume(wish: ResumeRequest, processes: Processes) -> Steps:
+def resume(request: ResumeRequest, processes: Processes) -> Steps:
     """Everything from the lock to the measurement of the model at the end. All processes call it."""
-    path, lock = wish.path, processes.on_main(lambda: lock_run(wish.path))
-    interruption = Interruption(is_alone=processes.count == 1, owns_process=wish.owns_process)
+    path, lock = request.path, processes.on_main(lambda: lock_run(request.path))
+    interruption = Interruption(is_alone=processes.count == 1, owns_process=request.owns_process)
     try:
         with interruption.listen():
             interruption.join(processes)
-            found = processes.broadcast_from_main(lambda: _find(wish, lock))
+            found = processes.broadcast_from_main(lambda: _find(request, lock))
             interruption.grace_seconds = found.config.run.grace_seconds
-            session, base = _prepare(wish, found, lock, processes, interruption)
+            session, base = _prepare(request, found, lock, processes, interruption)
             with session.folder:
                 return (yield from session.steps(base))
     except Interrupted:
@@ -98,51 +98,57 @@ def resume(wish: ResumeRequest, processes: Processes) -> Steps:
             lock.close()
 
 
-def _find(wish: ResumeRequest, lock: RunLock | None) -> ResumePoint:
+def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     """The newest good checkpoint, and the recipe to go on with. Done by process 0."""
-    path, root = wish.path, wish.path / "checkpoints"
+    path, root = request.path, request.path / "checkpoints"
     if lock is not None and lock.taken_over_from:
-        wish.console.print(Text(f"Previous {lock.taken_over_from} is no longer running; taking over."), soft_wrap=True)
+        request.console.print(
+            Text(f"Previous {lock.taken_over_from} is no longer running; taking over."), soft_wrap=True
+        )
     sweep(path)
     sweep(root)
-    checkpoint, manifest = newest_good(root, strict=wish.strict, warn=wish.warn)
-    config = asked_config(path, manifest, wish.overrides, warn=wish.warn)
+    checkpoint, manifest = newest_good(root, strict=request.strict, warn=request.warn)
+    config = asked_config(path, manifest, request.overrides, warn=request.warn)
     _check_step(path, config, manifest)
     changed = config_differences(as_of_today(manifest["config"]), config)
-    wish.judge(changed)
-    asked = None if wish.given is None else extension("servers of a machine")(with_epochs(wish.given, wish.objects))[0]
+    request.judge(changed)
+    asked = (
+        None
+        if request.given is None
+        else extension("servers of a machine")(with_epochs(request.given, request.objects))[0]
+    )
     if asked is not None and (other := config_differences(recorded(config), asked)):
-        if not wish.owns_process:  # a program says what it resumes, and means it
-            wish.judge(other)
+        if not request.owns_process:  # a program says what it resumes, and means it
+            request.judge(other)
         lines = "\n  ".join(other)
-        wish.warn(f"{path} is resumed with its own recipe, which differs from the given one:\n  {lines}")
+        request.warn(f"{path} is resumed with its own recipe, which differs from the given one:\n  {lines}")
     return ResumePoint(checkpoint, manifest, config, changed)
 
 
 def _prepare(
-    wish: ResumeRequest, found: ResumePoint, lock: RunLock | None, processes: Processes, interruption: Interruption
+    request: ResumeRequest, found: ResumePoint, lock: RunLock | None, processes: Processes, interruption: Interruption
 ) -> tuple[Session, Evaluation | None]:
     """The run as it was at its newest good checkpoint, and its first measurement if that is done."""
-    path, manifest, config = wish.path, found.manifest, found.config
+    path, manifest, config = request.path, found.manifest, found.config
     if manifest["device"] == "cpu":
         torch.set_num_threads(int(manifest["threads"]))  # the order of sums depends on it
     with interruption.interruptible():
-        parts = wish.load(config, processes, interruption, wish.objects)
+        parts = request.load(config, processes, interruption, request.objects)
         facts = identity(parts)
         more = fact_differences(manifest, facts)
-        processes.on_main(lambda: wish.judge(more))
-        warn_of_machine(manifest, facts, warn=wish.warn)
+        processes.on_main(lambda: request.judge(more))
+        warn_of_machine(manifest, facts, warn=request.warn)
     step = int(manifest["step"])
     processes.on_main(lambda: quarantine(path / "checkpoints", after=step))
     folder = processes.on_main(lambda: RunFolder(path, resume_step=step, lock=lock)) or NullRunFolder(path)
-    session = Session(parts, folder, facts, interruption, wish.console, first_step=step)
+    session = Session(parts, folder, facts, interruption, request.console, first_step=step)
     base = _base_measurement(session, step)
     state = session.saver.load(found.checkpoint, manifest, fresh=_fresh(found.changed, more))
     processes.all_gather(None)  # all have read it
     if (pending := state.get("pending")) is not None:
         session.pending = pending
         folder.forget_row(step)
-    processes.on_main(lambda: _check_rows(path, step if pending is None else step - 1, warn=wish.warn))
+    processes.on_main(lambda: _check_rows(path, step if pending is None else step - 1, warn=request.warn))
     if found.changed or more:
         processes.on_main(lambda: write_text(path / "config.yaml", _yaml(config)))
         session.saver.mark(step, pending=session.pending)
@@ -150,7 +156,7 @@ def _prepare(
         session.saver.wait()
     folder.log(f"resumed after step {step} from {found.checkpoint.name}")
     said = f"resuming after step {step} of {config.run.steps}, from {found.checkpoint}"
-    wish.console.print(said, highlight=False, soft_wrap=True)
+    request.console.print(said, highlight=False, soft_wrap=True)
     return session, base
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oncurve.batch import Batch
 from oncurve.errors import CheckpointError, TrainingError
-from oncurve.model.out_of_memory import said_as
+from oncurve.model.out_of_memory import memory_error_as
 from oncurve.observe.measure import rollout_metrics, supervised_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
@@ -295,7 +295,7 @@ class Run:
         if self.saver is not None:
             self.folder.write_status(done, "save")
             self.folder.sync()
-            with said_as(
+            with memory_error_as(
                 CheckpointError, f"there is not enough memory to copy what the checkpoint of step {done} holds"
             ):
                 self._later = self.saver.after_step(done, metrics)

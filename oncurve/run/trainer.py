@@ -15,17 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve import wiring
 from oncurve.data.datasets import adapt_given_rows
-from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, data_section, episodes_of, recipe_of, recipe_text
+from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluation import Evaluation
-from oncurve.evaluate.settings import EvaluationSection
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
-from oncurve.policy.lora import lora_section
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.recipe.find import find_recipe
-from oncurve.recipe.load import read_text, read_tree, validate_tree
+from oncurve.recipe.load import validate_tree
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
@@ -34,12 +31,9 @@ from oncurve.run.parts import Parts, make_parts, weights_checksum
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.services import Step
 from oncurve.run.session import Evaluator
-from oncurve.run.settings import RunSection
 from oncurve.run.training import recipe_steps, resume_steps
+from oncurve.run.training_request import KEPT_WITH_ROWS, ProgramObjects, TrainingRequest, request_of, request_of_recipe
 from oncurve.sample.engine import InProcessEngine
-
-KEPT_WITH_ROWS = ("columns", "template", "chat", "few_shot", "limit", "max_prompt_tokens", "retire_above")
-"""Keys of a recipe's data section that still hold when its rows are replaced."""
 
 
 def train(
@@ -79,13 +73,9 @@ class Trainer:
         result = trainer.train()
     """
 
-    _tools: Any = None
-    _environments: Any = None
-    _agent: Any = None
-
     def __init__(
         self,
-        model: str | os.PathLike[str] | nn.Module,
+        model: str | os.PathLike[str] | nn.Module | TrainingRequest,
         data: Any = None,
         rewards: Any = None,
         *,
@@ -111,21 +101,22 @@ class Trainer:
 
         Raises ConfigError for what a recipe does not allow.
         """
-        place = str(model.name_or_path or NAMELESS) if isinstance(model, nn.Module) else os.fspath(model)
-        if isinstance(model, nn.Module) and (section := lora_section(model)) is not None:
-            sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
-        self._tools, self._environments, self._agent = tools, environments, agent
-        if place.endswith((".yaml", ".yml")):
-            self._from_tree(read_tree(place), data, rewards, evaluation_data, sections, source=place)
-            return
-        if data is None and "data" not in sections and environments is not None:
-            data = self._rows_of_environments(sections)
-        if data is None and "data" not in sections:
-            raise ConfigError("data: there is none. Pass rows, a path, or the name of a data type such as 'gsm8k'")
-        tree, given = recipe_of(place, data, rewards, evaluation_data, sections=sections)
-        given = replace(given, model=model if isinstance(model, nn.Module) else None, tokenizer=tokenizer)
-        given = self._with_episodes(tree, given, rewards)
-        self._set(validate_tree(tree, source="Trainer"), recipe_text(tree), given)
+        if isinstance(model, TrainingRequest):
+            request = model
+        else:
+            objects = ProgramObjects(tokenizer=tokenizer, tools=tools, environments=environments, agent=agent)
+            request = request_of(model, data, rewards, evaluation_data, objects, sections)
+        config = request.config
+        self.config: Config = config
+        """The recipe, with all defaults."""
+        self.folder: Path | None = Path(config.run.folder) / config.run.name if config.run.name else None
+        """The run's folder; without ``run.name`` it gets a name when training begins."""
+        self.result: Result | None = None
+        """Where the newest run ended; None before that."""
+        self._recipe, self._given = request.recipe, request.given
+        self._policy: TrainedPolicy | None = None
+        self._asked = 0
+        self._walk: weakref.ref[Iterator[Step]] | None = None
 
     @classmethod
     def from_recipe(
@@ -135,102 +126,7 @@ class Trainer:
 
         Example: ``oncurve.Trainer.from_recipe("word_problems", "run.steps=12").train()``
         """
-        trainer = cls.__new__(cls)
-        path = find_recipe(recipe)
-        if data is None and rewards is None and evaluation_data is None:
-            config = validate_tree(read_tree(path, overrides), source=str(path))
-            trainer._set(config, read_text(path), NOTHING)
-        else:
-            trainer._from_tree(read_tree(path, overrides), data, rewards, evaluation_data, {}, source=str(path))
-        return trainer
-
-    @classmethod
-    def from_tree(
-        cls,
-        tree: Mapping[str, Any],
-        data: Any,
-        rewards: Any,
-        evaluation_data: Any = None,
-        *,
-        model: nn.Module | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        tools: Any = None,
-        environments: Any = None,
-    ) -> Trainer:
-        """The trainer of a recipe as nested dictionaries, with the objects of a program."""
-        trainer, tree = cls.__new__(cls), {key: dict(s) if isinstance(s, Mapping) else s for key, s in tree.items()}
-        if model is not None and (section := lora_section(model)) is not None:
-            tree["policy"] = {**tree.get("policy", {}), "lora": section}
-        trainer._tools, trainer._environments = tools, environments
-        trainer._from_tree(tree, data, rewards, evaluation_data, {}, source="Trainer")
-        trainer._given = replace(trainer._given, model=model, tokenizer=tokenizer)
-        return trainer
-
-    def _from_tree(
-        self,
-        tree: dict[str, Any],
-        data: Any,
-        rewards: Any,
-        evaluation_data: Any,
-        sections: Mapping[str, Mapping[str, Any]],
-        *,
-        source: str,
-    ) -> None:
-        """A recipe with what Python replaces in it."""
-        for name, section in sections.items():
-            own = tree.get(name)
-            tree[name] = {**own, **section} if isinstance(own, dict) else dict(section)
-        written = dict(tree.pop("data", {}))
-        kept = {key: value for key, value in written.items() if key in KEPT_WITH_ROWS}
-        named = tree.pop("rewards", None)
-        given_tree, given = recipe_of(
-            str(tree.pop("model", "")),
-            written if data is None else data,
-            rewards if rewards is not None else named,
-            evaluation_data,
-            sections={**tree, **({"data": kept} if data is not None else {})},
-        )
-        given = self._with_episodes(given_tree, given, rewards)
-        self._set(validate_tree(given_tree, source=source), recipe_text(given_tree), given)
-
-    def _with_episodes(self, tree: dict[str, Any], given: Given, rewards: Any) -> Given:
-        """Tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
-        given = agent_of(tree, episodes_of(tree, given, self._tools, self._environments), self._agent)
-        plays = self._environments is not None and wiring.give_rewards(self._environments)
-        if plays or self._agent is not None:
-            own = {"type": "environment"}
-            listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
-            if own["type"] not in [one.get("type") for one in listed]:
-                tree["rewards"] = [*listed, own]
-        return given
-
-    @staticmethod
-    def _rows_of_environments(sections: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """A row for every prompt of the run and those to measure on, where the environment alone says what is asked."""
-        run, evaluation = RunSection(**sections.get("run", {})), EvaluationSection(**sections.get("evaluation", {}))
-        count = run.steps * run.prompts_per_step + evaluation.num_prompts + evaluation.num_prompts_during
-        return [{"question": f"{wiring.NO_QUESTION} {number}"} for number in range(count)]
-
-    def _set(self, config: Config, recipe: str, given: Given) -> None:
-        self.config: Config = config
-        """The recipe, with all defaults."""
-        self.folder: Path | None = Path(config.run.folder) / config.run.name if config.run.name else None
-        """The run's folder; without ``run.name`` it gets a name when training begins."""
-        self.result: Result | None = None
-        """Where the newest run ended; None before that."""
-        self._recipe, self._given = recipe, given
-        self._policy: TrainedPolicy | None = None
-        self._asked = 0
-        self._console: Console | None = None
-        self._owns_process = False
-        self._walk: weakref.ref[Iterator[Step]] | None = None
-
-    @classmethod
-    def for_command(cls, recipe: str, overrides: Sequence[str], *, console: Console) -> Trainer:
-        """The trainer of ``oncurve train``: as ``from_recipe``, and the process ends with the run."""
-        trainer = cls.from_recipe(recipe, *overrides)
-        trainer._console, trainer._owns_process = console, True
-        return trainer
+        return cls(request_of_recipe(recipe, overrides, data, rewards, evaluation_data))
 
     def train(self) -> Result:
         """Train to the end. Ctrl-C stops after saving and leaves this object usable; see ``resume``."""
@@ -344,9 +240,9 @@ class Trainer:
         return recipe_steps(
             config,
             self._recipe,
-            console=self._console or Console(),
+            console=Console(),
             given=replace(self._given, base_sha256=None),
-            owns_process=self._owns_process,
+            owns_process=False,
             load=self._load,
         )
 
@@ -360,8 +256,8 @@ class Trainer:
             config=self.config.model_copy(update={"run": run}),
             given=self._given,
             load=self._load,
-            owns_process=self._owns_process,
-            console=self._console or Console(),
+            owns_process=False,
+            console=Console(),
         )
 
     def _finish(self, begin: Callable[[], Steps]) -> Result:

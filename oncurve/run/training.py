@@ -60,9 +60,9 @@ def recipe_steps(
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.name})})
-        wish = ResumeRequest(path, (), False, True, console, None, given, owns_process, load)
-        start = partial(_start, config, recipe, wish, processes)
-        return (yield from _to_the_end(start, wish, processes))
+        request = ResumeRequest(path, (), False, True, console, None, given, owns_process, load)
+        start = partial(_start, config, recipe, request, processes)
+        return (yield from _to_the_end(start, request, processes))
 
 
 def resume_run(
@@ -88,18 +88,18 @@ def resume_run(
     with ExitStack() as stack:
         if processes is None:
             processes = stack.enter_context(_joined(path, overrides))
-        wish = ResumeRequest(path, overrides, strict, allow_change, audible(console, processes), given)
-        return finish(_to_the_end(partial(resume, wish, processes), wish, processes))
+        request = ResumeRequest(path, overrides, strict, allow_change, audible(console, processes), given)
+        return finish(_to_the_end(partial(resume, request, processes), request, processes))
 
 
 def resume_steps(run: Path, *, config: Config, given: Given, load: Load, owns_process: bool, console: Console) -> Steps:
     """The run of a program that says again what it trains, step by step: recipe, rows and rewards must be the same."""
     with _joined(run, ()) as processes:
-        wish = ResumeRequest(run, (), False, False, audible(console, processes), config, given, owns_process, load)
-        return (yield from _to_the_end(partial(resume, wish, processes), wish, processes))
+        request = ResumeRequest(run, (), False, False, audible(console, processes), config, given, owns_process, load)
+        return (yield from _to_the_end(partial(resume, request, processes), request, processes))
 
 
-def _to_the_end(attempt: Callable[[], Steps], wish: ResumeRequest, processes: Processes) -> Steps:
+def _to_the_end(attempt: Callable[[], Steps], request: ResumeRequest, processes: Processes) -> Steps:
     """A run up to its result, which is shown.
 
     After a KL alarm it goes on from the newest checkpoint below the limit with twice the coefficient: the same step
@@ -116,19 +116,19 @@ def _to_the_end(attempt: Callable[[], Steps], wish: ResumeRequest, processes: Pr
                 raise
             alarm = caught
         returns += 1
-        step, doubled = processes.broadcast_from_main(partial(go_below_limit, wish.path, alarm))
-        wish.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
+        step, doubled = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
+        request.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
         changed = (f"algorithm.kl_coef={doubled!r}",)
-        again = replace(wish, overrides=changed, strict=False, allow_change=True, given=None)
+        again = replace(request, overrides=changed, strict=False, allow_change=True, given=None)
         attempt = partial(resume, again, processes)
     if not result.is_interrupted and processes.is_main:
-        report(result, console=wish.console)
+        report(result, console=request.console)
     return result
 
 
-def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processes) -> Steps:
+def _start(config: Config, recipe: str, request: ResumeRequest, processes: Processes) -> Steps:
     """All of a new run up to the measurement of its model."""
-    console, given = wish.console, wish.objects
+    console, given = request.console, request.objects
     given.check_place(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
     settled, placement = processes.broadcast_from_main(lambda: extension("servers of a machine")(config))
     config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
@@ -143,17 +143,17 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
             f"{name}: a resumed run will not notice a change of {'; '.join(unseen)}", markup=False, highlight=False
         )
     interruption = Interruption(
-        grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1, owns_process=wish.owns_process
+        grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1, owns_process=request.owns_process
     )
     try:
         with interruption.listen():
             interruption.join(processes)
             with interruption.interruptible():
-                parts = wish.load(config, processes, interruption, given)
+                parts = request.load(config, processes, interruption, given)
                 facts = identity(parts)
             if not console.is_jupyter:
                 console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
-            with processes.on_main(lambda: RunFolder(wish.path)) or NullRunFolder(wish.path) as folder:
+            with processes.on_main(lambda: RunFolder(request.path)) or NullRunFolder(request.path) as folder:
                 started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)
                 folder.write_start(recipe, config.model_dump(mode="json"), started)
                 return (yield from Session(parts, folder, facts, interruption, console).steps())

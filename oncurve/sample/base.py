@@ -62,7 +62,7 @@ class PolicyView(Protocol):
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
         ...
 
-    def thin_weights(self) -> LoraWeights | None:
+    def adapter_weights(self) -> LoraWeights | None:
         """The adapter alone, where nothing else is trained."""
         ...
 

@@ -25,6 +25,7 @@ from oncurve.run.publish import push
 from oncurve.run.scoring import score
 from oncurve.run.services import Step
 from oncurve.run.trainer import Trainer
+from oncurve.run.training_request import ProgramObjects, request_of_tree
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.logs import num_tokens, rollout_logs, step_logs
 from oncurve.trl.overridden import refuse_overridden
@@ -104,15 +105,14 @@ class GRPOTrainer:
             found.refuse_losses()
             for line in found.describe() if self.is_world_process_zero() else ():
                 Console().print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
-        self.oncurve = Trainer.from_tree(
-            found.recipe(),
-            found.rows,
-            found.rewards or None,
-            found.measured(),
+        objects = ProgramObjects(
             model=None if isinstance(asked.model, str) else asked.model,
             tokenizer=found.tokenizer,
             tools=list(asked.tools) or None,
             environments=asked.environment_factory,
+        )
+        self.oncurve = Trainer(
+            request_of_tree(found.recipe(), found.rows, found.rewards or None, found.measured(), objects, {})
         )
         config = self.oncurve.config
         per_step = config.run.prompts_per_step

@@ -14,7 +14,7 @@ import pytest
 
 from oncurve.errors import LostProcess
 from oncurve.fleet.launch import local
-from oncurve.fleet.launch.local import Crew, run_processes
+from oncurve.fleet.launch.local import ProcessSupervisor, run_processes
 from oncurve.run.status import clear_unbegun, progress_of
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def test_a_signal_reaches_all_and_ends_the_trying(crew_of: Path) -> None:
         + "if rank == 0: os.kill(os.getppid(), 15)\ntime.sleep(60)"
     )
     mark = str(crew_of.parent / "mark")
-    crew = Crew([mark], 2, stop_seconds=5.0, notify=print)
-    assert crew.run() == (143, True)
+    supervisor = ProcessSupervisor([mark], 2, stop_seconds=5.0, notify=print)
+    assert supervisor.run() == (143, True)
 
 
 def test_processes_die_with_the_one_that_started_them(crew_of: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_processes_die_with_the_one_that_started_them(crew_of: Path, tmp_path: P
     code = (
         "from oncurve.fleet.launch import local\n"
         f"local.COMMAND = ({sys.executable!r}, {str(crew_of)!r})\n"
-        f"local.Crew([{str(tmp_path / 'mark')!r}], 1, stop_seconds=5, notify=print).run()"
+        f"local.ProcessSupervisor([{str(tmp_path / 'mark')!r}], 1, stop_seconds=5, notify=print).run()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
     note = tmp_path / "mark.pid"

@@ -148,7 +148,7 @@ def test_where_more_than_thin_matrices_is_trained_whole_weights_travel(
     make_prompts: Callable[..., list[Prompt]],
 ) -> None:
     policy, sampler, engine = with_adapter("gpt2", bias="all"), served("gpt2"), InProcessEngine(PARAMS)
-    assert policy.thin_weights() is None
+    assert policy.adapter_weights() is None
     train(policy, seed=0)
     prompts = make_prompts("a tan")
     for one in (sampler, engine):

@@ -14,7 +14,7 @@ import torch
 from oncurve.algorithm.presets import build
 from oncurve.cli import app
 from oncurve.errors import CheckpointError, OncurveError, SamplerError, TrainingError
-from oncurve.model.out_of_memory import Shortage, is_out_of_memory, said_as
+from oncurve.model.out_of_memory import Shortage, is_out_of_memory, memory_error_as
 from oncurve.policy import policy as policy_module
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
@@ -185,5 +185,5 @@ def test_a_shortage_forgives_nothing_else_and_keeps_no_frame() -> None:
 
 
 def test_an_error_that_was_said_already_is_not_said_again() -> None:
-    with pytest.raises(OncurveError, match=r"^first$"), said_as(CheckpointError, "second"):
+    with pytest.raises(OncurveError, match=r"^first$"), memory_error_as(CheckpointError, "second"):
         raise TrainingError("first")

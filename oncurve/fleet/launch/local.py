@@ -43,7 +43,7 @@ def run_processes(
     """
     words, code = first, CRASHED
     for left in range(restarts, -1, -1):
-        code, is_asked = Crew(words, processes, stop_seconds=stop_seconds, notify=notify).run()
+        code, is_asked = ProcessSupervisor(words, processes, stop_seconds=stop_seconds, notify=notify).run()
         if is_asked or code not in (LostProcess.exit_code, CRASHED):
             return code
         if not left:
@@ -55,7 +55,7 @@ def run_processes(
     return code
 
 
-class Crew:
+class ProcessSupervisor:
     """The processes of one attempt."""
 
     def __init__(self, words: Sequence[str], count: int, *, stop_seconds: float, notify: Callable[[str], None]) -> None:

@@ -122,7 +122,7 @@ class ServerSampler:
 
         False where weights are not sent as differences: then nothing was copied.
         """
-        if self._loop is None or self._deltas is None or policy.thin_weights() is not None:
+        if self._loop is None or self._deltas is None or policy.adapter_weights() is not None:
             return False
         begin = time.perf_counter()
         with self._explained(version):
@@ -198,7 +198,7 @@ class ServerSampler:
 
     def _write(self, policy: PolicyView, version: int) -> Manifest:
         """An adapter alone where one is trained, whole weights otherwise."""
-        thin = policy.thin_weights()
+        thin = policy.adapter_weights()
         if thin is None and self._deltas is not None:
             shipment = Shipment("", version, named_weights(policy), torch.bfloat16)
             return self._deltas.publish_shipment(shipment)
