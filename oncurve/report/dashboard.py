@@ -152,7 +152,9 @@ def _entry(run: Path) -> dict[str, Any]:
     try:
         case = read_case(run)
         severities = [finding.severity for finding in diagnose(case)]
-        tested = [one["shares"]["correct"]["fraction"] for one in evaluation(run)["measured"] if one["shares"]]
+        measured = evaluation(run)["measured"]
+        tested = [one["shares"]["correct"]["fraction"] for one in measured if one["shares"]]
+        earned = [one["mean_reward"]["value"] for one in measured if one["mean_reward"]]
     except DataError as error:
         return {"problem": str(error)}
     rewards = [value for row in case.metrics if (value := finite(row.get("reward/mean"))) is not None]
@@ -163,6 +165,7 @@ def _entry(run: Path) -> dict[str, Any]:
         "severe": severities.count("severe"),
         "warnings": severities.count("warning"),
         "tested": tested[-1] if tested else None,
+        "test_reward": earned[-1] if earned else None,
         "reward": rewards[-1] if rewards else None,
         "rewards": rewards[:: max(1, len(rewards) // 80)],
     }

@@ -169,7 +169,7 @@ class Session:
         keep_evaluation(self.folder, base)
         check_any_graded(
             [Reward(example.reward, error=example.error, detail=example.detail) for example in base.examples],
-            where="base",
+            where="the model before training",
         )
         return base
 

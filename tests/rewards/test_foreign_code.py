@@ -195,8 +195,8 @@ def zero_by_zero(completion: str, answer: str) -> float:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (forgotten, r"base: none of the 2 completions was graded, most often as 'not_applicable': forgotten: the "),
-        (zero_by_zero, r"base: none of the 2 completions was graded, most often as 'nan'"),
+        (forgotten, r"none of the 2 completions was graded, most often as 'not_applicable': forgotten: "),
+        (zero_by_zero, r"before training: none of the 2 completions was graded, most often as 'nan'"),
     ],
 )
 def test_a_run_that_grades_nothing_ends_before_its_first_step(

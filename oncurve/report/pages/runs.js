@@ -11,7 +11,7 @@ const age = (seconds) => (seconds < 90 ? "now" : seconds < 5400 ? `${Math.round(
 
 const LISTED = [
   ["name", "run", (run) => run.name], ["state", "state", (run) => run.state.name], ["steps", "steps", (run) => run.steps_done],
-  ["tested", "test accuracy", (run) => run.tested], ["reward", "reward", (run) => run.reward],
+  ["tested", "test", (run) => run.tested ?? run.test_reward], ["reward", "reward", (run) => run.reward],
   ["doctor", "doctor", (run) => 1000 * (run.severe || 0) + (run.warnings || 0)], ["written", "written", (run) => -run.state.age_seconds],
 ];
 
@@ -24,8 +24,8 @@ function runRow(run, chosen, renew) {
     el("td", {}, el("a", { class: "name", href: run.href }, run.name), el("div", { class: "small soft" }, about)),
     el("td", {}, statePill(run.state)),
     el("td", { class: "num" }, run.problem ? "–" : `${number(run.steps_done)}${run.steps_planned ? ` of ${number(run.steps_planned)}` : ""}`),
-    el("td", { class: "num" }, percent(run.tested)),
-    el("td", { class: "num" }, number(run.reward), sparkline(run.rewards || [], 0)),
+    el("td", { class: "num" }, isNumber(run.test_reward) ? `reward ${number(run.test_reward)}` : percent(run.tested)),
+    el("td", { class: "num curve" }, sparkline(run.rewards || [], 0), number(run.reward)),
     el("td", {}, run.severe ? el("span", { class: "pill bad" }, `${run.severe} severe`) : null, " ", run.warnings ? el("span", { class: "pill warn" }, count(run.warnings, "warning")) : null),
     el("td", { class: "num" }, isNumber(run.state.age_seconds) ? age(run.state.age_seconds) : "–"));
 }
@@ -38,7 +38,7 @@ function showRuns(root, boot) {
   const asked = (name) => place.read().get(name) || "";
   const search = el("input", { type: "search", placeholder: "search", "aria-label": "search", value: asked("search"), oninput: () => { place.write({ search: search.value }); show(); } });
   const states = choice("state", [["", "all states"], ["running", "running"], ["finished", "finished"], ["stopped", "stopped"], ["died", "died"]], asked("state"), (value) => { place.write({ state: value }); show(); });
-  const heads = LISTED.map(([key, text]) => el("th", { scope: "col" }, el("button", { class: "sort", type: "button", onclick: () => { place.write({ sort: asked("sort") === key ? `-${key}` : key }); show(); } }, text)));
+  const heads = LISTED.map(([key, text]) => el("th", { scope: "col", class: ["steps", "tested", "reward", "written"].includes(key) ? "num" : "" }, el("button", { class: "sort", type: "button", onclick: () => { place.write({ sort: asked("sort") === key ? `-${key}` : key }); show(); } }, text)));
   fill(root, el("header", { class: "top" }, el("div", { class: "grow" }, el("h1", {}, "Runs")), search, states, pill, themeButton()),
     el("div", { class: "card wide runs" }, el("table", {}, el("thead", {}, el("tr", {}, el("th"), heads)), body)), none, compare);
   const offer = () => {
