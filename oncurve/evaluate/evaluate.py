@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 
 from oncurve.errors import DataError
 from oncurve.evaluate.evaluation import Evaluation, Example
@@ -37,7 +36,6 @@ def evaluate(
     *,
     params: SamplingParams,
     loose_reward_function: RewardFunction | None = None,
-    extract: Callable[[str], str | None] | None = None,
     samples_per_prompt: int = 1,
     step: int = 0,
     prompts_per_call: int = 128,
@@ -50,10 +48,10 @@ def evaluate(
     """What the sampler's model does on the prompts, graded by the reward function.
 
     ``params`` is a required argument so that no model is ever measured with the decoding of training by accident.
-    ``loose_reward_function`` finds the answer wherever it stands; its part "correct" decides. ``extract`` finds the
-    answer that a majority vote compares. The prompts go to the sampler ``prompts_per_call`` at a time, and
-    ``on_progress(done, total)`` is told before the first call and after each. With ``kept``, every part is kept as it
-    comes, and only what it does not hold yet is sampled; each part then has random numbers of its own.
+    ``loose_reward_function`` finds the answer wherever it stands; its part "correct" decides. The prompts go to the
+    sampler ``prompts_per_call`` at a time, and ``on_progress(done, total)`` is called before the first call and after
+    each. With ``kept``, every part is kept as it comes, and only what it does not hold yet is sampled; each part then
+    has random numbers of its own.
 
     Raises DataError without prompts; ValueError if a data set row appears twice, or if greedy decoding is asked for
     several completions of a prompt, which would all be the same.
@@ -72,7 +70,7 @@ def evaluate(
         part = prompts[first : first + prompts_per_call]
         draws = first if kept.draws_by_part else step
         groups = sampler.sample(part, samples_per_prompt, step=draws, params=params)
-        kept.add(list(grade_groups(groups, reward_function, loose_reward_function, extract=extract)))
+        kept.add(list(grade_groups(groups, reward_function, loose_reward_function)))
         show(first + len(part), len(prompts))
     seconds = time.monotonic() - started
     return Evaluation(
@@ -92,27 +90,18 @@ def grade_groups(
     groups: Sequence[Group],
     reward_function: RewardFunction,
     loose_reward_function: RewardFunction | None = None,
-    *,
-    extract: Callable[[str], str | None] | None = None,
 ) -> Iterator[Example]:
-    """The examples of some groups, in their order; ``extract`` finds the answer that a majority vote compares."""
+    """The examples of some groups, in their order."""
     prompts = [group.prompt for group in groups for _ in group.completions]
     completions = [completion for group in groups for completion in group.completions]
     rewards = grade(reward_function, prompts, completions)
     loose: Sequence[Reward | None] = [None] * len(completions)
     if loose_reward_function is not None:
         loose = grade(loose_reward_function, prompts, completions)
-    return map(partial(_example, extract=extract), prompts, completions, rewards, loose)
+    return map(_example, prompts, completions, rewards, loose)
 
 
-def _example(
-    prompt: Prompt,
-    completion: Completion,
-    reward: Reward,
-    loose: Reward | None,
-    *,
-    extract: Callable[[str], str | None] | None,
-) -> Example:
+def _example(prompt: Prompt, completion: Completion, reward: Reward, loose: Reward | None) -> Example:
     category, shown = categorize(reward), episode_row(completion)
     any_format = None
     if loose is not None and category != "graded" and (category == "correct" or loose.error is None):
@@ -129,7 +118,6 @@ def _example(
         correct_any_format=any_format,
         detail=reward.detail,
         sample=completion.index,
-        extracted=None if extract is None else extract(completion.text),
         error=reward.error,
         judged=[part for part in FIXED_PARTS if part in reward.parts],
         episode=shown or None,

@@ -50,14 +50,13 @@ class Example:
     sample: int = 0
     """Which of the prompt's completions this is."""
     extracted: str | None = None
-    """The final answer as a majority vote compares it; None if there is none or nobody looked."""
+    """The final answer, in evaluations of earlier versions."""
     error: str | None = None
     """Why there is no reward: "timeout", "crashed", "unparsable_reference", "not_applicable", ...; None if there is."""
     judged: Sequence[str] = FIXED_PARTS
     """What the reward says something about: "correct", "format", both or neither."""
     episode: Mapping[str, Any] | None = None
-    """Who wrote what, calls and waiting, as rollouts record them, and all tokens; None for a completion without
-    tools."""
+    """Who wrote what, calls and waiting, as rollouts record them; None for a completion without tools."""
 
     @property
     def is_correct(self) -> bool:

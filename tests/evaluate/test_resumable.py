@@ -48,7 +48,6 @@ def run(folder: Path, sampler: Reciter, *, settings: dict[str, object] | None = 
             sampler,
             Boxed(),
             params=WARM,
-            extract=lambda text: text.strip("[]"),
             samples_per_prompt=2,
             prompts_per_call=module.prompts_per_call(2),
             kept=kept,
@@ -92,7 +91,6 @@ def test_what_is_finished_is_read_and_not_sampled(tmp_path: Path) -> None:
     assert run(tmp_path, sampler).examples == whole.examples
     assert sampler.calls == []
     assert whole.examples[5].error == "timeout"
-    assert whole.examples[0].extracted == "1"
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
