@@ -16,10 +16,11 @@ from torch import distributed
 
 from oncurve.data.collate import collate
 from oncurve.policy.activation_checkpointing import recomputable_layers
-from oncurve.policy.distributed import ALONE, Sharding, join_alone, shard, whole
+from oncurve.policy.distributed import ALONE, join_alone
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import Scorer, torch_type
+from oncurve.policy.sharding import Sharding, shard, whole
 from oncurve.records import Completion, Group
 
 

@@ -100,7 +100,7 @@ BUGS = (
     Bug("doctor/lengths.py", "if not cut or cut.values[0] <= 0.1 or cut.mean <= 0.1:",
         "if not cut or cut.mean <= 0.1:", "truncation that came later is blamed on the base",
         ("tests/doctor/test_checks.py",)),
-    Bug("launch/placement.py", " and wants.heads % 2**power == 0", "",
+    Bug("fleet/launch/placement.py", " and wants.heads % 2**power == 0", "",
         "a server gets GPUs over which its heads cannot be cut",
         ("tests/fleet/test_placement.py",)),
     Bug("run/guards.py", "self.num_silent + 1 if fraction >= 1 else 0",

@@ -90,6 +90,8 @@ def way_of(model: PreTrainedModel) -> Way:
     if model not in _WAYS:
         with torch.no_grad(), in_full_precision(model), torch.autocast(model.device.type, enabled=False):
             reasons: list[str] = []
+            if not _is_finite(model):  # which tells nothing of a way, and whatever is sampled is refused
+                return WAYS[0]
             for way in WAYS:
                 objection = _objection(model, way)
                 if objection is None:
@@ -103,6 +105,15 @@ def way_of(model: PreTrainedModel) -> Way:
             log.warning("the model is sampled from with %s: %s", way.name, "; ".join(reasons))
         _WAYS[model] = way
     return _WAYS[model]
+
+
+def _is_finite(model: PreTrainedModel) -> bool:
+    """The model's logits are numbers, as far as it gives any."""
+    ids = torch.ones(1, 2, dtype=torch.int64, device=model.device)
+    try:
+        return bool(_logits(model, {"input_ids": ids, "use_cache": False}).isfinite().all())
+    except FAILURES:
+        return True
 
 
 def _objection(model: PreTrainedModel, way: Way) -> str | None:
