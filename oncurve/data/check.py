@@ -119,7 +119,7 @@ def find_refused_gold(
     """Rows whose own reference answer does not earn full reward; wrong, badly formed and failed are different findings.
 
     A reward function that names the part "correct" must set it to 1; any other must pay more than 0, and a warning
-    says where it pays less than the 1 that evaluations count as correct.
+    says where it pays less than what evaluations count as correct.
     """
     completions = [_as_completion(prompt, gold(prompt.row)) for prompt in prompts]
     rewards = grade(prompts, completions)
@@ -150,7 +150,7 @@ def _not_graded(prompts: Sequence[Prompt], rewards: Sequence[Reward], places: Se
 
 
 def _find_below_one(prompts: Sequence[Prompt], rewards: Sequence[Reward]) -> list[DataFinding]:
-    """Reference answers that earn something, and not the 1 that an evaluation counts as correct."""
+    """Reference answers that earn something, and not what an evaluation counts as correct."""
     below = [
         (prompt, reward)
         for prompt, reward in zip(prompts, rewards, strict=True)
@@ -162,10 +162,10 @@ def _find_below_one(prompts: Sequence[Prompt], rewards: Sequence[Reward]) -> lis
     return [
         DataFinding(
             severity="warning",
-            what="the reference answer earns less than 1, so evaluations count it as wrong",
+            what="the reference answer earns less than what counts as correct, so evaluations count it as wrong",
             rows=tuple(one.index for one, _ in below),
             example=f"row {prompt.index}: answer {prompt.row['answer']!r} earns {reward.value:.3g}",
-            remedy="Return 1 for a correct answer and give the reward a weight, or return "
+            remedy="Set correct_at of the reward to what a correct answer earns, or return "
             '{"reward": ..., "correct": 1.0 or 0.0}.',
         )
     ]

@@ -23,7 +23,7 @@ def third(completion, answer, stpes=0):
     return float(answer in completion)
 
 def swapped(answer, completion):
-    return 1.0
+    return float(completion.endswith(f"<answer> {answer} </answer>"))
 
 def batched(prompts, completions, stpes, **columns):
     return [0.0] * len(completions)
@@ -86,9 +86,9 @@ def test_a_misspelled_parameter_of_a_reward_is_an_error_wherever_it_stands(here:
     assert not (here / "runs").exists()
 
 
-def test_a_completion_that_does_not_come_first_is_an_error(here: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Write \(completion, answer\)"):
-        command("check", "recipe.yaml", "rewards.0.function=mine.py:swapped")
+def test_a_completion_that_does_not_come_first_is_found_by_its_name(here: Path) -> None:
+    said = command("check", "recipe.yaml", "rewards.0.function=mine.py:swapped")
+    assert "does not tell right from wrong" not in said
 
 
 def test_a_reward_that_pays_everything_fails_the_check(here: Path) -> None:
@@ -116,9 +116,10 @@ def test_a_reward_that_fails_on_other_completions_is_a_warning_with_the_error(he
     assert "KeyError: 'boom'" in said
 
 
-def test_a_reference_answer_that_earns_less_than_one_is_a_warning(here: Path) -> None:
-    said = command("check", "recipe.yaml", "rewards.0.function=mine.py:half")
-    assert "earns less than 1, so evaluations count it as wrong" in said
+def test_a_reference_answer_below_what_counts_as_correct_is_a_warning(here: Path) -> None:
+    assert "less than" not in command("check", "recipe.yaml", "rewards.0.function=mine.py:half")
+    said = command("check", "recipe.yaml", "rewards.0.function=mine.py:half", "rewards.0.correct_at=0.8")
+    assert "the reference answer earns less than what counts as correct" in said
 
 
 def test_a_function_of_any_name_decides_what_is_correct(here: Path) -> None:
