@@ -114,18 +114,18 @@ class Recorder:
 
 def make_samplers(policy: Any) -> dict[str, tuple[Any, Recorder, list[dict[str, Any]]]]:
     """Each kind of episodes: its sampler, the recorder inside it, and its rows."""
-    from oncurve.rollouts.agents.agent_programs import FunctionAgent
-    from oncurve.rollouts.agents.agent_sampler import AgentSampler
-    from oncurve.rollouts.agents.agent_setup import AgentSetup
-    from oncurve.rollouts.agents.conversation_frames import TagFrames
-    from oncurve.rollouts.base import SamplingParams
-    from oncurve.rollouts.engine.engine import InProcessEngine
-    from oncurve.rollouts.episodes.dialects import ChatDialect, TagDialect
-    from oncurve.rollouts.episodes.environments import Kind
-    from oncurve.rollouts.episodes.episode import EpisodeLimits
-    from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
-    from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
-    from oncurve.rollouts.episodes.tools import tools_of
+    from oncurve.agents.agent_programs import FunctionAgent
+    from oncurve.agents.agent_sampler import AgentSampler
+    from oncurve.agents.agent_setup import AgentSetup
+    from oncurve.agents.conversation_frames import TagFrames
+    from oncurve.episodes.dialects import ChatDialect, TagDialect
+    from oncurve.episodes.environments import Kind
+    from oncurve.episodes.episode import EpisodeLimits
+    from oncurve.episodes.episode_sampler import EpisodeSampler
+    from oncurve.episodes.episode_setup import EpisodeSetup
+    from oncurve.episodes.tools import tools_of
+    from oncurve.sample.base import SamplingParams
+    from oncurve.sample.engine import InProcessEngine
 
     params = SamplingParams(max_completion_tokens=MOST_TOKENS)
     limits = EpisodeLimits(

@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncurve.launch.local import free_port
+from oncurve.fleet.launch.local import free_port
 from oncurve.train.checkpoint_manifest import checkpoints_in
 
 MARK = "ONCURVE_FAULTS"
 """In the environment of everything that is started here, by which what is left over is found."""
 PLACES: dict[str, tuple[str, str]] = {
-    "sampling": ("oncurve.rollouts.engine.engine", "InProcessEngine.sample"),
+    "sampling": ("oncurve.sample.engine", "InProcessEngine.sample"),
     "grading": ("oncurve.train.loop", "score"),
     "refilling": ("oncurve.train.loop", "refill"),
     "forward": ("oncurve.policy.policy", "TrainedPolicy.logprobs"),

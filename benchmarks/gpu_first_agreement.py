@@ -20,8 +20,8 @@ from oncurve.policy.distributed import ALONE
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Group, Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 
 TIE = 1e-3
 """Where greedy tokens of two devices part, their log-probabilities may differ by so much: a tie, up to rounding."""

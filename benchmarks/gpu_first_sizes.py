@@ -26,8 +26,8 @@ from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Completion, Group, Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.draw import draw
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.draw import draw
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocabulary=1024)
 CONTEXT = 4096

@@ -126,8 +126,8 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     from oncurve.policy.policy import TrainedPolicy
     from oncurve.policy.settings import LoraSettings, OptimizerSettings
     from oncurve.records import Prompt, Reward
-    from oncurve.rollouts.base import SamplingParams
-    from oncurve.rollouts.engine.engine import InProcessEngine
+    from oncurve.sample.base import SamplingParams
+    from oncurve.sample.engine import InProcessEngine
 
     peak = Peak()
     peak.note("imports")

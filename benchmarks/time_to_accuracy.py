@@ -41,7 +41,7 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.terms import make_reward_function
-from oncurve.rollouts.base import PolicyView, end_token_ids
+from oncurve.sample.base import PolicyView, end_token_ids
 from oncurve.train.loop import train
 from oncurve.train.run import Run
 

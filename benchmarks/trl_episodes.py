@@ -275,7 +275,7 @@ class ForcedTurns:
 def under_oncurve(form: str, model: str, folder: Path, loss: str) -> tuple[list[list[Row]], list[dict[str, float]]]:
     """The same with oncurve's trainer."""
     import oncurve.trl
-    from oncurve.rollouts.engine.engine import InProcessEngine
+    from oncurve.sample.engine import InProcessEngine
 
     def turns(self: Any, *_: Any, **__: Any) -> ForcedTurns:
         return ForcedTurns(partial(turn_ids, form, self._policy.tokenizer))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oncurve.algorithm.algorithm import Algorithm
     from oncurve.policy.policy import TrainedPolicy
     from oncurve.records import Completion, Group, Prompt, Reward
-    from oncurve.rollouts.base import SamplingParams
+    from oncurve.sample.base import SamplingParams
 
 SLOW = (
     "algorithm/test_learning.py",
@@ -48,7 +48,7 @@ SLOW = (
     "interface/test_trainer.py",
     "interface/test_where_objects_go.py",
     "invariance/",
-    "launch/test_launched.py",
+    "fleet/test_launched.py",
     "learning/",
     "model/test_allocator.py",
     "model/test_decode_cuda_graph.py",
@@ -66,17 +66,17 @@ SLOW = (
     "resilience/test_signals.py",
     "resilience/test_surroundings.py",
     "sandbox/test_redteam.py",
-    "rollouts/test_out_of_memory.py",
-    "rollouts/test_serving.py",
-    "rollouts/test_transfer.py",
-    "rollouts/test_weight_histories.py",
+    "sample/test_out_of_memory.py",
+    "fleet/test_serving.py",
+    "fleet/test_transfer.py",
+    "fleet/test_weight_histories.py",
     "trl/test_episodes_beside_trl.py",
     "policy/test_short_memory.py",
     "policy/test_lora_runs.py",
 )
 """Files and folders under tests/ that start processes, train until something is learned or run documents."""
 LONGEST = (
-    "rollouts/test_vllm.py",
+    "fleet/test_vllm.py",
     "recipes/test_recipe_vllm.py",
     "distributed/test_deepspeed.py",
     "gpu/test_commands_on_a_gpu.py",
@@ -86,14 +86,14 @@ LONGEST = (
     "documents/test_notebook.py",
     "recipes/test_recipe_runs.py",
     "sandbox/test_redteam.py",
-    "rollouts/test_vllm_sleep.py",
+    "fleet/test_vllm_sleep.py",
     "gpu_kit/test_gpu_first.py",
     "distributed/test_scripts_for_trl.py",
     "resilience/test_killed_runs.py",
     "resilience/test_killed_processes.py",
     "resilience/test_killed_stages.py",
     "learning/test_every_preset.py",
-    "launch/test_launched.py",
+    "fleet/test_launched.py",
 )
 """Files that take the most time, begun first: one of them alone at the end would keep a single core busy."""
 pytest_plugins = ["process_fixtures"]
@@ -262,7 +262,7 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
     from oncurve.data.curriculum import Curriculum
     from oncurve.observe.progress import Progress
     from oncurve.observe.record import RunFolder
-    from oncurve.rollouts.engine.engine import InProcessEngine
+    from oncurve.sample.engine import InProcessEngine
     from oncurve.train.loop import train
     from oncurve.train.run import Run
 

@@ -15,10 +15,10 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import oncurve.commands.examine
 import oncurve.commands.runs
+import oncurve.fleet.servers.server_sampler
+import oncurve.fleet.serving.http_app
 import oncurve.rewards.custom
-import oncurve.rollouts.engine.engine
-import oncurve.rollouts.servers.server_sampler
-import oncurve.rollouts.serving.http_app
+import oncurve.sample.engine
 import oncurve.session.resume
 import oncurve.session.session
 import oncurve.session.training  # noqa: F401

@@ -189,9 +189,9 @@ def serve(
     Example: `oncurve serve embedded --port 8101`
     """
     quiet_libraries()
-    from oncurve.commands.examine import serve_model  # lazy
+    from oncurve.extensions import extension  # lazy
 
-    serve_model(
+    extension("serve")(
         model, host=host, port=port, registry=registry, max_rows=max_rows, overrides=overrides or (), console=console()
     )
 

@@ -39,9 +39,9 @@ def trl(
     from oncurve.observe.terminal import quiet_libraries  # lazy
 
     quiet_libraries()
-    from oncurve.trl.run_script import run_script  # lazy
+    from oncurve.extensions import extension  # lazy
 
-    run_script(script, arguments or (), accept=accept or (), version=trl_version)
+    extension("trl")(script, arguments or (), accept=accept or (), version=trl_version)
 
 
 def convert(
@@ -59,9 +59,9 @@ def convert(
     Example: `oncurve convert train_grpo.py --processes 8 --output recipe.yaml -- --learning_rate 2e-6`
     """
     place = None if str(output) == "-" else output
-    from oncurve.trl.run_script import convert_script  # lazy
+    from oncurve.extensions import extension  # lazy
 
-    text, is_whole = convert_script(script, arguments or (), place, processes=processes, overwrite=overwrite)
+    text, is_whole = extension("convert")(script, arguments or (), place, processes=processes, overwrite=overwrite)
     sys.stdout.write(text if place is None else text + "\n")
     if not is_whole:
         raise typer.Exit(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
@@ -23,8 +22,8 @@ from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 from oncurve.wiring.data import evaluation_section
 
@@ -59,48 +58,6 @@ def ask(
                 console.print(group.prompt.text, style="dim", end="", markup=False, highlight=False)
                 console.print(completion.text, markup=False, highlight=False)
                 console.print(f"[{len(completion.token_ids)} tokens, {completion.finish_reason}]", markup=False)
-
-
-def serve_model(
-    model: str,
-    *,
-    host: str,
-    port: int,
-    registry: Path | None,
-    max_rows: int | None,
-    overrides: Sequence[str],
-    console: Console,
-) -> None:
-    """Sample for trainers until SIGTERM.
-
-    Raises ConfigError if other machines can reach it and no token is set, or if the address is taken.
-    """
-    import asyncio
-    import os
-
-    from oncurve.recipe.load import parse_config  # lazy
-    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
-
-    require_aiohttp()
-    from oncurve.rollouts.serving.http_app import SamplingServer, check_host, serve  # lazy
-
-    token = os.environ.get(TOKEN_VARIABLE)
-    check_host(host, token)
-    config = parse_config("{data: {type: word_problems}}", [f"model={model}", *overrides], source="oncurve serve")
-    policy = wiring.make_policy(config)
-    server = SamplingServer(
-        policy,
-        max_rows=max_rows,
-        context_tokens=wiring.context_of(policy.model.config) or 2**31,
-        token=token,
-        cuda_graphs=config.rollouts.cuda_graphs,
-        frames=wiring.make_frames(wiring.with_own_chat(config, policy.tokenizer), policy.tokenizer),
-    )
-
-    def notify(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
-    asyncio.run(serve(server, host=host, port=port, registry=registry, notify=notify))
 
 
 def _typed(console: Console) -> Sequence[str]:

@@ -33,33 +33,28 @@ def launch(
     Example: `oncurve launch gsm8k run.name=first --slurm --nodes 2 --rollout-nodes 1 --dry-run`
     """
     from oncurve.errors import ConfigError  # lazy
-    from oncurve.launch.slurm import Allocation, render_slurm, server_words, submit  # lazy
+    from oncurve.extensions import extension  # lazy
     from oncurve.recipe.find import find_recipe  # lazy
-    from oncurve.recipe.load import load_config  # lazy
 
     if not slurm:
         raise ConfigError(
             "launch: add --slurm, the only scheduler supported. Without one, use `oncurve train --processes`"
         )
-    path = find_recipe(recipe)
-    config = load_config(path, overrides or ())
-    allocation = Allocation(nodes, gpus_per_node, rollout_nodes, time, grace, tuple(sbatch or ()))
-    load_config(path, [*(overrides or ()), *server_words(config, allocation)])  # what the job will load
-    script = render_slurm(path, overrides or (), config=config, allocation=allocation, python=sys.executable)
-    sys.stdout.write(script if dry_run else submit(script, config))
+    allocation = (nodes, gpus_per_node, rollout_nodes, time, grace, tuple(sbatch or ()))
+    sys.stdout.write(extension("slurm")(find_recipe(recipe), overrides or (), *allocation, dry_run=dry_run))
 
 
 def supervise(
     first: list[str], again: list[str], processes: int | None, restarts: int, grace_seconds: float = 25.0
 ) -> int:
     """Run a command in processes that are watched, and started again where that may help; the exit code."""
-    from oncurve.launch.local import GRACE_SECONDS, run_processes  # lazy
+    from oncurve.extensions import extension  # lazy
 
-    return run_processes(
+    return extension("processes")(
         first,
         again,
         processes=processes or 1,
         restarts=restarts,
-        stop_seconds=grace_seconds + GRACE_SECONDS,
+        grace_seconds=grace_seconds,
         notify=lambda text: typer.echo(f"oncurve: {text}", err=True),
     )

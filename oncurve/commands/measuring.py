@@ -17,7 +17,7 @@ from oncurve.evaluate.resumable import PartialResults, prompts_per_call
 from oncurve.recipe.schema import Config
 from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
-from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.sample.base import Sampler, SamplingParams
 
 
 def bar(console: Console) -> Progress:

@@ -13,7 +13,7 @@ from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_row
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import FIXED_PARTS, RewardFunction, categorize, grade
-from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.sample.base import Sampler, SamplingParams
 
 
 class Kept:

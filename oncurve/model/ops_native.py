@@ -259,7 +259,7 @@ class NativeOps:
         return out
 
     def draw(self, logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities of unrestricted sampling, as ``rollouts.engine.draw`` computes them."""
+        """Tokens and log-probabilities of unrestricted sampling, as ``sample.draw`` computes them."""
         tokens, logprobs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
         drawn = (*_integers(tokens), *_wide(logprobs))
         self._draw(*_wide(logits), *_addresses(torch.float64, uniform), temperature, *drawn, *logits.shape)

@@ -81,7 +81,7 @@ GPU_MARGIN = 0.03
 """Guessed. Share of a GPU's memory that a plan leaves free."""
 
 NCCL_BUFFER_BYTES = 2 * 2**28
-"""Counted. Packed weight transfer over NCCL: BUFFER_BYTES x NUM_BUFFERS of ``rollouts/servers/transfer/endpoints.py``,
+"""Counted. Packed weight transfer over NCCL: BUFFER_BYTES x NUM_BUFFERS of ``fleet/weights/endpoints.py``,
 on each side; vLLM's own default would be four times as much."""
 ENGINE_OVERHEAD_BYTES = 2 * 2**30
 """Guessed. Buffers and captured graphs of an inference engine beside its weights and its cache."""
@@ -99,9 +99,9 @@ SAMPLE_COMPUTE_UTILIZATION = 0.3
 """Guessed. Share of a device's nominal matrix rate that decoding many rows reaches."""
 
 FILES_AT_A_TIME = 8
-"""Counted. Threads that write, sum and check files: ``rollouts/servers/weight_manifest.py``, SIDE_BY_SIDE."""
+"""Counted. Threads that write, sum and check files: ``fleet/weights/weight_manifest.py``, SIDE_BY_SIDE."""
 FILE_BYTES = 2**25
-"""Counted. Of one file of weights, about: ``rollouts/servers/shards.py``."""
+"""Counted. Of one file of weights, about: ``fleet/weights/shards.py``."""
 TO_HOST_RATE = 6e9
 """Estimated, not measured. Bytes per second from a GPU into ordinary, not locked, memory of the machine."""
 WRITE_RATE = 4e9

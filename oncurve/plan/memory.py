@@ -107,7 +107,7 @@ def plan_memory(shape: ModelShape, work: Work, setup: Setup) -> Memory:
 def sync_buffer_bytes(shape: ModelShape, setup: Setup) -> float:
     """What a trainer's device holds while weights leave it, beside them.
 
-    nccl   two buffers of 256 MiB: ``rollouts/servers/transfer/endpoints.py``
+    nccl   two buffers of 256 MiB: ``fleet/weights/endpoints.py``
     fetch  half-width copies of the matrices that are on their way: the head, and an MLP's for each other thread;
            none where weights are cut, whose whole copy is in the machine's memory, and none of an adapter
     """

@@ -87,7 +87,7 @@ def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_g
 
 
 def _differences(size: float, whole: float, setup: Setup, *, network_gbit: float) -> tuple[Part, ...]:
-    """As ``rollouts/servers/delta_store.py`` writes them and ``mirror.py`` applies them."""
+    """As ``fleet/weights/delta_store.py`` writes them and ``mirror.py`` applies them."""
     threads = _threads(whole)
     sums = whole / (threads * constants.SUM_RATE)
     copied, fetched = _copied(whole, setup), _fetched(size, setup, network_gbit)
@@ -103,7 +103,7 @@ def _differences(size: float, whole: float, setup: Setup, *, network_gbit: float
 
 
 def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> tuple[Part, ...]:
-    """As ``rollouts/servers/shards.py`` writes them and ``fetch.py`` reads them. An adapter is one file, and is added
+    """As ``fleet/weights/shards.py`` writes them and ``fetch.py`` reads them. An adapter is one file, and is added
     to all of the base."""
     threads = 1 if setup.method == "lora" else _threads(size)
     sums = size / (threads * constants.SUM_RATE)

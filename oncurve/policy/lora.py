@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.model.lora_weights import LoraWeights, fingerprint
 from oncurve.policy.settings import LoraSettings
-from oncurve.rollouts.servers.lora_weights import LoraWeights, fingerprint
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

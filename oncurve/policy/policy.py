@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from oncurve.algorithm.reference import move_reference
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
 from oncurve.model.allocator import give_back
+from oncurve.model.lora_weights import LoraWeights
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
 from oncurve.policy.backend import Backend, OneDevice
 from oncurve.policy.deepspeed import Zero
@@ -29,13 +30,9 @@ from oncurve.policy.self_check import enable_packing, prove_head
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
-from oncurve.policy.teacher import taught_logprobs, with_prompts
+from oncurve.policy.teacher import OutsideTeacher, taught_logprobs, with_prompts
 from oncurve.policy.unread_model import ReplicaPlace, Unread
 from oncurve.records import Mean
-from oncurve.rollouts.servers.lora_weights import LoraWeights
-
-if TYPE_CHECKING:
-    from oncurve.rollouts.servers.teacher_server import TeacherServer
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -80,7 +77,7 @@ class TrainedPolicy:
         sharding: Sharding | ZeroSettings | None = None,
         replica_place: ReplicaPlace = "device",
         unread: Unread | None = None,
-        teacher: TeacherServer | None = None,
+        teacher: OutsideTeacher | None = None,
     ) -> None:
         """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
         without a ``reference``, the base under it is the reference.

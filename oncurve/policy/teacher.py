@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -16,12 +16,21 @@ from oncurve.errors import ConfigError
 from oncurve.policy.distributed import Processes, own_rows
 from oncurve.policy.model_folder import load_model
 
-if TYPE_CHECKING:
-    from oncurve.rollouts.servers.teacher_server import TeacherServer
+
+class OutsideTeacher(Protocol):
+    """A teacher that is not in this process."""
+
+    def logprobs(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """log p of the tokens of each completion behind its prompt, at temperature 1."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        ...
 
 
 def taught_logprobs(
-    teacher: TeacherServer, batch: Batch, processes: Processes, *, share_prompts: bool
+    teacher: OutsideTeacher, batch: Batch, processes: Processes, *, share_prompts: bool
 ) -> Float[Tensor, "B T"]:
     """What a teacher outside says of the completion tokens, 0 outside the mask. Each process asks for its own rows."""
     found = torch.zeros_like(batch.sampler_logprobs)

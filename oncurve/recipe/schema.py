@@ -16,7 +16,7 @@ from oncurve.data.settings import Data, SftSection, with_type
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.rewards.settings import R1ZeroReward, Reward
-from oncurve.rollouts.settings import RolloutSection
+from oncurve.sample.settings import RolloutSection
 from oncurve.section import Section
 from oncurve.train.settings import RunSection
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -14,23 +15,35 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, counted
+from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.teacher import OutsideTeacher
 from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
-from oncurve.rollouts.base import Sampler
-from oncurve.rollouts.prefetch import Prefetch
+from oncurve.sample.base import PolicyView, Sampler
 from oncurve.train.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.train.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.train.interruption import Interruption
 from oncurve.train.state import checksum
 
-if TYPE_CHECKING:
-    from oncurve.rollouts.servers.server_sampler import ServerSampler
-    from oncurve.rollouts.servers.teacher_server import TeacherServer
+
+class ServerSide(Sampler, Protocol):
+    """What talks to rollout servers, as the run sees it."""
+
+    notify: Callable[[str], None]
+    """Hears of servers that come, go and come back."""
+
+    def prepare(self, policy: PolicyView, version: int) -> bool:
+        """Take a copy of weights before ``load_weights`` is called; whether it did."""
+        ...
+
+    def weight_metrics(self) -> dict[str, float]:
+        """How the newest weights came to the servers."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class Parts:
     reward_function: RewardFunction
     prompts: wiring.Rendered
     data: Curriculum
-    servers: ServerSampler | None = None
+    servers: ServerSide | None = None
     """What talks to rollout servers, where this process does."""
     given: Given = NOTHING
     """What a Python program passed."""
@@ -54,7 +67,7 @@ class Parts:
     """What grades in measurements; None where the training's reward does."""
 
     @property
-    def closing(self) -> list[Sampler | RewardFunction | TeacherServer]:
+    def closing(self) -> list[Sampler | RewardFunction | OutsideTeacher]:
         """What must be closed at the end."""
         parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler, self.policy.teacher)
         return [part for part in parts if part is not None]
@@ -122,16 +135,17 @@ def make_sampler(
     data: Curriculum,
     interruption: Interruption | None,
     given: Given = NOTHING,
-) -> tuple[Sampler, ServerSampler | None]:
+) -> tuple[Sampler, ServerSide | None]:
     """What the loop samples with, and what talks to rollout servers inside of it: only one process does."""
     several = processes.count > 1
     if config.rollouts.type != "servers":
         sampler = wiring.make_sampler(config, given)
         return ShardedSampler(sampler, processes, interruption) if several else sampler, None
-    servers = wiring.make_server_sampler(config) if processes.is_main else None
+    servers: ServerSide | None = extension("servers")(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
     if leader is not None and servers is not None and config.rollouts.staleness and config.sft is None:
-        leader = Prefetch(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)
+        ahead = extension("look-ahead sampling")
+        leader = ahead(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)
     return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
 
 

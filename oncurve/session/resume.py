@@ -14,6 +14,7 @@ from rich.text import Text
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
+from oncurve.extensions import extension
 from oncurve.observe.lock import RunLock
 from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
@@ -29,7 +30,6 @@ from oncurve.train.checkpoint_manifest import checkpoints_in, newest_good, quara
 from oncurve.train.guards import KL_LIMIT, KlAlarm
 from oncurve.train.interruption import Interrupted, Interruption
 from oncurve.wiring.data import with_epochs
-from oncurve.wiring.servers import settle
 
 Load = Callable[..., Parts]
 """What loads the parts of a run; see ``make_parts``."""
@@ -110,7 +110,7 @@ def _find(wish: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     _check_step(path, config, manifest)
     changed = config_differences(as_of_today(manifest["config"]), config)
     wish.judge(changed)
-    asked = None if wish.given is None else settle(with_epochs(wish.given, wish.objects))[0]
+    asked = None if wish.given is None else extension("servers of a machine")(with_epochs(wish.given, wish.objects))[0]
     if asked is not None and (other := config_differences(recorded(config), asked)):
         if not wish.owns_process:  # a program says what it resumes, and means it
             wish.judge(other)

@@ -29,7 +29,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import RewardFunction, check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
-from oncurve.rollouts.base import Sampler, SamplingParams
+from oncurve.sample.base import Sampler, SamplingParams
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
 from oncurve.train.checkpointer import Checkpointer

@@ -30,7 +30,7 @@ from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
 from oncurve.rewards.terms import make_reward_function
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.engine import InProcessEngine
 from oncurve.session.parts import Parts, make_parts, weights_checksum
 from oncurve.session.result import Result, Steps, finish
 from oncurve.session.session import Evaluator

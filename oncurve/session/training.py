@@ -14,6 +14,7 @@ from rich.console import Console
 from oncurve import wiring
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, Stopped
+from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import RunFolder
@@ -129,7 +130,7 @@ def _start(config: Config, recipe: str, wish: ResumeRequest, processes: Processe
     """All of a new run up to the measurement of its model."""
     console, given = wish.console, wish.objects
     given.check_place(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
-    settled, placement = processes.broadcast_from_main(lambda: wiring.settle(config))
+    settled, placement = processes.broadcast_from_main(lambda: extension("servers of a machine")(config))
     config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)

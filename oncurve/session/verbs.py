@@ -40,8 +40,8 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Group, Mean, Prompt, Reward, html_table
 from oncurve.rewards.parameters import columns_of
 from oncurve.rewards.terms import make_reward_function
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 from oncurve.train.scoring import score as grade_groups
 
 

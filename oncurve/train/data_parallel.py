@@ -11,7 +11,7 @@ from oncurve.policy.distributed import Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import RewardFunction, grade
-from oncurve.rollouts.base import PolicyView, Sampler, SamplingParams
+from oncurve.sample.base import PolicyView, Sampler, SamplingParams
 from oncurve.train.interruption import Interrupted, Interruption
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from oncurve.data.demonstrations import Demonstration, shown_text
 from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rollouts.base import PolicyView, SamplingParams
+from oncurve.sample.base import PolicyView, SamplingParams
 
 
 class DemonstrationSampler:

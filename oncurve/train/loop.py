@@ -12,7 +12,7 @@ from oncurve.data.curriculum import Curriculum
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Mean
 from oncurve.rewards.base import RewardFunction
-from oncurve.rollouts.base import Sampler
+from oncurve.sample.base import Sampler
 from oncurve.train.run import Run
 from oncurve.train.scoring import grading, refill, score
 

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from oncurve.model.decoding import Decoder
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.rollouts.engine.generic import ModuleSampling
+from oncurve.sample.generic import ModuleSampling
 
 _RANGES: tuple[tuple[type, dict[str, str]], ...] = (
     (

@@ -10,7 +10,7 @@ from oncurve.observe.measure import EQUAL_WITHIN
 from oncurve.records import Group, Reward
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.pipelined import PipelinedGrading, PipelinedRewards
-from oncurve.rollouts.base import Sampler, TellsGroups
+from oncurve.sample.base import Sampler, TellsGroups
 from oncurve.train.run import Run
 
 Graded = list[list[Reward]]

@@ -1,7 +1,6 @@
 """From a recipe to objects: only this package reads the config and knows the parts."""
 
-from oncurve.rollouts.base import context_of
-from oncurve.wiring.agents import make_frames, with_own_chat
+from oncurve.sample.base import context_of
 from oncurve.wiring.algorithm import algorithm_choices, algorithm_name, check_algorithm, make_algorithm
 from oncurve.wiring.data import (
     Rendered,
@@ -17,4 +16,3 @@ from oncurve.wiring.episodes import NO_QUESTION, give_rewards, make_tools_of, wi
 from oncurve.wiring.policy import make_policy, make_processes
 from oncurve.wiring.samplers import make_sampler
 from oncurve.wiring.sampling_params import evaluation_sampling, make_sampling
-from oncurve.wiring.servers import make_server_sampler, settle

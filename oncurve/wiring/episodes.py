@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, did_you_mean
+from oncurve.extensions import extension
 from oncurve.recipe.schema import Config
 from oncurve.records import SOURCE_ROW
-from oncurve.rollouts.settings import SANDBOX
+from oncurve.sample.settings import OPENENV, SANDBOX, VERIFIERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from oncurve.data.prompts import ToolsOf
+    from oncurve.episodes.dialects import Dialect
+    from oncurve.episodes.environments import Kind
+    from oncurve.episodes.episode_setup import EpisodeSetup
+    from oncurve.episodes.tools import Tool
     from oncurve.records import Prompt
-    from oncurve.rollouts.base import Sampler
-    from oncurve.rollouts.episodes.dialects import Dialect
-    from oncurve.rollouts.episodes.environments import Kind
-    from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
-    from oncurve.rollouts.episodes.tools import Tool
+    from oncurve.sample.base import Sampler
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""
-OPENENV, VERIFIERS = "openenv:", "verifiers:"
-"""Stand before the address of a server, and the name of a taskset."""
 OWN_TOOLS = ("calculator", "python")
 
 
@@ -36,7 +34,7 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
     """The sampler, or one whose completions are episodes where the recipe has tools or environments."""
     if not config.rollouts.has_episodes:
         return cast("Sampler", sampler)
-    from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler  # lazy
+    from oncurve.episodes.episode_sampler import EpisodeSampler  # lazy
     from oncurve.wiring.sampling_params import make_sampling  # lazy
 
     if config.rollouts.sleep:
@@ -45,9 +43,7 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
             "turn yet. Set `rollouts.sleep=false`, or go without rollouts.tools, environments and agent"
         )
     if config.rollouts.agent is not None:
-        from oncurve.wiring.agents import with_agent  # lazy
-
-        return with_agent(sampler, config, given)
+        return extension("agents")(sampler, config, given)
     made = EpisodeSampler(sampler, make_sampling(config), make_setup(config, given))
     made.staleness = config.rollouts.staleness
     return made
@@ -55,8 +51,8 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
 
 def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
     """What happens in the episodes of a recipe. Raises ConfigError for tools or environments that cannot be used."""
-    from oncurve.rollouts.episodes.episode import EpisodeLimits  # lazy
-    from oncurve.rollouts.episodes.episode_setup import EpisodeSetup  # lazy
+    from oncurve.episodes.episode import EpisodeLimits  # lazy
+    from oncurve.episodes.episode_setup import EpisodeSetup  # lazy
 
     tools, kinds = make_tools(config, given), make_kinds(config, given)
     if kinds and config.data.few_shot:
@@ -81,7 +77,7 @@ def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
 
 def make_tools(config: Config, given: Given) -> dict[str, Tool]:
     """The tools of all episodes."""
-    from oncurve.rollouts.episodes.tools import Tool, calculator, python_tool, sandboxed_tool, tools_of  # lazy
+    from oncurve.episodes.tools import Tool, calculator, python_tool, sandboxed_tool, tools_of  # lazy
 
     found: list[Tool] = []
     for place in config.rollouts.tools:
@@ -107,7 +103,7 @@ def make_tools(config: Config, given: Given) -> dict[str, Tool]:
 
 def make_kinds(config: Config, given: Given) -> dict[str, Kind]:
     """The environments by name."""
-    from oncurve.rollouts.episodes.environments import Kind  # lazy
+    from oncurve.episodes.environments import Kind  # lazy
 
     kinds: dict[str, Kind] = {}
     for name, place in config.rollouts.environments.items():
@@ -117,32 +113,8 @@ def make_kinds(config: Config, given: Given) -> dict[str, Kind]:
             found = place
         else:
             found = _load(place, f"rollouts.environments: {name}")
-        kinds[name] = Kind.of(name, make_factory(found))
+        kinds[name] = Kind.of(name, extension("foreign environments")(found))
     return kinds
-
-
-def make_factory(found: Any) -> Callable[[], Any]:
-    """What makes an environment for each completion: itself, or an adapter around what another library has.
-
-    Raises ConfigError where that library or what is named in it is missing.
-    """
-    from oncurve.rollouts.episodes.openenv_session import is_openenv, session_around, session_at  # lazy
-    from oncurve.rollouts.episodes.verifiers_task import VerifiersTask, is_taskset, load_tasks, tasks_of  # lazy
-
-    if isinstance(found, str) and found.startswith(OPENENV):
-        return partial(session_at, found.removeprefix(OPENENV))
-    if isinstance(found, str):
-        return partial(VerifiersTask, load_tasks(found.removeprefix(VERIFIERS)))
-    if is_taskset(found):
-        return partial(VerifiersTask, tasks_of(found))
-    if not callable(found):
-        raise ConfigError(f"environments: {type(found).__name__} is none. Pass a class, or a function that makes one")
-
-    def make() -> Any:
-        made = found()
-        return session_around(made) if is_openenv(made) else made
-
-    return make
 
 
 def give_rewards(environments: Any) -> bool:
@@ -150,10 +122,11 @@ def give_rewards(environments: Any) -> bool:
 
     Raises ConfigError for an object that is none.
     """
-    from oncurve.rollouts.episodes.environments import Kind  # lazy
+    from oncurve.episodes.environments import Kind  # lazy
 
     named = environments if isinstance(environments, Mapping) else {"default": environments}
-    return any(isinstance(one, str) or Kind.of(name, make_factory(one)).gives_reward for name, one in named.items())
+    made = extension("foreign environments")
+    return any(isinstance(one, str) or Kind.of(name, made(one)).gives_reward for name, one in named.items())
 
 
 def make_tools_of(config: Config, given: Given) -> ToolsOf | None:
@@ -169,7 +142,7 @@ def make_dialect(
 ) -> Dialect:
     """How the model is spoken with: by its chat template, or in tags. Raises ConfigError for one that cannot be."""
     from oncurve.data.prompts import find_template, template_arguments  # lazy
-    from oncurve.rollouts.episodes.dialects import ChatDialect, TagDialect  # lazy
+    from oncurve.episodes.dialects import ChatDialect, TagDialect  # lazy
 
     if config.data.chat:
         has_tools = bool(tools) or any(kind.tools for kind in kinds.values())

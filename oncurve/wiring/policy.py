@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError
+from oncurve.extensions import extension
 from oncurve.recipe.schema import Config
+from oncurve.sample.event_loop import require_aiohttp
+from oncurve.wiring.algorithm import is_served
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from oncurve.policy.policy import ComputeType, ReplicaPlace, TrainedPolicy
     from oncurve.policy.sharding import Sharding
     from oncurve.policy.unread_model import Unread
-    from oncurve.rollouts.servers.teacher_server import TeacherServer
 
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,11 @@ def make_policy(
         halve_frozen_matrices(model)
     if not few_bits and unread is None:
         nn.Module.to(model, device)
-    teacher = _connect_teacher(config, tokenizer) if with_reference else None
+    teacher = None
+    if with_reference and is_served(config.algorithm.teacher):
+        require_aiohttp()
+        asked = str(config.algorithm.teacher), tokenizer, config.model, config.rollouts.deadlines
+        teacher = extension("teacher behind a server")(*asked)
     reference = _make_reference(config, model, tokenizer, device, given) if with_reference and not teacher else None
     return TrainedPolicy(
         model,
@@ -102,27 +107,6 @@ def make_policy(
         unread=unread,
         teacher=teacher,
     )
-
-
-def _connect_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> TeacherServer | None:
-    """The teacher behind a server, once it is known to read the same tokens; None for any other."""
-    from oncurve.wiring.algorithm import is_served  # lazy
-
-    if not is_served(config.algorithm.teacher):
-        return None
-    from oncurve.rollouts.servers.protocol import TOKEN_VARIABLE, require_aiohttp  # lazy
-
-    require_aiohttp()
-    from oncurve.rollouts.servers.teacher_server import TeacherServer  # lazy
-
-    token = os.environ.get(TOKEN_VARIABLE)
-    teacher = TeacherServer(str(config.algorithm.teacher), token=token, deadlines=config.rollouts.deadlines)
-    try:
-        teacher.check_tokenizer(tokenizer, config.model)
-    except BaseException:
-        teacher.close()
-        raise
-    return teacher
 
 
 def where_whole(config: Config, processes: Processes, sharding: Sharding | ZeroSettings | None) -> ReplicaPlace:

@@ -6,12 +6,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from oncurve.data.given import NOTHING, Given
+from oncurve.extensions import extension
 from oncurve.recipe.schema import Config
 from oncurve.wiring.episodes import with_episodes
 from oncurve.wiring.sampling_params import make_sampling
 
 if TYPE_CHECKING:
-    from oncurve.rollouts.base import Sampler
+    from oncurve.sample.base import Sampler
 
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ def _make_plain_sampler(config: Config) -> Sampler:
     params = make_sampling(config)
     match config.rollouts.type:
         case "engine" | "auto":  # what is only measured samples in this process
-            from oncurve.rollouts.engine.engine import InProcessEngine  # lazy
+            from oncurve.sample.engine import InProcessEngine  # lazy
 
             chosen = config.rollouts
             max_rows = None if chosen.max_rows == "auto" else chosen.max_rows
@@ -36,11 +37,9 @@ def _make_plain_sampler(config: Config) -> Sampler:
             )
         case "transformers":
             from oncurve.model.decode_memory import USUAL_ROWS  # lazy
-            from oncurve.rollouts.hf import HfSampler  # lazy
+            from oncurve.sample.hf import HfSampler  # lazy
 
             at_once = config.rollouts.max_rows
             return HfSampler(params, max_rows=USUAL_ROWS if at_once == "auto" else at_once)
         case "servers":
-            from oncurve.wiring.servers import make_server_sampler  # lazy
-
-            return make_server_sampler(config)
+            return extension("servers")(config)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from oncurve.recipe.schema import Config
 
 if TYPE_CHECKING:
-    from oncurve.rollouts.base import SamplingParams
+    from oncurve.sample.base import SamplingParams
 
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ def make_sampling(config: Config) -> SamplingParams:
     """How completions are drawn in training."""
     from dataclasses import fields
 
-    from oncurve.rollouts.base import SamplingParams  # lazy
+    from oncurve.sample.base import SamplingParams  # lazy
 
     names = {field.name for field in fields(SamplingParams)} - {"seed"}
     return SamplingParams(seed=config.run.seed, **config.rollouts.model_dump(include=names))

@@ -31,7 +31,7 @@ def place(module: str, line: int = 1) -> str:
 
 
 def module_name(path: Path) -> str:
-    """``rollouts.engine.draw`` for the file of that name, ``rollouts`` for the ``__init__.py`` of a folder."""
+    """``sample.draw`` for the file of that name, ``sample`` for the ``__init__.py`` of a folder."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -14,8 +14,8 @@ from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.metrics import GLOSSARY, unknown_keys
 from oncurve.observe.record import read_metrics
 from oncurve.records import Completion, Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,60 +1,68 @@
 """May a module import what it imports?
 
-    0  records   batch   errors   stats   section
+    0  records   batch   errors   stats   section   extensions
     1  algorithm   sandbox   observe   recipes   tasks
     2  model   rewards
-    3  rollouts   data
-    4  policy   evaluate   doctor
+    3  sample   data
+    4  episodes   policy   evaluate   doctor
     5  train
     6  recipe
     7  plan   convert
-    8  launch   report
+    8  report
     9  wiring   coldstart
     10 session
-    11 commands   trl
+    11 commands
     12 cli
     13 __main__
 
-A module imports its own folder and lower layers. That no two modules import each other stands in test_rooms.py.
+    extensions, each of which may import those before it, and the core below ``commands``: agents   fleet   trl
+
+A module imports its own folder and lower layers, wherever in it the import stands. The core imports no extension: what
+one adds is named in ``oncurve/extensions.py``. That no two modules import each other stands in test_rooms.py.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
+import pytest
 from offenders import assert_none
-from source import imports, imports_with_lines, known, modules, place
+from source import files, imports, imports_with_lines, known, modules, place
+
+from oncurve.extensions import TABLE
 
 LAYERS = (
-    ("records", "batch", "errors", "stats", "section"),
+    ("records", "batch", "errors", "stats", "section", "extensions"),
     ("algorithm", "sandbox", "observe", "recipes", "tasks"),
     ("model", "rewards"),
-    ("rollouts", "data"),
-    ("policy", "evaluate", "doctor"),
+    ("sample", "data"),
+    ("episodes", "policy", "evaluate", "doctor"),
     ("train",),
     ("recipe",),
     ("plan", "convert"),
-    ("launch", "report"),
+    ("report",),
     ("wiring", "coldstart"),
     ("session",),
-    ("commands", "trl"),
+    ("commands",),
     ("cli",),
     ("__main__",),
 )
+EXTENSIONS = ("agents", "fleet", "trl")
 LAYER = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
-TOGETHER = ()
 NEVER = {
-    ("rollouts", "rewards"),
+    ("sample", "rewards"),
+    ("episodes", "rewards"),
+    ("sample", "sandbox"),
     ("algorithm", "errors"),
 }
 """Pairs that the layers would allow: sampling knows no rewards, and formulas no files."""
-PLAIN = set()
-"""Plain data that a neighbour may read: a recipe is checked against the table of algorithms."""
 TORCH_FREE = (
     "records", "errors", "stats", "section", "recipe", "rewards", "sandbox", "tasks", "observe", "recipes", "data",
-    "doctor", "plan", "cli", "launch", "convert",
+    "doctor", "plan", "cli", "fleet.launch", "convert",
 )  # fmt: skip
 EXCEPT = ("data.collate",)
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")
@@ -65,7 +73,15 @@ def unit(module: str) -> str:
 
 
 def test_every_module_has_a_layer() -> None:
-    assert {unit(module) for module in modules() if module} == set(LAYER)
+    assert {unit(module) for module in modules() if module} == {*LAYER, *EXTENSIONS}
+
+
+def may_import(mine: str, theirs: str) -> bool:
+    """By the layers of the core and the order of the extensions."""
+    if mine in EXTENSIONS:
+        before = EXTENSIONS[: EXTENSIONS.index(mine)]
+        return theirs in before or (theirs in LAYER and LAYER[theirs] < LAYER["commands"])
+    return theirs in LAYER and LAYER[theirs] < LAYER[mine] and (mine, theirs) not in NEVER
 
 
 def forbidden(module: str) -> Iterator[str]:
@@ -73,15 +89,36 @@ def forbidden(module: str) -> Iterator[str]:
     mine = unit(module)
     for name, line in imports_with_lines(modules()[module]):
         theirs = unit(known(name) or "")
-        if not theirs or theirs == mine:
-            continue
-        lower = LAYER[theirs] < LAYER[mine] or LAYER[theirs] == LAYER[mine] in TOGETHER
-        if not (lower and (mine, theirs) not in NEVER) and (mine, known(name)) not in PLAIN:
+        if theirs and theirs != mine and not may_import(mine, theirs):
             yield f"{place(module, line)} {mine} may not import {theirs}: {name}"
+
+
+def named_extensions(module: str) -> Iterator[str]:
+    """Texts that name a module of an extension, by which it could be imported."""
+    for node in ast.walk(modules()[module]):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            inside = re.match(r"oncurve\.(\w+)\.\w+(:|\.|$)", node.value)
+            if inside and inside[1] in EXTENSIONS:
+                yield f"{place(module, node.lineno)} names {node.value}: put it into oncurve/extensions.py"
 
 
 def test_a_module_imports_its_own_folder_and_lower_layers() -> None:
     assert_none(line for module in modules() if module for line in forbidden(module))
+
+
+def test_the_core_names_extensions_in_one_table_alone() -> None:
+    core = [module for module in modules() if module and unit(module) not in {*EXTENSIONS, "extensions"}]
+    assert_none(line for module in core for line in named_extensions(module))
+    assert list(named_extensions("extensions")), "the table is there"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_extension_is_there_and_used(name: str) -> None:
+    place, _, attribute = TABLE[name].partition(":")
+    tree = modules()[place.removeprefix("oncurve.")]
+    assert attribute in {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    asked = [text for path in files() if f'extension("{name}")' in (text := path.read_text(encoding="utf-8"))]
+    assert asked
 
 
 def loaded_with(module: str) -> set[str]:
@@ -103,8 +140,9 @@ def loaded_with(module: str) -> set[str]:
 
 
 def test_modules_without_tensors_never_load_torch() -> None:
-    light = [module for module in modules() if unit(module) in TORCH_FREE and module not in EXCEPT]
-    assert {unit(module) for module in light} == set(TORCH_FREE)
+    rooms = {room: [module for module in modules() if f"{module}.".startswith(f"{room}.")] for room in TORCH_FREE}
+    assert all(rooms.values())
+    light = [module for found in rooms.values() for module in found if module not in EXCEPT]
     heavy = {module: sorted(loaded_with(module) & set(HEAVY)) for module in light}
     assert_none(f"{place(module)} loads {', '.join(names)}" for module, names in heavy.items() if names)
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from source import PACKAGE, files, imports, known, module_name, modules
 
-TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats", "section"}
+TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats", "section", "extensions"}
 """The only files at the top level of the package; everything else stands in a folder."""
 TWICE = {
     "algorithm": {"algorithm.algorithm", "wiring.algorithm"},
-    "base": {"rewards.base", "rollouts.base"},
+    "base": {"rewards.base", "sample.base"},
     "policy": {"policy.policy", "wiring.policy"},
 }
 """Module names that stand in several folders, beside the ``settings`` of each room that has some."""
@@ -43,6 +43,19 @@ def rooms() -> dict[str, set[str]]:
 
 def room(module: str) -> str:
     return module.split(".", maxsplit=1)[0]
+
+
+def sub_rooms() -> dict[str, set[str]]:
+    """The same between all folders, those inside of a room included."""
+    folders = {module.rpartition(".")[0] for module in modules()}
+    found: dict[str, set[str]] = defaultdict(set)
+
+    def folder(module: str) -> str:
+        return module if module in folders else module.rpartition(".")[0] or module
+
+    for module, theirs in arrows().items():
+        found[folder(module)] |= {folder(each) for each in theirs} - {folder(module)}
+    return dict(found)
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:
@@ -94,6 +107,10 @@ def test_modules_do_not_import_each_other_in_circles() -> None:
 
 def test_rooms_do_not_import_each_other_in_circles() -> None:
     assert circles(rooms()) == []
+
+
+def test_folders_inside_of_rooms_do_not_import_each_other_in_circles() -> None:
+    assert circles(sub_rooms()) == []
 
 
 def test_the_house_has_few_floors() -> None:

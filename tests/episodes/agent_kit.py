@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from scripted import Script, ScriptedSampler
 
+from oncurve.agents.agent_programs import Agent, FunctionAgent
+from oncurve.agents.agent_sampler import AgentSampler
+from oncurve.agents.agent_setup import AgentSetup
+from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
 from oncurve.records import Completion, Prompt
-from oncurve.rollouts.agents.agent_programs import Agent, FunctionAgent
-from oncurve.rollouts.agents.agent_sampler import AgentSampler
-from oncurve.rollouts.agents.agent_setup import AgentSetup
-from oncurve.rollouts.agents.conversation_frames import ChatFrames, Frames, TagFrames
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy

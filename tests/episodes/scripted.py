@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from oncurve.episodes.dialects import TagDialect
+from oncurve.episodes.environments import Kind
+from oncurve.episodes.episode import EpisodeLimits
+from oncurve.episodes.episode_sampler import EpisodeSampler
+from oncurve.episodes.episode_setup import EpisodeSetup
+from oncurve.episodes.tools import tools_of
 from oncurve.records import Completion, Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.episodes.dialects import TagDialect
-from oncurve.rollouts.episodes.environments import Kind
-from oncurve.rollouts.episodes.episode import EpisodeLimits
-from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
-from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
-from oncurve.rollouts.episodes.tools import tools_of
-from oncurve.rollouts.episodes.turns import Ask
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.turns import Ask
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from scripted import make_sampler, one
 
+from oncurve.agents.foreign_environments import environment_of
 from oncurve.data.given import Given
+from oncurve.episodes.environments import Kind
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.records import Prompt, Reward
-from oncurve.rollouts.episodes.environments import Kind
-from oncurve.wiring.episodes import make_factory, make_kinds
+from oncurve.wiring.episodes import make_kinds
 
 MakePrompts = Callable[..., list[Prompt]]
 
@@ -152,7 +153,7 @@ def adding(read: str) -> str:
 
 
 def test_prompts_tools_and_rewards_of_a_taskset(policy: TrainedPolicy, make_prompts: MakePrompts, taskset: Any) -> None:
-    sampler = make_sampler(policy, adding, environments={"sums": make_factory(taskset)})
+    sampler = make_sampler(policy, adding, environments={"sums": environment_of(taskset)})
     [prompt] = make_prompts("q")
     prompt.row["task"] = 3
     completion = one(sampler, [prompt])
@@ -163,7 +164,7 @@ def test_prompts_tools_and_rewards_of_a_taskset(policy: TrainedPolicy, make_prom
 
 
 def test_the_schema_of_a_tool_is_that_of_its_types(taskset: Any) -> None:
-    tool = Kind.of("sums", make_factory(taskset)).tools["numbers_add"]
+    tool = Kind.of("sums", environment_of(taskset)).tools["numbers_add"]
     assert tool.schema["function"]["description"] == "Adds two numbers."
     assert tool.parameters["first"]["type"] == "integer"
     assert tool.objection({}) == "numbers_add needs the argument first"
@@ -190,6 +191,6 @@ def test_tasks_that_need_a_container_are_refused_by_name(taskset: Any) -> None:
     kind = type("InBox", (task,), {"NEEDS_CONTAINER": True})
     other = type("Boxed", (type(taskset),), {"load": lambda self: [kind(next(iter(taskset)).data)]})
     with pytest.raises(ConfigError, match="the tasks of Boxed need a container, which does not run in this process"):
-        make_factory(other(taskset.config))
+        environment_of(other(taskset.config))
     with pytest.raises(ConfigError, match="verifiers:nowhere cannot be loaded"):
-        make_factory("verifiers:nowhere")
+        environment_of("verifiers:nowhere")

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from agent_kit import ADD, HERMES, hermes, play, post, say
 
+from oncurve.agents.agent_programs import FunctionAgent, ProgramAgent
+from oncurve.agents.conversation_frames import ChatFrames, Frames
 from oncurve.data.collate import collate
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.environment_reward import EnvironmentReward
-from oncurve.rollouts.agents.agent_programs import FunctionAgent, ProgramAgent
-from oncurve.rollouts.agents.conversation_frames import ChatFrames, Frames
 
 MakePrompts = Callable[..., list[Prompt]]
 

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from agent_kit import ADD, hermes, plain, play, post, say
 
+from oncurve.agents.agent_session import AgentSession, SessionLimits
+from oncurve.agents.chat_request import ChatError, read_chat
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rollouts.agents.agent_session import AgentSession, SessionLimits
-from oncurve.rollouts.agents.chat_request import ChatError, read_chat
 
 MakePrompts = Callable[..., list[Prompt]]
 Wire = Callable[..., tuple[Any, Completion]]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted import HOSTILE
 
+from oncurve.episodes.dialects import ChatDialect
+from oncurve.episodes.tools import Tool, answer_text, calculator
 from oncurve.errors import ConfigError
-from oncurve.rollouts.episodes.dialects import ChatDialect
-from oncurve.rollouts.episodes.tools import Tool, answer_text, calculator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

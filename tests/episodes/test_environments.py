@@ -12,20 +12,20 @@ import torch
 from scripted import make_sampler, one
 
 import oncurve
+from oncurve.episodes.dialects import TagDialect
+from oncurve.episodes.environments import Kind
+from oncurve.episodes.episode import EpisodeLimits
+from oncurve.episodes.episode_sampler import EpisodeSampler
+from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt, Reward
 from oncurve.rewards.base import Term, WeightedSum, grade
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.environment_reward import EnvironmentReward
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.rollouts.episodes.dialects import TagDialect
-from oncurve.rollouts.episodes.environments import Kind
-from oncurve.rollouts.episodes.episode import EpisodeLimits
-from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
-from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
-from oncurve.rollouts.hf import HfSampler
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
+from oncurve.sample.hf import HfSampler
 
 MakePrompts = Callable[..., list[Prompt]]
 

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve.cli.app import app
 from oncurve.data.given import NOTHING
+from oncurve.episodes.tools import sandboxed_tool
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.records import Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.episodes.tools import sandboxed_tool
+from oncurve.sample.base import SamplingParams
 from oncurve.sandbox import describe_isolation, tiers
 from oncurve.sandbox.failures import SandboxUnavailable
 from oncurve.wiring.episodes import make_tools

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted import HOSTILE, make_sampler, one
 
+from oncurve.episodes.tools import Tool, calculator
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.episodes.tools import Tool, calculator
+from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.records import Completion

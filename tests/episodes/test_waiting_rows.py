@@ -10,20 +10,20 @@ import pytest
 import torch
 from test_environments import Echoing
 
+from oncurve.episodes.dialects import TagDialect
+from oncurve.episodes.environments import Kind
+from oncurve.episodes.episode import EpisodeLimits
+from oncurve.episodes.episode_sampler import EpisodeSampler
+from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.model.decoding import Decoder
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import scheduler
-from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.rollouts.engine.row_memory import KeptPrompt, KeptRow, RowMemory
-from oncurve.rollouts.episodes.dialects import TagDialect
-from oncurve.rollouts.episodes.environments import Kind
-from oncurve.rollouts.episodes.episode import EpisodeLimits
-from oncurve.rollouts.episodes.episode_sampler import EpisodeSampler
-from oncurve.rollouts.episodes.episode_setup import EpisodeSetup
+from oncurve.sample import scheduler
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
+from oncurve.sample.row_memory import KeptPrompt, KeptRow, RowMemory
 
 MakePrompts = Callable[..., list[Prompt]]
 PARAMS = SamplingParams(max_completion_tokens=60, stop=("a", "e", "1", " "), seed=5)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.records import Completion, FinishReason, Group, Prompt, Reward
-from oncurve.rollouts.base import PolicyView, SamplingParams
+from oncurve.sample.base import PolicyView, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -16,7 +16,7 @@ from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import RunFolder
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 from oncurve.stats import wilson_interval
 
 TEXTS = ["[1]", "[9]", "3", "boom", "nonsense"]

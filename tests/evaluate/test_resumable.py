@@ -15,7 +15,7 @@ from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults
 from oncurve.records import Group, Prompt
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 
 WARM = SamplingParams(temperature=0.7)
 TEXTS = [["[1]", "[x]"], ["[9]", "[9]"], ["[3]", "boom"], ["[4]", "[4]"], ["[x]", "[5]"], ["[6]", "[0]"], ["7", "[7]"]]

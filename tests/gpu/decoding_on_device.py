@@ -25,9 +25,9 @@ from oncurve.model.decode_flash import FlashLayers
 from oncurve.model.decoding import Decoder
 from oncurve.model.weights import Backbone
 from oncurve.records import Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import proof, row_batch
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample import proof, row_batch
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]
 ROOM = {"slots": 40, "prompt_slots": 4, "prompt_tokens": 41, "completion_tokens": 170}

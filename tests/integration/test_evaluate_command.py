@@ -18,7 +18,7 @@ from oncurve.data.prompts import find_template
 from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError, Stopped
 from oncurve.evaluate import resumable
 from oncurve.recipe.load import load_config
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.engine import InProcessEngine
 
 WARM = ["evaluation.samples=3", "evaluation.temperature=0.8"]
 SHORT = "rollouts.max_completion_tokens=8"
@@ -78,7 +78,7 @@ def test_after_ctrl_c_the_same_command_ends_at_the_same_results(
         checkpoints["qwen2"], "--benchmark", "jsonl", f"data.path={sums}", SHORT, *WARM, f"rollouts.type={sampler}",
     ]  # fmt: skip
     evaluate(*command, "--output", tmp_path / "whole")
-    from oncurve.rollouts.hf import HfSampler
+    from oncurve.sample.hf import HfSampler
 
     kind: Any = InProcessEngine if sampler == "engine" else HfSampler
     real, calls = kind.sample, []

@@ -16,11 +16,11 @@ import torch
 import oncurve
 from oncurve import wiring
 from oncurve.errors import ConfigError, DataError, SamplerError
+from oncurve.fleet.servers.teacher_server import TeacherServer
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config
-from oncurve.rollouts.servers.teacher_server import TeacherServer
-from oncurve.rollouts.settings import Deadlines
+from oncurve.sample.settings import Deadlines
 
 if TYPE_CHECKING:
     from nursery import Nursery

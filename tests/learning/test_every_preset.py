@@ -15,7 +15,7 @@ from oncurve.observe.record import read_metrics
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Completion, Prompt
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.train.run import Run

@@ -17,8 +17,8 @@ from oncurve.model import decoding
 from oncurve.model.build import library
 from oncurve.policy import policy as policy_module
 from oncurve.records import Group, Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import engine as engine_module
+from oncurve.sample import engine as engine_module
+from oncurve.sample.base import SamplingParams
 
 START = """
 import ctypes, resource, sys, torch
@@ -127,7 +127,7 @@ def test_memory_goes_back_once_nothing_needs_it_any_more(
 ARENAS = """
 import ctypes, sys, threading
 from oncurve.model import allocator
-from oncurve.rollouts.episodes.workers import Workers
+from oncurve.episodes.workers import Workers
 libc = ctypes.CDLL(None)
 if getattr(libc, "malloc_info", None) is None:
     print("absent"); sys.exit()

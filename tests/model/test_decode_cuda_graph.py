@@ -18,8 +18,8 @@ from oncurve.model.decode_flash import FlashLayers
 from oncurve.model.decode_torch import PrefixGroups
 from oncurve.model.decoding import Decoder
 from oncurve.model.weights import Backbone, supports
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.draw import draw
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.draw import draw
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

@@ -22,9 +22,9 @@ from oncurve.policy.model_folder import load_model, merge_adapter, save_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.records import Group, Prompt
-from oncurve.rollouts.base import Sampler, SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
-from oncurve.rollouts.hf import HfSampler
+from oncurve.sample.base import Sampler, SamplingParams
+from oncurve.sample.engine import InProcessEngine
+from oncurve.sample.hf import HfSampler
 from oncurve.train.state import checksum
 
 if TYPE_CHECKING:

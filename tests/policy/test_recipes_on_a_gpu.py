@@ -24,8 +24,8 @@ from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.records import Completion, Group, Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy

@@ -18,7 +18,7 @@ from oncurve.model.out_of_memory import Shortage, is_out_of_memory, said_as
 from oncurve.policy import policy as policy_module
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.batch import Batch

@@ -120,7 +120,7 @@ def watch() -> Report:
     """Count the parts of every command of this process from here on."""
     from oncurve.model.decoding import Decoder
     from oncurve.policy.policy import TrainedPolicy
-    from oncurve.rollouts.engine.row_batch import RowBatch
+    from oncurve.sample.row_batch import RowBatch
     from oncurve.train.run import Run
 
     report = Report()

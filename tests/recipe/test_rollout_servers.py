@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 
 from oncurve.errors import ConfigError
+from oncurve.fleet.recipe_servers import make_server_sampler
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
 from oncurve.wiring.algorithm import check_algorithm
-from oncurve.wiring.servers import make_server_sampler
 
 RECIPE = "{model: embedded, data: {type: word_problems}}"
 

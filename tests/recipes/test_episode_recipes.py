@@ -11,9 +11,9 @@ import pytest
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.coldstart.untrained import write_untrained
+from oncurve.episodes.calculator import evaluate
 from oncurve.policy.model_folder import save_model
 from oncurve.recipe.find import SHIPPED
-from oncurve.rollouts.episodes.calculator import evaluate
 from oncurve.sandbox import describe_isolation
 from oncurve.session.stages import sft
 from oncurve.tasks.calculator_problems import TAGS

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncurve.rollouts.servers.local_vllm import PYTHON_VARIABLE
+from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -14,7 +14,7 @@ from oncurve.observe.episode_metrics import episode_metrics, episode_row
 from oncurve.observe.record import RunFolder
 from oncurve.observe.tokens import TokenRecord
 from oncurve.records import Completion, Group, Prompt, Reward, Segment, ToolCall
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 
 CONFIG: dict[str, Any] = {
     "model": "embedded",

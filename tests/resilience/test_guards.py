@@ -14,7 +14,7 @@ from oncurve.errors import TrainingError
 from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.observe.record import read_metrics
 from oncurve.records import Completion, Mean, Prompt
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 from oncurve.train.guards import Guards, KlAlarm
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from nursery import Nursery
 from safetensors.torch import load_file
 from sampled import assert_same_completions, rollouts
 
+from oncurve.fleet.servers.children import ChildServers
 from oncurve.report.overview import overview
-from oncurve.rollouts.servers.children import ChildServers
 
 SIZES: dict[str, dict[str, Any]] = {
     "rollouts": {"max_completion_tokens": 24},
@@ -117,7 +117,7 @@ time.sleep(600)
 def test_a_server_takes_its_whole_group_along_and_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncurve.rollouts.servers.children.ENDING_SECONDS", 0.2)
+    monkeypatch.setattr("oncurve.fleet.servers.children.ENDING_SECONDS", 0.2)
     mark = f"mark-{os.getpid()}-{tmp_path.name}"
     said: list[str] = []
     servers = ChildServers(

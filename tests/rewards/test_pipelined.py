@@ -13,7 +13,7 @@ from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.subprocess_reward import SubprocessReward
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 from oncurve.train.scoring import grading, score
 
 MakeGroups = Callable[..., list[Group]]

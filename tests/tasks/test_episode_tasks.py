@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from oncurve.episodes.calculator import evaluate
+from oncurve.episodes.environments import Kind
 from oncurve.errors import DataError
-from oncurve.rollouts.episodes.calculator import evaluate
-from oncurve.rollouts.episodes.environments import Kind
 from oncurve.tasks.calculator_problems import calculator_demonstrations, calculator_lessons, calculator_problems
 from oncurve.tasks.guess_number import HIGHEST, GuessNumber, game_demonstrations, game_lessons, number_games
 from oncurve.tasks.maze import SIZE, Maze, distance, maze_demonstrations, maze_lessons, mazes

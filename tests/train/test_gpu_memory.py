@@ -16,7 +16,7 @@ from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics
 from oncurve.policy.gpu_memory import gpu_memory
 from oncurve.records import Group, Prompt
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 from oncurve.train.guards import attempts
 
 if TYPE_CHECKING:

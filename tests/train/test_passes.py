@@ -12,7 +12,7 @@ from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.recipe.load import parse_config
 from oncurve.records import Prompt
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy

@@ -14,9 +14,9 @@ from oncurve.model.decoding import Decoder
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.engine import proof
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample import proof
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
 from oncurve.train.profiling import Profiler
 from oncurve.train.run import Run
 

@@ -20,7 +20,7 @@ from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics, read_rollouts
 from oncurve.records import Completion, Group, Mean, Prompt, Reward
 from oncurve.rewards.pipelined import PipelinedRewards
-from oncurve.rollouts.base import SamplingParams
+from oncurve.sample.base import SamplingParams
 from oncurve.train.interruption import Interrupted
 from oncurve.train.run import Run
 

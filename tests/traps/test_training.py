@@ -18,8 +18,8 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Group, Prompt
-from oncurve.rollouts.base import SamplingParams
-from oncurve.rollouts.hf import HfSampler
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.hf import HfSampler
 from oncurve.wiring import make_policy as policy_of_recipe
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def rows_of(batch: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 @pytest.fixture
 def groups_of_run(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
     """The groups as they left the sampler."""
-    from oncurve.rollouts.engine.engine import InProcessEngine
+    from oncurve.sample.engine import InProcessEngine
 
     found: list[Group] = []
     computed = InProcessEngine.sample

@@ -1,6 +1,6 @@
 """Do TRL's own examples of GRPO run with the import changed, on the embedded model with rows made up?
 
-Pictures and vLLM are left out: the model reads text, and servers are tested where vLLM is (tests/rollouts).
+Pictures and vLLM are left out: the model reads text, and servers are tested where vLLM is (tests/fleet).
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def talks() -> Rows:
 
 def forced(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, said: Callable[[str], str]) -> None:
     """Let a script decide what the policy writes."""
-    from oncurve.rollouts.engine.engine import InProcessEngine
+    from oncurve.sample.engine import InProcessEngine
 
     end = str(tokenizer.eos_token)
 

@@ -1,0 +1,386 @@
+"""The sampler of agents: each episode is a program that talks to the policy, and what the policy said is trained on.
+
+Around a sampler that can go on from tokens. Sessions are used in the thread that samples, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oncurve.agents.agent_programs import Errand, Stop
+from oncurve.agents.agent_session import AgentSession, PendingTurn, SessionLimits, completion_of
+from oncurve.agents.agent_setup import AgentSetup
+from oncurve.agents.chat_request import ChatError, ChatRequest
+from oncurve.agents.conversation_frames import Frames
+from oncurve.episodes.environments import reward_of
+from oncurve.errors import Failure, SamplerError, attempt
+from oncurve.records import Completion, Group, Prompt, Reward
+from oncurve.sample.base import PolicyView, SamplingParams, context_of, end_token_ids, exact_text
+from oncurve.sample.engine import occurrence_indices
+from oncurve.sample.event_loop import EventLoopThread
+from oncurve.sample.streams import stream_keys, turn_key
+from oncurve.sample.turns import Ask, Sampled, TurnSampler
+
+if TYPE_CHECKING:
+    from oncurve.agents.agent_endpoint import AgentEndpoint, Given
+
+logger = logging.getLogger(__name__)
+IGNORED = (
+    "the agent's requests say how tokens are to be drawn, which is ignored: rollouts.temperature and the like do. Each "
+    "answer names what was ignored"
+)
+UNPAID = "the agent gives rewards, which nothing reads. Add {type: environment} to rewards, or let it return None"
+CLOSE_SECONDS = 5.0
+"""For async agents that are cancelled; with the next step a new loop begins in any case."""
+LOOK_SECONDS = 0.25
+"""How often it is looked whether an agent is over its limit."""
+
+
+class AgentSampler:
+    """A sampler whose completions are what agents made the policy say."""
+
+    def __init__(self, sampler: TurnSampler, params: SamplingParams, setup: AgentSetup) -> None:
+        self.sampler, self.params, self.setup = sampler, params, setup
+        self.on_group: Callable[[Group], None] | None = None
+        self._policy: PolicyView | None = None
+        self._version = 0
+        self._frames: Frames | None = None
+        self._endpoint: AgentEndpoint | None = None
+        self._told: set[str] = set()
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Sample from these weights from now on."""
+        self.sampler.load_weights(policy, version)
+        self._policy, self._version = policy, version
+        if self._frames is None:
+            self._frames = self.setup.make_frames(policy.tokenizer)
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group of episodes per prompt, in order.
+
+        Raises SamplerError where sampling itself fails. What fails in an agent stays in its episode.
+        """
+        if self._policy is None or self._frames is None:
+            raise SamplerError("the sampler has no weights yet; call load_weights before sample")
+        if not prompts:
+            return []
+        if self._endpoint is None:
+            from oncurve.agents.agent_endpoint import AgentEndpoint  # lazy
+
+            self._endpoint = AgentEndpoint()
+        params = params or self.params
+        params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._frames.stop))))
+        run = _Run(self, self._policy, self._frames, params, self._endpoint)
+        run.turns = self.sampler.turns(params, step=step, post=run.post)
+        try:
+            return run.all_groups(prompts, group_size, step)
+        finally:
+            run.turns.close()
+            run.close()
+
+    def tell(self, what: str) -> None:
+        """Warn of something once."""
+        if what and what not in self._told:
+            self._told.add(what)
+            logger.warning("%s", what)
+
+    def close(self) -> None:
+        """Listen no more, and give back what the sampler took."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+        self.sampler.close()
+
+
+class _Episode:
+    """One agent and its session."""
+
+    def __init__(self, run: _Run, place: int, index: int, prompt: Prompt, key: int, session: AgentSession) -> None:
+        self.run, self.place, self.index, self.prompt, self.key = run, place, index, prompt, key
+        self.session = session
+        self.api_key = secrets.token_urlsafe(16)
+        self.stop: Stop = _nothing
+        self.num_waiting = 0
+        """Requests that wait for the policy."""
+        self.outside = 0.0
+        """Seconds that the agent took while it did not wait."""
+        self.since: float | None = None
+        """Since when it does not wait; None while it does, or does not run."""
+        self.is_over = False
+
+    def chat(self, request: ChatRequest, give: Callable[[Given], None]) -> Callable[[], None]:
+        """Hand a request to the thread that samples."""
+        asked = _Asked(self, request, give)
+        self.run.post(partial(self.run.asked, asked))
+
+        def forget() -> None:
+            asked.is_gone = True
+            self.run.post(partial(self.run.forgotten, asked))
+
+        return forget
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self.session.decode(ids)
+
+    def seconds(self, now: float) -> float:
+        """How long the agent took so far."""
+        return self.outside + (now - self.since if self.since is not None else 0.0)
+
+    def waits(self, change: int) -> None:
+        """It waits for one request more, or fewer."""
+        now = time.monotonic()
+        self.outside, self.num_waiting = self.seconds(now), self.num_waiting + change
+        self.since = None if self.num_waiting else now
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A request on its way."""
+
+    episode: _Episode
+    request: ChatRequest
+    give: Callable[[Given], None]
+    pending: PendingTurn | None = None
+    is_over: bool = False
+    is_gone: bool = False
+    """Whoever asked has hung up."""
+
+
+class _Run:
+    """One call of ``sample``."""
+
+    turns: Any
+
+    def __init__(
+        self, owner: AgentSampler, policy: PolicyView, frames: Frames, params: SamplingParams, endpoint: AgentEndpoint
+    ) -> None:
+        self.owner, self.setup, self.params, self.endpoint, self.frames = owner, owner.setup, params, endpoint, frames
+        self.version, self.on_group = owner._version, owner.on_group
+        self.tokenizer = policy.tokenizer
+        self.end_ids = end_token_ids(policy.model, policy.tokenizer)
+        self.limits = SessionLimits(
+            params.max_completion_tokens,
+            self.setup.max_turns,
+            context_of(policy.model.config),
+            self.setup.may_fork,
+        )
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._loop = EventLoopThread("oncurve-agent-code")
+        self._waiting: deque[_Episode] = deque()
+        """Episodes that have not begun."""
+        self._running: dict[_Episode, None] = {}
+        self._held: list[_Asked] = []
+        """Requests that are not asked of the sampler yet."""
+        self._open: dict[_Asked, None] = {}
+        """Requests without an answer."""
+        self._done: dict[int, list[Completion | None]] = {}
+        self._groups: dict[int, Group] = {}
+
+    def post(self, event: Callable[[], None]) -> None:
+        """Have something done in the thread that samples; from any thread."""
+        self._events.put(event)
+
+    def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
+        """Every episode from beginning to end."""
+        indices = occurrence_indices(prompts, group_size)
+        for place, prompt in enumerate(prompts):
+            numbers = np.full(group_size, prompt.index, dtype=np.int64)
+            keys = stream_keys(self.params.seed, step, numbers, np.array(indices[place])).tolist()
+            self._done[place] = [None] * group_size
+            for index, key in enumerate(keys):
+                session = AgentSession(self.frames, self._decode, self.end_ids, self.limits)
+                self._waiting.append(_Episode(self, place, index, prompt, key, session))
+        while self._waiting or self._running:
+            self._begin()
+            is_busy = self._flush() or self.turns.advance()
+            self._take_events(wait=not is_busy)
+            self._end_late()
+        return [self._groups[place] for place in range(len(prompts))]
+
+    def close(self) -> None:
+        """End all agents; who waits for an answer is told that there is none."""
+        for asked in list(self._open):
+            asked.give(ChatError("sampling has ended", status=503))
+        for episode in list(self._running):
+            episode.is_over = True
+            self.endpoint.remove(episode.api_key)
+            episode.stop()
+        self._running.clear()
+        closing = threading.Thread(target=self._loop.close, name="oncurve-agent-end", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)  # code that blocks the loop, or refuses to end, is left behind with it
+
+    def _begin(self) -> None:
+        while self._waiting and len(self._running) < self.setup.at_once:
+            episode = self._waiting.popleft()
+            self._running[episode] = None
+            url = self.endpoint.add(episode.api_key, episode)
+            episode.since = time.monotonic()
+            seed = turn_key(episode.key, 1) % 2**31
+            errand = Errand(episode.prompt.source_row, url, episode.api_key, int(seed))
+            episode.stop = self.setup.agent.start(
+                errand, self._loop, lambda given, episode=episode: self.post(partial(self._gave, episode, given))
+            )
+
+    def _take_events(self, *, wait: bool) -> None:
+        """Do what other threads have asked for."""
+        try:
+            event = self._events.get(timeout=LOOK_SECONDS) if wait else self._events.get_nowait()
+            while True:
+                event()
+                event = self._events.get_nowait()
+        except queue.Empty:
+            return
+
+    def asked(self, asked: _Asked) -> None:
+        """A request has come."""
+        episode = asked.episode
+        if asked.is_gone or episode.is_over:
+            asked.give(ChatError("the episode is over", status=401, code="invalid_api_key"))
+            return
+        if asked.request.ignored:
+            self.owner.tell(IGNORED)
+        try:
+            asked.pending = episode.session.ask(asked.request)
+        except ChatError as error:
+            asked.give(error)
+            return
+        episode.waits(+1)
+        self._open[asked] = None
+        if asked.pending.room:
+            self._held.append(asked)
+        else:
+            self._took(asked, ([], [], "length"))
+
+    def forgotten(self, asked: _Asked) -> None:
+        """Nobody waits for an answer any more: it is as if nothing had been asked."""
+        asked.is_over = True
+        if asked in self._open and asked.pending is not None:
+            del self._open[asked]
+            self._held = [one for one in self._held if one is not asked]
+            asked.episode.session.forget(asked.pending)
+            asked.episode.waits(-1)
+
+    def _flush(self) -> bool:
+        """Ask the sampler for what waits; True if there was something.
+
+        Where the agent is deterministic, that is when all agents wait: the same run then has the same batches, so that
+        sums are rounded alike.
+        """
+        ready = not self.setup.agent.is_deterministic or all(one.num_waiting for one in self._running)
+        if not self._held or not ready or not self._events.empty():
+            return False
+        held, self._held = self._held, []
+        alike: dict[tuple[tuple[int, ...], int], list[_Asked]] = {}
+        for asked in sorted(held, key=lambda one: (one.episode.place, one.episode.index, _of(one).read_ids)):
+            alike.setdefault((_of(asked).read_ids, _of(asked).room), []).append(asked)
+        for (ids, room), together in alike.items():
+            keys = tuple(turn_key(one.episode.key, _of(one).key) for one in together)
+            self.turns.ask(Ask(ids, keys, room, lambda place, got, those=together: self._took(those[place], got)))
+        return True
+
+    def _took(self, asked: _Asked, sampled: Sampled) -> None:
+        """The policy wrote a turn."""
+        if asked.is_gone:
+            self.forgotten(asked)
+        if asked not in self._open:
+            return
+        if not np.isfinite(sum(sampled[1])):
+            raise SamplerError(
+                f"the model's logits are not finite (prompt {asked.episode.prompt.index}, policy version "
+                f"{self.version}). Lower optimizer.learning_rate if it was trained, or take policy.compute_type "
+                f"float32 or bfloat16"
+            )
+        del self._open[asked]
+        asked.is_over = True
+        asked.episode.waits(-1)
+        asked.give(asked.episode.session.took(_of(asked), sampled))
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for episode in [one for one in self._running if one.seconds(now) > self.setup.seconds]:
+            episode.stop()
+            late = f"it took more than {self.setup.seconds:g} s (rollouts.episodes.agent_seconds)"
+            self._end(episode, None, Failure("agent_timeout", late))
+
+    def _gave(self, episode: _Episode, given: Any) -> None:
+        """An agent has ended by itself."""
+        if episode.is_over:
+            return
+        reward = None
+        if not isinstance(given, Failure) and given is not None:
+            value = given
+            given = attempt(lambda: reward_of(value))
+            reward = None if isinstance(given, Failure) else given
+            if not self.setup.takes_reward:
+                self.owner.tell(UNPAID)
+        failure = None
+        if isinstance(given, Failure):
+            kind = "agent_limit" if episode.session.limit is not None else "agent_crashed"
+            failure = replace(given, error=kind)
+        elif not episode.session.ordered():
+            failure = Failure("agent_silent", "it ended without asking the policy anything")
+        elif reward is None and self.setup.needs_reward:
+            failure = Failure("agent_no_reward", "it gave no reward, and the recipe has no other (rewards)")
+        self._end(episode, reward, failure)
+
+    def _end(self, episode: _Episode, reward: Reward | None, failure: Failure | None) -> None:
+        """An episode is over; its group may be whole."""
+        episode.is_over = True
+        self.endpoint.remove(episode.api_key)
+        del self._running[episode]
+        for asked in [one for one in self._open if one.episode is episode]:
+            asked.give(ChatError("the episode is over", status=401, code="invalid_api_key"))
+            self.forgotten(asked)
+        done = self._done[episode.place]
+        done[episode.index] = self._completion(episode, reward, failure)
+        if all(one is not None for one in done):
+            group = Group(episode.prompt, tuple(one for one in done if one is not None))
+            self._groups[episode.place] = group
+            if self.on_group is not None:
+                self.on_group(group)
+
+    def _completion(self, episode: _Episode, reward: Reward | None, failure: Failure | None) -> Completion:
+        rows = [
+            completion_of(row, version=self.version, index=episode.index, text=self._text(row.token_ids))
+            for row in episode.session.ordered()
+        ]
+        facts: dict[str, Any] = {"environment_reward": reward, "waiting_seconds": episode.seconds(time.monotonic())}
+        if failure is not None:
+            facts |= {"failure": failure.error, "failure_detail": failure.detail, "finish_reason": "failed"}
+            facts["environment_reward"] = Reward(value=None, error=failure.error, detail=failure.detail)
+        elif episode.session.limit is not None:
+            facts["finish_reason"] = episode.session.limit
+        if not rows:
+            prompt = episode.prompt
+            rows = [Completion(prompt.prompt_ids, (), "", (), "failed", self.version, episode.index)]
+        return replace(rows[0], branches=tuple(rows[1:]), **facts)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return exact_text(self.tokenizer, ids, self.end_ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return exact_text(self.tokenizer, ids)
+
+
+def _of(asked: _Asked) -> PendingTurn:
+    assert asked.pending is not None
+    return asked.pending
+
+
+def _nothing() -> None:
+    """An agent that does not run has nothing to end."""

@@ -1,0 +1,256 @@
+"""Requests for a chat completion in OpenAI's form: what is read, what is ignored, what is refused.
+
+In training, the recipe says how tokens are drawn. A request that asks for another temperature is answered all the same,
+and the answer says that this was ignored; what would have to change the answer itself is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncurve.episodes.tools import Tool
+from oncurve.errors import one_line
+
+DRAWING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
+"""How tokens are drawn: the recipe's business in training."""
+HARMLESS = (
+    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",
+    "reasoning_effort", "verbosity", "timeout",
+)  # fmt: skip
+"""Parameters that change nothing here."""
+READ = ("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stream", "stream_options")
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "stop": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False, True),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "functions": ([],),
+    "tool_choice": ("auto", "none"),
+}
+"""Parameters that are taken with these values alone, or as null."""
+INSTEAD = {
+    "n": "ask as often as you want completions",
+    "stop": "set rollouts.stop in the recipe",
+    "functions": "use tools",
+}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+"""Names of tools."""
+
+
+class ChatError(Exception):
+    """A request that gets an error for an answer, in OpenAI's form."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def body(self) -> dict[str, Any]:
+        """As it is sent."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A call of a tool in a message."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """As JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, as far as it matters."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+    calls: tuple[ChatCall, ...] = ()
+    answers: str = ""
+    """Of a tool's message: which call it answers."""
+    name: str = ""
+
+    def is_like(self, other: Message) -> bool:
+        """They say the same; white space around what the policy wrote does not matter."""
+        if self.role == "assistant":
+            mine, theirs = self.content.strip(), other.content.strip()
+            return other.role == "assistant" and mine == theirs and self.calls == other.calls
+        return self == other
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What an agent asks for."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """As chat templates take them."""
+    may_call: bool = False
+    """There are tools, and calls of them are read."""
+    model: str = ""
+    max_tokens: int | None = None
+    is_stream: bool = False
+    wants_usage: bool = False
+    """The stream ends with the numbers of tokens."""
+    wants_logprobs: bool = False
+    ignored: tuple[str, ...] = ()
+    """Parameters that were given and change nothing."""
+    drawing: Mapping[str, Any] = field(default_factory=dict)
+    """How it asks that tokens be drawn, for a server on which nothing is trained."""
+
+    @property
+    def known_tools(self) -> dict[str, Tool]:
+        """The tools by name, for reading calls of them."""
+        named = {str(schema["function"]["name"]): schema for schema in self.tools}
+        return {name: Tool(name, _not_here, schema) for name, schema in named.items()}
+
+
+def _not_here(**arguments: Any) -> Any:
+    raise NotImplementedError("the agent calls its tools itself")
+
+
+def read_chat(body: Any) -> ChatRequest:
+    """A request from the body that was sent. Raises ChatError that says which parameter is wrong."""
+    if not isinstance(body, dict):
+        raise ChatError("the body must be a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, value in given.items():
+        if name in NEUTRAL and value not in NEUTRAL[name]:
+            instead = INSTEAD.get(name, "leave it out")
+            raise ChatError(f"{name}={_short(value)} is not offered; {instead}", code="unsupported_value", param=name)
+        if name not in (*READ, *NEUTRAL, *DRAWING, *HARMLESS):
+            raise ChatError(f"unknown parameter {name!r}; leave it out", code="unknown_parameter", param=name)
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ChatError("messages must be a list with at least one message", param="messages")
+    read = tuple(_message(message, f"messages[{place}]") for place, message in enumerate(messages))
+    if read[-1].role == "assistant":
+        raise ChatError(
+            "the last message is the assistant's, and it cannot be continued; end with another", param="messages"
+        )
+    limits = [_count(given, name) for name in ("max_tokens", "max_completion_tokens") if name in given]
+    options = given.get("stream_options", {})
+    return ChatRequest(
+        messages=read,
+        tools=(tools := _tools(given.get("tools", []))),
+        may_call=bool(tools) and given.get("tool_choice") != "none",
+        model=str(given.get("model", "")),
+        max_tokens=min(limits) if limits else None,
+        is_stream=bool(given.get("stream", False)),
+        wants_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        wants_logprobs=bool(given.get("logprobs", False)),
+        ignored=tuple(name for name in given if name in DRAWING),
+        drawing={name: given[name] for name in given if name in DRAWING},
+    )
+
+
+def _message(given: Any, where: str) -> Message:
+    if not isinstance(given, dict) or given.get("role") not in ROLES:
+        raise ChatError(f"{where} needs a role: {', '.join(ROLES)}", param=where)
+    role = ROLES[given["role"]]
+    calls = _calls(given.get("tool_calls") or [], f"{where}.tool_calls") if role == "assistant" else ()
+    content = _content(given.get("content"), f"{where}.content", needed=not calls)
+    name = given.get("name") or ""
+    if not isinstance(name, str) or (name and not NAME.fullmatch(name)):
+        raise ChatError(f"{where}.name is {_short(name)}; use letters, digits, and _.-", param=f"{where}.name")
+    answers = given.get("tool_call_id") or ""
+    return Message(role, content, calls, str(answers) if role == "tool" else "", name)
+
+
+def _content(given: Any, where: str, *, needed: bool) -> str:
+    """Text, or the texts of parts."""
+    if isinstance(given, list):
+        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in given]
+        if not all(isinstance(part, str) for part in parts):
+            raise ChatError(f"{where} holds something else than text, which this model cannot read", param=where)
+        given = "".join(str(part) for part in parts)
+    if given is None and not needed:
+        return ""
+    if not isinstance(given, str):
+        raise ChatError(f"{where} must be text", param=where)
+    return given.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def _calls(given: Any, where: str) -> tuple[ChatCall, ...]:
+    found: list[ChatCall] = []
+    for call in given if isinstance(given, list) else [given]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not NAME.fullmatch(str(function.get("name"))):
+            raise ChatError(f"{where}: a call needs a function with a name and arguments", param=where)
+        arguments = function.get("arguments", "{}")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        found.append(ChatCall(str(call.get("id", "")), function["name"], text))
+    return tuple(found)
+
+
+def _tools(given: Any) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(given, list):
+        raise ChatError("tools must be a list", param="tools")
+    for place, tool in enumerate(given):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not NAME.fullmatch(str(function.get("name"))):
+            raise ChatError(
+                f"tools[{place}] must be a function with a name of letters, digits, and _.-", param=f"tools[{place}]"
+            )
+    return tuple(
+        {"type": "function", "function": {"description": "", "parameters": {"type": "object", "properties": {}}}
+         | tool["function"]}
+        for tool in given
+    )  # fmt: skip
+
+
+def _count(given: Mapping[str, Any], name: str) -> int:
+    value = given[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ChatError(f"{name} is {_short(value)}; it must be a whole number of at least 1", param=name)
+    return value
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.60}"
+
+
+def read_body(text: str) -> ChatRequest:
+    """A request from the text that was sent. Raises ChatError."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ChatError(f"the body is no JSON: {one_line(error)}") from None
+    return read_chat(body)
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them. Raises ChatError for arguments that are no JSON."""
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.name:
+            one["name"] = message.name
+        if message.calls:
+            one["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": _parsed(call.arguments)}}
+                for call in message.calls
+            ]
+        written.append(one)
+    return written
+
+
+def _parsed(arguments: str) -> Any:
+    """Templates write arguments as JSON themselves."""
+    try:
+        made = json.loads(arguments)
+    except (ValueError, RecursionError):
+        raise ChatError("the arguments of a call are no JSON", param="messages") from None
+    if not isinstance(made, dict):
+        raise ChatError("the arguments of a call must be a JSON object", param="messages")
+    return made

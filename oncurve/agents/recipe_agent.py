@@ -1,0 +1,83 @@
+"""The agent of a recipe, and the sampler around which it puts episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from oncurve.agents.agent_programs import Agent, FunctionAgent, ProgramAgent
+from oncurve.agents.agent_setup import AgentSetup
+from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
+from oncurve.data.given import NOTHING, Given
+from oncurve.data.prompts import find_template, template_arguments
+from oncurve.errors import ConfigError
+from oncurve.recipe.schema import Config
+from oncurve.rewards.custom import load_object
+from oncurve.sample.base import Sampler
+from oncurve.sample.event_loop import require_aiohttp
+from oncurve.sample.settings import AgentProgram
+from oncurve.wiring.sampling_params import make_sampling
+
+GIVEN = "given:"
+"""Stands before the name of what a Python program passed."""
+
+
+def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
+    """A sampler whose episodes the recipe's agent plays. Raises ConfigError for an agent that cannot be used."""
+    require_aiohttp()
+    from oncurve.agents.agent_sampler import AgentSampler  # lazy
+
+    limits = config.rollouts.episodes
+    setup = AgentSetup(
+        agent=make_agent(config, given),
+        make_frames=lambda tokenizer: make_frames(config, tokenizer),
+        max_turns=limits.max_turns,
+        may_fork=limits.forks == "rows",
+        seconds=limits.agent_seconds,
+        at_once=limits.threads,
+        needs_reward=all(reward.type == "environment" for reward in config.rewards),
+        takes_reward=any(reward.type == "environment" for reward in config.rewards),
+    )
+    return AgentSampler(sampler, make_sampling(config), setup)
+
+
+def make_agent(config: Config, given: Given) -> Agent:
+    """Who plays the episodes."""
+    chosen = config.rollouts.agent
+    if isinstance(chosen, AgentProgram):
+        return ProgramAgent(chosen.command, is_deterministic=chosen.deterministic)
+    place = str(chosen)
+    if not place.startswith(GIVEN):
+        return FunctionAgent(_callable(load_object(place, where="rollouts.agent"), place), place)
+    name = place.removeprefix(GIVEN)
+    if name not in given.agents:
+        raise ConfigError(
+            f"rollouts.agent: {name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "
+            f"program, with oncurve.Trainer and the same agent; or name it as file.py:name"
+        )
+    return FunctionAgent(given.agents[name], name)
+
+
+def make_frames(config: Config, tokenizer: PreTrainedTokenizerBase) -> Frames:
+    """How conversations are written down: by the model's chat template, or in the words of ``data.template``.
+
+    Raises ConfigError for a model that has no chat template where the recipe asks for one.
+    """
+    if config.data.chat:
+        return ChatFrames(tokenizer, arguments=template_arguments(config.data.chat))
+    template = find_template(config.data.template)
+    return TagFrames(tokenizer, system=template.system, turn=template.turn, opening=template.opening)
+
+
+def with_own_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config:
+    """The recipe with ``data.chat`` where the tokenizer has a chat template."""
+    if not tokenizer.chat_template or config.data.chat:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"chat": True})})
+
+
+def _callable(found: Any, place: str) -> Any:
+    if not callable(found):
+        raise ConfigError(f"rollouts.agent: {place} is {type(found).__name__}, and not a function")
+    return found

@@ -1,0 +1,201 @@
+"""Environments: objects in which an episode happens, as people write them for TRL, Gymnasium and GEM.
+
+With methods as tools (TRL): ``reset(**row)`` begins an episode and may give a text, every other public method is a
+tool, ``get_reward()`` scores it. With steps (Gymnasium for text, GEM): ``reset()`` gives (observation, info),
+``step(text)`` gives (observation, reward, terminated, truncated, info), and the policy's whole turn is the action.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from oncurve.episodes.tools import Tool, answer_text, declares, tools_of
+from oncurve.episodes.workers import Workers
+from oncurve.errors import ConfigError, Failure, attempt
+from oncurve.records import Reward
+
+RESERVED = ("reset", "get_reward", "close", "step")
+"""Methods that are no tools; ``step`` is one where there is a ``get_reward`` or where reset is not Gymnasium's."""
+DEAD = ("MemoryError", "EOFError", "ConnectionError", *(kind.__name__ for kind in ConnectionError.__subclasses__()))
+"""Exceptions that say that an environment is gone, and not that a call of it was wrong."""
+Factory = Callable[[], Any]
+
+
+class AdaptedEnvironment:
+    """Around an environment of another library: tools with schemas of their own, and a score of the conversation."""
+
+    tools: Mapping[str, Tool]
+
+    async def score(self, messages: Sequence[Mapping[str, Any]]) -> Any:
+        """What the episode is worth, from the policy's words, its calls and their answers as chat messages."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of a factory's environments before one is used."""
+
+    name: str
+    factory: Factory
+    has_steps: bool
+    """The policy's whole turn is an action; there are no tools."""
+    tools: Mapping[str, Tool]
+    """Their schemas; each instance has its own functions."""
+    gives_reward: bool
+    is_deterministic: bool = False
+    """Its environments say of themselves that the same calls after the same reset get the same answers."""
+
+    @classmethod
+    def of(cls, name: str, factory: Factory) -> Kind:
+        """Make one environment, look at it, and close it.
+
+        Raises ConfigError for an object that is none.
+        """
+        made = attempt(factory)
+        if isinstance(made, Failure):
+            raise ConfigError(f"environment {name}: it cannot be made: {made.detail}. Its factory takes no arguments")
+        try:
+            methods = public_methods(made)
+            if "reset" not in methods:
+                raise ConfigError(
+                    f"environment {name}: {type(made).__name__} has no reset method. Write reset(self, **row), which "
+                    f"begins an episode, and a public method for each tool (docs/episodes.md)"
+                )
+            has_steps = "step" in methods and "get_reward" not in methods and is_step(methods["step"])
+            tools = {} if has_steps else methods_as_tools(made)
+            if not has_steps and not tools and not isinstance(made, AdaptedEnvironment):
+                raise ConfigError(
+                    f"environment {name}: {type(made).__name__} has no public method besides reset, so the policy can "
+                    f"do nothing in it. Write one for each tool, or Gymnasium's step(action)"
+                )
+            scores = has_steps or "get_reward" in methods or isinstance(made, AdaptedEnvironment)
+            return cls(name, factory, has_steps, tools, scores, declares(made))
+        finally:
+            close(made)
+
+
+@dataclass(eq=False)
+class Environment:
+    """One environment in one episode. Its methods are called from one thread at a time."""
+
+    kind: Kind
+    inner: Any
+    tools: dict[str, Tool] = field(default_factory=dict)
+    earned: float = 0.0
+    """Rewards of its steps so far."""
+    is_done: bool = False
+
+    @classmethod
+    def begin(cls, kind: Kind, row: Mapping[str, Any], seed: int) -> Any:
+        """A new environment and its first words, which may be none; to be awaited where reset is async."""
+        environment = cls(kind, kind.factory())
+        try:
+            environment.tools = {} if kind.has_steps else methods_as_tools(environment.inner)
+            text = answer_of(environment.inner.reset, {"seed": seed, **row} if kind.has_steps else dict(row), seed)
+        except BaseException:
+            close(environment.inner)
+            raise
+        return _begun(environment, text) if inspect.isawaitable(text) else (environment, first_words(text))
+
+    def step(self, action: str) -> str:
+        """Gymnasium's step: the observation after an action."""
+        observation, reward, terminated, truncated, *_ = self.inner.step(action)
+        self.earned += float(reward)
+        self.is_done = bool(terminated or truncated)
+        return answer_text(observation)
+
+    def note_done(self) -> None:
+        """An environment that has an attribute ``done`` ends its episode by it."""
+        self.is_done = self.is_done or vars(self.inner).get("done") is True
+
+    def reward(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> Any:
+        """What the episode, with its ``messages``, is worth as the environment says; may have to be awaited."""
+        if isinstance(self.inner, AdaptedEnvironment):
+            return self.inner.score(messages())
+        return self.earned if self.kind.has_steps else self.inner.get_reward()
+
+
+async def _begun(environment: Environment, text: Any) -> tuple[Environment, str]:
+    return environment, first_words(await text)
+
+
+def first_words(given: Any) -> str:
+    """What reset gave as text: nothing, an observation, or an observation with further facts."""
+    said = given[0] if isinstance(given, tuple) and given else given
+    return "" if said is None else answer_text(said)
+
+
+def has_died(failure: Failure) -> bool:
+    """The exception says that the environment is gone."""
+    return failure.detail.partition(":")[0] in DEAD
+
+
+def public_methods(made: Any) -> dict[str, Callable[..., Any]]:
+    """The methods of an object that do not begin with an underscore."""
+    return {
+        name: method
+        for name, method in inspect.getmembers(made, callable)
+        if not name.startswith("_") and (inspect.isroutine(method) or inspect.ismethod(method))
+    }
+
+
+def methods_as_tools(made: Any) -> dict[str, Tool]:
+    """A tool for every public method, or those that an adapter knows."""
+    if isinstance(made, AdaptedEnvironment):
+        return dict(made.tools)
+    methods = public_methods(made)
+    return tools_of(
+        method for name, method in methods.items() if name not in RESERVED[:3] and not isinstance(made, type)
+    )
+
+
+def is_step(method: Callable[..., Any]) -> bool:
+    """Takes one action, as Gymnasium's step does."""
+    needed = [one for one in inspect.signature(method).parameters.values() if one.default is inspect.Parameter.empty]
+    return len([one for one in needed if one.kind is not inspect.Parameter.VAR_KEYWORD]) == 1
+
+
+def answer_of(reset: Callable[..., Any], row: Mapping[str, Any], seed: int) -> Any:
+    """Reset with the columns that it takes, and with a ``seed`` of its own if it takes one and the row has none."""
+    parameters = inspect.signature(reset).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    given = {key: value for key, value in row.items() if takes_all or key in parameters}
+    if "seed" in parameters:
+        given.setdefault("seed", seed)
+    return reset(**given)
+
+
+def reward_of(value: Any) -> Reward:
+    """A reward from what an environment gave: a number, or a dictionary with "reward" and named parts.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    if isinstance(value, Mapping):
+        parts = {str(key): float(part) for key, part in value.items() if key != "reward"}
+        return Reward(float(value["reward"]), parts)
+    return Reward(float(value))
+
+
+def close(made: Any) -> None:
+    """Let an environment give back what it holds, if it says how. A failure of that changes nothing any more."""
+    method = public_methods(made).get("close")
+    if method is not None:
+        attempt(method)
+
+
+def close_all(environments: Sequence[Any], workers: Workers, limit_seconds: float) -> None:
+    """Close environments, each within its limit of seconds, all at the same time."""
+    left = len(environments)
+
+    def closed(result: Any, seconds: float) -> None:
+        nonlocal left
+        left -= 1
+
+    for made in environments:
+        workers.submit(partial(close, made), limit_seconds=limit_seconds, deliver=closed)
+    while left:
+        workers.collect(wait=True)

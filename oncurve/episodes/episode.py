@@ -1,0 +1,127 @@
+"""One episode while it happens: its tokens, who wrote them, what was called, and why it ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncurve.episodes.environments import Environment, Kind
+from oncurve.episodes.tools import CallRequest, Tool
+from oncurve.errors import Failure
+from oncurve.records import Completion, EpisodeEnd, FinishReason, Prompt, Reward, Segment, ToolCall
+from oncurve.sample.row_memory import KeptRow
+from oncurve.sample.turns import Sampled
+
+
+@dataclass(eq=False)
+class Episode:
+    """The state of one completion of a group."""
+
+    place: int
+    """Of its prompt among those of the call."""
+    index: int
+    """In its group."""
+    prompt: Prompt
+    key: int
+    """Its random stream."""
+    tools: Mapping[str, Tool]
+    kind: Kind | None
+    """Of its environment; None without one."""
+    prompt_ids: tuple[int, ...]
+    own_prompt: str | None = None
+    environment: Environment | None = None
+    kept: KeptRow = field(default_factory=KeptRow)
+    """Its keys and values while it waits."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    pending: list[CallRequest] = field(default_factory=list)
+    """Calls of the newest turn that have no answer yet."""
+    answers: list[tuple[str, str]] = field(default_factory=list)
+    """Names and answers of those that have one."""
+    num_turns: int = 0
+    num_written: int = 0
+    num_malformed: int = 0
+    started: float = 0.0
+    waiting_seconds: float = 0.0
+    ended: FinishReason | EpisodeEnd | None = None
+    failure: Failure | None = None
+    reward: Reward | None = None
+
+    def add_turn(self, sampled: Sampled, text: str) -> None:
+        """What the policy wrote."""
+        ids, logprobs, _ = sampled
+        if ids:
+            self.segments.append(Segment(True, len(self.token_ids), len(self.token_ids) + len(ids), text))
+        self.token_ids += ids
+        self.logprobs += logprobs
+        self.num_turns += 1
+        self.num_written += len(ids)
+
+    def add_told(self, ids: list[int], text: str) -> None:
+        """What it was told."""
+        if ids:
+            self.segments.append(Segment(False, len(self.token_ids), len(self.token_ids) + len(ids), text))
+        self.token_ids += ids
+        self.logprobs += [0.0] * len(ids)
+
+    def add_call(self, request: CallRequest, answer: str, error: str | None, seconds: float) -> None:
+        """A call with its answer."""
+        name = request.name or ""
+        arguments = request.written if request.name is None else _as_json(request.arguments)
+        self.calls.append(ToolCall(name, arguments, answer, error, self.num_turns - 1, seconds))
+        self.answers.append((name, answer))
+
+    @property
+    def read_ids(self) -> tuple[int, ...]:
+        """Everything that the next turn goes on from."""
+        return (*self.prompt_ids, *self.token_ids)
+
+    def completion(self, text: str, version: int) -> Completion:
+        """The record of it."""
+        return Completion(
+            self.prompt_ids,
+            tuple(self.token_ids),
+            text,
+            tuple(self.logprobs),
+            self.ended or "abort",
+            version,
+            self.index,
+            segments=tuple(self.segments),
+            calls=tuple(self.calls),
+            own_prompt=self.own_prompt,
+            failure=self.failure.error if self.failure is not None else None,
+            failure_detail=self.failure.detail if self.failure is not None else "",
+            environment_reward=self.reward,
+            waiting_seconds=self.waiting_seconds,
+            environment=self.environment.inner if self.environment is not None else None,
+        )
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(dict(arguments), ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """How far an episode may go. The policy's own tokens are limited by ``SamplingParams.max_completion_tokens``."""
+
+    max_turns: int = 8
+    """How often the policy writes."""
+    max_answer_tokens: int = 256
+    """Tokens of one answer of a tool or an environment; a longer one is cut, with a mark."""
+    max_malformed_calls: int = 3
+    """So many calls that cannot be read end the episode."""
+    max_seconds: float | None = None
+    """From its first token on; looked at between turns."""
+    context_tokens: int | None = None
+    """Prompt, turns and answers together; None where nothing limits them."""
+    tool_seconds: float = 10.0
+    """One call of a tool."""
+    environment_seconds: float = 60.0
+    """One call of an environment: reset, a step, a method, the reward."""
+    threads: int = 64
+    """Calls that run at the same time."""

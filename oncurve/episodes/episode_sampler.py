@@ -1,0 +1,400 @@
+"""The sampler of episodes: the policy writes, tools and environments answer, and the policy goes on.
+
+Around a sampler that can go on from tokens. Everything that belongs to an episode happens in the thread that samples;
+tools and environments run in threads of their own meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from oncurve.episodes.dialects import Dialect
+from oncurve.episodes.environments import Environment, Kind, close, close_all, has_died, reward_of
+from oncurve.episodes.episode import Episode
+from oncurve.episodes.episode_setup import EpisodeSetup
+from oncurve.episodes.tools import CallRequest, calling, opened
+from oncurve.episodes.workers import Workers
+from oncurve.errors import Failure, SamplerError, attempt
+from oncurve.records import EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
+from oncurve.sample.base import PolicyView, SamplingParams, check_finite, context_of, end_token_ids, exact_text
+from oncurve.sample.engine import occurrence_indices
+from oncurve.sample.streams import stream_keys, turn_key
+from oncurve.sample.turns import Ask, Sampled, Turns, TurnSampler
+
+MAX_CALLS = 16
+"""Calls of one turn that are answered; more are not looked at."""
+
+
+class EpisodeSampler:
+    """A sampler whose completions are episodes."""
+
+    def __init__(self, sampler: TurnSampler, params: SamplingParams, setup: EpisodeSetup) -> None:
+        self.sampler, self.params, self.setup = sampler, params, setup
+        self.on_group: Callable[[Group], None] | None = None
+        self.staleness = 0
+        """Steps sampled ahead of training. Environments stay open, for reward functions that ask for them, until
+        staleness + 1 further steps are sampled."""
+        self._policy: PolicyView | None = None
+        self._version = 0
+        self._dialect: Dialect | None = None
+        self._lock = threading.Lock()
+        self._kept: list[tuple[int | None, list[Any]]] = []
+        """Environments that are open, with their step; None where something is measured."""
+        self._workers = Workers(setup.limits.threads)
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Sample from these weights from now on."""
+        self.sampler.load_weights(policy, version)
+        self._policy, self._version = policy, version
+        if self._dialect is None:
+            self._dialect = self.setup.make_dialect(policy.tokenizer)
+            context = context_of(policy.model.config)
+            self.setup = replace(self.setup, limits=replace(self.setup.limits, context_tokens=context))
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group of episodes per prompt, in order.
+
+        Raises SamplerError where sampling itself fails. What fails in a tool or an environment stays in its episode.
+        """
+        if self._policy is None or self._dialect is None:
+            raise SamplerError("the sampler has no weights yet; call load_weights before sample")
+        self._close_kept(None if params is not None else step)
+        if not prompts:
+            return []
+        kept: tuple[int | None, list[Any]] = (None if params is not None else step, [])
+        with self._lock:  # the next step may be sampled in another thread
+            self._kept.append(kept)
+        params = params or self.params
+        params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._dialect.stop))))
+        turns = self.sampler.turns(params, step=step, post=self._workers.post)
+        run = _Run(self, self._policy, self._dialect, params, turns, self._version, environments=kept[1])
+        try:
+            return run.all_groups(prompts, group_size, step)
+        finally:
+            turns.close()
+            run.close()
+
+    def close(self) -> None:
+        """Close environments, end threads, give back what the sampler took."""
+        self._close(self._kept)
+        self._workers.close()
+        for tool in self.setup.tools.values():
+            if tool.close is not None:
+                tool.close()
+        self.sampler.close()
+
+    def _close_kept(self, step: int | None) -> None:
+        """Close environments of measurements, and those of steps whose grading is over when ``step`` is sampled."""
+        self._close(
+            [one for one in self._kept if one[0] is None or (step is not None and self._is_graded(one[0], step))]
+        )
+
+    def _is_graded(self, earlier: int, step: int) -> bool:
+        return abs(earlier - step) > self.staleness
+
+    def _close(self, closing: list[tuple[int | None, list[Any]]]) -> None:
+        with self._lock:
+            self._kept = [one for one in self._kept if all(one is not other for other in closing)]
+        environments = [made for _, kept in closing for made in kept]
+        close_all(environments, self._workers, self.setup.limits.environment_seconds)
+
+
+class _Run:
+    """One call of ``sample``."""
+
+    def __init__(
+        self,
+        owner: EpisodeSampler,
+        policy: PolicyView,
+        dialect: Dialect,
+        params: SamplingParams,
+        turns: Turns,
+        version: int,
+        *,
+        environments: list[Any],
+    ) -> None:
+        """``environments`` takes those that are to be closed."""
+        self.setup, self.limits, self.workers = owner.setup, owner.setup.limits, owner._workers
+        self.on_group, self.environments = owner.on_group, environments
+        self.dialect, self.params, self.turns, self.version = dialect, params, turns, version
+        self.tokenizer = policy.tokenizer
+        self.end_ids = end_token_ids(policy.model, policy.tokenizer)
+        self._groups: dict[int, Group] = {}
+        self._episodes: dict[int, list[Episode]] = {}
+        self._left: dict[int, int] = {}
+        self._held: list[tuple[int, int, Ask]] = []
+        """Turns of the next round, where everything that answers is deterministic."""
+        self._is_over = False
+
+    def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
+        """Every episode from beginning to end."""
+        indices = occurrence_indices(prompts, group_size)
+        for place, prompt in enumerate(prompts):
+            numbers = np.full(group_size, prompt.index, dtype=np.int64)
+            keys = stream_keys(self.params.seed, step, numbers, np.array(indices[place])).tolist()
+            tools, kind = self.setup.tools_of(prompt.row), self.setup.kind_of(prompt.row)
+            episodes = [
+                Episode(place, index, prompt, key, opened(tools), kind, prompt.prompt_ids)
+                for index, key in enumerate(keys)
+            ]
+            self._episodes[place], self._left[place] = episodes, group_size
+            if kind is None:
+                self._ask(episodes)
+            else:
+                seed = turn_key(stream_keys(self.params.seed, step, numbers[:1], np.zeros(1, dtype=np.int64))[0], 1)
+                for episode in episodes:
+                    self._begin(episode, kind, int(seed % 2**31))
+        while self._left:
+            is_busy = self.turns.advance()
+            if not is_busy and self._held and self.workers.is_idle:
+                self._next_round()
+                continue
+            self.workers.collect(wait=not is_busy and bool(self._left))
+        return [self._groups[place] for place in range(len(prompts))]
+
+    def close(self) -> None:
+        """Nothing that comes later is listened to."""
+        self._is_over = True
+
+    def _begin(self, episode: Episode, kind: Kind, seed: int) -> None:
+        """Reset the episode's environment, and ask for the first turn behind its words."""
+
+        def begun(result: Any, seconds: float) -> None:
+            if isinstance(result, Failure):
+                self._fail(episode, result, "reset")
+                return
+            environment, words = result
+            episode.environment = environment
+            self.environments.append(environment.inner)
+            if words:
+                text, ids = self.setup.rerender(self.tokenizer, episode.prompt, words)
+                episode.own_prompt, episode.prompt_ids = text, ids
+            self._ask([episode])
+
+        def forget(result: Any) -> None:
+            if not isinstance(result, Failure):
+                close(result[0].inner)
+
+        begin = partial(Environment.begin, kind, episode.prompt.source_row, seed)
+        self._call(episode, begin, begun, is_environment=True, late=forget)
+
+    def _call(
+        self,
+        episode: Episode,
+        call: Callable[[], Any],
+        deliver: Callable[[Any, float], None],
+        *,
+        is_environment: bool,
+        limit: float | None = None,
+        late: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Run somebody's code beside sampling. What it gives when nobody waits any more goes to ``late``."""
+
+        def back(result: Any, seconds: float) -> None:
+            episode.waiting_seconds += seconds
+            if not self._is_over:
+                deliver(result, seconds)
+            elif late is not None:
+                late(result)
+
+        usual = self.limits.environment_seconds if is_environment else self.limits.tool_seconds
+        self.workers.submit(call, limit_seconds=limit or usual, deliver=back, late=late)
+
+    def _ask(self, episodes: list[Episode]) -> None:
+        """The next turn of episodes that have read the same so far."""
+        first = episodes[0]
+        first.started = first.started or time.monotonic()
+        room = self.params.max_completion_tokens - first.num_written
+        if self.limits.context_tokens is not None:
+            room = min(room, self.limits.context_tokens - len(first.read_ids))
+        if room < 1:
+            for episode in episodes:
+                self._end(episode, "context")
+            return
+        for episode in episodes:
+            episode.started = first.started
+        keys = tuple(turn_key(episode.key, episode.num_turns) for episode in episodes)
+        rows = tuple(episode.kept for episode in episodes)
+        asked = Ask(first.read_ids, keys, room, lambda place, got: self._took(episodes[place], got, room), rows)
+        if self.setup.is_deterministic:
+            self._held.append((first.place, first.index, asked))
+        else:
+            self.turns.ask(asked)
+
+    def _next_round(self) -> None:
+        """Ask for all turns that wait, in an order that has nothing to do with how long anything took.
+
+        Who is in the batch decides how sums are rounded, so that the same run twice must have the same batches.
+        """
+        for episode in (one for group in self._episodes.values() for one in group if one.ended):
+            episode.kept.end()
+        held, self._held = sorted(self._held, key=lambda one: one[:2]), []
+        for _, _, asked in held:
+            self.turns.ask(asked)
+
+    def _took(self, episode: Episode, sampled: Sampled, room: int) -> None:
+        """The policy wrote a turn."""
+        ids, logprobs, reason = sampled
+        check_finite(logprobs, episode.prompt, self.version)
+        text = exact_text(self.tokenizer, ids, self.end_ids)
+        episode.add_turn(sampled, text)
+        if reason != "stop":
+            is_full = reason == "length" and episode.num_written < self.params.max_completion_tokens
+            self._end(episode, "context" if is_full else reason)
+            return
+        environment = episode.environment
+        if environment is not None and environment.kind.has_steps:
+            self._call(
+                episode,
+                partial(environment.step, text),
+                lambda result, seconds: self._stepped(episode, result),
+                is_environment=True,
+            )
+            return
+        episode.pending = self.dialect.read(text, episode.tools)[:MAX_CALLS]
+        episode.answers = []
+        if not episode.pending:
+            self._end(episode, "stop")
+        elif environment is None and episode.num_turns >= self.limits.max_turns:
+            self._end(episode, "turns")
+        else:
+            self._next_call(episode)
+
+    def _stepped(self, episode: Episode, result: Any) -> None:
+        """An environment with steps has answered a turn."""
+        if isinstance(result, Failure):
+            self._fail(episode, result, "step")
+        elif episode.environment is not None and episode.environment.is_done:
+            self._end(episode, "done")
+        else:
+            self._go_on(episode, partial(self.dialect.said, result))
+
+    def _next_call(self, episode: Episode) -> None:
+        """The next call of a turn; after the last one, the next turn."""
+        environment = episode.environment
+        if environment is not None and environment.is_done:
+            self._end(episode, "done")
+            return
+        if not episode.pending:
+            if episode.num_malformed >= self.limits.max_malformed_calls:
+                self._end(episode, "malformed")
+            else:
+                self._go_on(episode, partial(self.dialect.told, episode.answers))
+            return
+        request = episode.pending.pop(0)
+        tool = episode.tools.get(request.name) if request.name is not None else None
+        if tool is None:
+            self._refuse(episode, request)
+            return
+        if problem := tool.objection(request.arguments):
+            episode.add_call(request, f"error: {problem}", "bad_arguments", 0.0)
+            self._next_call(episode)
+            return
+        is_own = environment is not None and request.name in environment.tools
+        function = environment.tools[tool.name].call if environment is not None and is_own else tool.call
+        self._call(
+            episode,
+            partial(calling, function, request.arguments),
+            lambda result, seconds: self._answered(episode, request, result, seconds, is_own=is_own),
+            is_environment=is_own,
+            limit=tool.limit_seconds,
+        )
+
+    def _refuse(self, episode: Episode, request: CallRequest) -> None:
+        """A call that cannot be read, or of a tool that is not there: the policy is told so."""
+        if request.name is None:
+            episode.num_malformed += 1
+            episode.add_call(request, f"error: {request.problem}", "malformed", 0.0)
+        else:
+            known = ", ".join(episode.tools)
+            episode.add_call(request, f"error: there is no tool {request.name[:60]}; use {known}", "unknown_tool", 0.0)
+        self._next_call(episode)
+
+    def _answered(self, episode: Episode, request: CallRequest, result: Any, seconds: float, *, is_own: bool) -> None:
+        """A tool has given something, or failed. What it raised is the policy's to read; a dead environment is not."""
+        if isinstance(result, Failure):
+            if is_own and (result.error == "timeout" or has_died(result)):
+                self._fail(episode, result, request.name or "")
+                return
+            error = "timeout" if result.error == "timeout" else "raised"
+            episode.add_call(request, f"error: {result.detail}", error, seconds)
+        else:
+            episode.add_call(request, result, None, seconds)
+        if episode.environment is not None:
+            episode.environment.note_done()
+        self._next_call(episode)
+
+    def _go_on(self, episode: Episode, told: Callable[..., tuple[list[int], str]]) -> None:
+        """Tell the policy, and let it write another turn, if a limit does not end the episode here."""
+        limits = self.limits
+        if episode.num_turns >= limits.max_turns:
+            self._end(episode, "turns")
+        elif episode.num_written >= self.params.max_completion_tokens:
+            self._end(episode, "length")
+        elif limits.max_seconds is not None and time.monotonic() - episode.started > limits.max_seconds:
+            self._end(episode, "seconds")
+        else:
+            ended = bool(episode.token_ids) and episode.token_ids[-1] in self.end_ids
+            ids, text = told(ended=ended, limit=limits.max_answer_tokens)
+            if limits.context_tokens is not None and len(episode.read_ids) + len(ids) >= limits.context_tokens:
+                self._end(episode, "context")
+                return
+            episode.add_told(ids, text)
+            self._ask([episode])
+
+    def _end(self, episode: Episode, reason: FinishReason | EpisodeEnd) -> None:
+        """The last word was said; what remains is the environment's reward."""
+        episode.ended = reason
+        environment = episode.environment
+        if environment is None or not environment.kind.gives_reward or reason == "abort":
+            self._whole(episode)
+            return
+
+        def rewarded(result: Any, seconds: float) -> None:
+            reward = result if isinstance(result, Failure) else attempt(lambda: reward_of(result))
+            if isinstance(reward, Failure):
+                self._fail(episode, reward, "get_reward")
+            else:
+                episode.reward = reward
+                self._whole(episode)
+
+        def messages() -> list[dict[str, Any]]:
+            return messages_of(episode.completion(self._text(episode.token_ids), self.version))
+
+        self._call(episode, partial(environment.reward, messages), rewarded, is_environment=True)
+
+    def _fail(self, episode: Episode, failure: Failure, where: str) -> None:
+        """The environment is at fault: nothing can be said of what the policy did."""
+        kind = "timeout" if failure.error == "timeout" else "crashed"
+        if has_died(failure):
+            kind = "died"
+        episode.failure = Failure(f"environment_{kind}", f"{where}: {failure.detail}")
+        episode.reward = Reward(value=None, error=f"environment_{kind}", detail=failure.detail)
+        episode.ended = "failed"
+        self._whole(episode)
+
+    def _whole(self, episode: Episode) -> None:
+        """The episode is over; its group may be whole."""
+        if not self.setup.is_deterministic:  # else when a round begins: which rows make room must not depend on time
+            episode.kept.end()
+        place = episode.place
+        self._left[place] -= 1
+        if self._left[place]:
+            return
+        del self._left[place]
+        completions = tuple(one.completion(self._text(one.token_ids), self.version) for one in self._episodes[place])
+        self._groups[place] = Group(episode.prompt, completions)
+        if self.on_group is not None:
+            self.on_group(self._groups[place])
+
+    def _text(self, ids: list[int]) -> str:
+        return exact_text(self.tokenizer, ids, self.end_ids)

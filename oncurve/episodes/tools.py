@@ -1,0 +1,208 @@
+"""Tools: functions that the policy may call, the schemas that it is told, and their answers as text."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oncurve.errors import ConfigError, Failure, attempt
+
+if TYPE_CHECKING:
+    from oncurve.sandbox.sessions import PythonSession, PythonSessions
+
+MAX_ANSWER_CHARACTERS = 100_000
+"""Of an answer's text that is looked at; what is shown is limited in tokens."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function, sync or async, with what the policy is told of it."""
+
+    name: str
+    call: Callable[..., Any]
+    schema: Mapping[str, Any]
+    """As chat templates take it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    open: Callable[[], Callable[..., Any]] | None = None
+    """Makes what is called in one episode, for a tool that remembers earlier calls of it."""
+    close: Callable[[], None] | None = None
+    """Gives back what the tool holds, when nothing is sampled any more."""
+    is_deterministic: bool = False
+    """It says of itself that equal calls get equal answers."""
+    limit_seconds: float | None = None
+    """Of a call, for a tool that has a limit of its own inside; None takes that of all tools."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str | None = None) -> Tool:
+        """The tool of a function, whose types and docstring make the schema.
+
+        Raises ConfigError where they do not say enough.
+        """
+        from transformers.utils.chat_template_utils import get_json_schema  # lazy
+
+        own = name or function.__name__
+        schema = attempt(lambda: get_json_schema(function))
+        if isinstance(schema, Failure):
+            raise ConfigError(
+                f"tool {own}: no schema can be made of it: {schema.detail}. Give every parameter a type, and write a "
+                f"docstring that says what the tool does and has a line for each parameter under Args:"
+            )
+        told = {**schema, "function": {**schema["function"], "name": own}}
+        return cls(own, function, told, is_deterministic=declares(function))
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The schema of each parameter by its name."""
+        return self.schema["function"]["parameters"].get("properties", {})
+
+    @property
+    def only_text(self) -> str | None:
+        """The one parameter, where it is one text: a call need not name it. None elsewhere."""
+        [*named] = self.parameters.items()
+        return named[0][0] if len(named) == 1 and named[0][1].get("type") == "string" else None
+
+    def objection(self, arguments: Mapping[str, Any]) -> str | None:
+        """What is wrong with the arguments of a call, for whoever made it; None if nothing is."""
+        required = self.schema["function"]["parameters"].get("required", [])
+        if unknown := sorted(arguments.keys() - self.parameters.keys()):
+            return f"{self.name} has no argument {', '.join(unknown)}; it takes {', '.join(self.parameters) or 'none'}"
+        if missing := [name for name in required if name not in arguments]:
+            return f"{self.name} needs the argument {', '.join(missing)}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """A call as the policy wrote it; without a name it could not be read, and ``problem`` says why."""
+
+    name: str | None
+    arguments: Mapping[str, Any]
+    written: str
+    problem: str = ""
+
+
+def declares(thing: Any) -> bool:
+    """A function or an environment says of itself that it is ``deterministic``."""
+    return inspect.getattr_static(thing, "deterministic", False) is True
+
+
+def tools_of(functions: Iterable[Callable[..., Any] | Tool]) -> dict[str, Tool]:
+    """Tools by name. Raises ConfigError for two of one name."""
+    found: dict[str, Tool] = {}
+    for function in functions:
+        tool = function if isinstance(function, Tool) else Tool.of(function)
+        if tool.name in found:
+            raise ConfigError(f"two tools are named {tool.name!r}. Rename one of them")
+        found[tool.name] = tool
+    return found
+
+
+def opened(tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """The tools of one episode."""
+    return {name: tool if tool.open is None else replace(tool, call=tool.open()) for name, tool in tools.items()}
+
+
+def answer_text(value: Any) -> str:
+    """What a tool gave as text that can be encoded: as it is, or as JSON; bytes as UTF-8, whatever they are."""
+    if isinstance(value, bytes):
+        value = value[:MAX_ANSWER_CHARACTERS].decode("utf-8", errors="replace")
+    if not isinstance(value, str):
+        made = attempt(lambda: json.dumps(value, ensure_ascii=False, default=str))
+        value = f"<{type(value).__name__}>" if isinstance(made, Failure) else made
+    return value[:MAX_ANSWER_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
+
+
+def calling(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """The answer of a tool as text; to be awaited where it is async."""
+    value = function(**arguments)
+    return _awaited_text(value) if inspect.isawaitable(value) else answer_text(value)
+
+
+async def _awaited_text(value: Any) -> str:
+    return answer_text(await value)
+
+
+def python_tool(wall_seconds: float) -> Tool:
+    """Python in the sandbox, each call within so many seconds; an episode keeps what its earlier calls defined.
+
+    Raises SandboxUnavailable on a machine where nothing isolates code.
+    """
+    sessions = _sessions(wall_seconds)
+    made = Tool.of(python)
+    return replace(
+        made,
+        open=lambda: partial(_in_session, sessions.open()),
+        close=sessions.close,
+        limit_seconds=_SANDBOX_SECONDS,
+    )
+
+
+def sandboxed_tool(function: Callable[..., Any], wall_seconds: float) -> Tool:
+    """A function of somebody's whose calls run its source file in the sandbox, each within so many seconds.
+
+    Raises ConfigError for a function without a source file; SandboxUnavailable where nothing isolates code.
+    """
+    name = function.__name__ if inspect.isfunction(function) else type(function).__name__
+    source = attempt(lambda: Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8"))
+    if isinstance(source, Failure) or vars(sys.modules[function.__module__]).get(name) is not function:
+        raise ConfigError(f"tool {name}: only a function at the top of a file can run in the sandbox. Put it there")
+    sessions = _sessions(wall_seconds)
+    call = partial(_in_sandbox, sessions, source, name)
+    return replace(Tool.of(function), call=call, close=sessions.close, limit_seconds=_SANDBOX_SECONDS)
+
+
+_SANDBOX_SECONDS = 300.0
+"""Of a call with its wait for a sandbox; the code in it has a limit of its own."""
+
+
+def _sessions(wall_seconds: float) -> PythonSessions:
+    from oncurve.sandbox import choose_isolation  # lazy
+    from oncurve.sandbox.sessions import PythonSessions  # lazy
+
+    choose_isolation("bubblewrap")
+    return PythonSessions(wall_seconds=wall_seconds)
+
+
+def _in_sandbox(sessions: PythonSessions, source: str, name: str, /, **arguments: Any) -> Any:
+    return sessions.call(source, name, arguments)
+
+
+def _in_session(session: PythonSession, code: str) -> str:
+    return session.run(code)
+
+
+def python(code: str) -> str:
+    """
+    Runs Python code. What earlier calls defined is still there.
+
+    Args:
+        code: The code. What it prints and the value of its last line are shown.
+
+    Returns:
+        The output.
+    """
+    raise NotImplementedError("a session in the sandbox takes its place")
+
+
+def calculator(expression: str) -> str:
+    """
+    Works out an arithmetic expression.
+
+    Args:
+        expression: Numbers, + - * / // % ** and parentheses, such as "(482913 + 77104) * 2".
+
+    Returns:
+        The value.
+    """
+    from oncurve.episodes.calculator import evaluate  # lazy
+
+    return evaluate(expression)
+
+
+for _function in (calculator, python):
+    _function.deterministic = True  # type: ignore[attr-defined]

@@ -1,0 +1,27 @@
+"""What the extensions of the package add to it: the core imports none of them, and loads by name what is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+TABLE = {
+    "agents": "oncurve.agents.recipe_agent:with_agent",
+    "convert": "oncurve.trl.run_script:convert_script",
+    "foreign environments": "oncurve.agents.foreign_environments:environment_of",
+    "look-ahead sampling": "oncurve.fleet.prefetch:Prefetch",
+    "processes": "oncurve.fleet.launch.local:supervise",
+    "serve": "oncurve.fleet.serve_model:serve_model",
+    "servers": "oncurve.fleet.recipe_servers:make_server_sampler",
+    "servers of a machine": "oncurve.fleet.settle:settle",
+    "slurm": "oncurve.fleet.launch.slurm:submit_run",
+    "teacher behind a server": "oncurve.fleet.servers.teacher_server:connect_teacher",
+    "trl": "oncurve.trl.run_script:run_script",
+}
+"""The module and what is taken from it."""
+
+
+def extension(name: str) -> Any:
+    """What stands under a name of the table, imported now."""
+    module, _, attribute = TABLE[name].partition(":")
+    return getattr(import_module(module), attribute)

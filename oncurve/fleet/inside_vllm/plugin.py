@@ -1,0 +1,228 @@
+"""Weights from files for vLLM. This module is loaded inside vLLM, which knows only ways that need GPUs.
+
+It registers the backend ``file`` of vLLM's own interface for new weights, so that the routes and the names of versions
+are vLLM's. Files are fetched and checked first, and the model is touched by FINISH alone. A server has one backend for
+its whole life, and one that was lost is brought up to date by files: so vLLM's own ways are reached through this one.
+Of this package it imports only what needs nothing but torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
+    WeightTransferEngineFactory,
+)
+from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportMissingImports]
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from oncurve.fleet.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
+from oncurve.fleet.weights.fetch import FETCHED, FETCHING, fetched
+from oncurve.fleet.weights.mirror import Mirror
+from oncurve.fleet.weights.weight_manifest import names_in
+from oncurve.model.lora_weights import LoraWeights, check_base, merged, read_thin
+
+BACKEND = "file"
+
+
+class WeightExtension:
+    """What vLLM is told to load into its workers. Importing this module has registered the backend."""
+
+    weight_transfer_engine: Any
+
+    def fetch_ahead(self, message: dict[str, Any]) -> str:
+        """Bring the copy of the weights up to date beside sampling; what became of it: ask until it is FETCHED."""
+        return self.weight_transfer_engine.fetch_ahead(message)
+
+
+@dataclass
+class FileInit(WeightTransferInitInfo):
+    """How weights come from now on. Nothing has to be set up to read files."""
+
+    way: str = "file"
+    """``nccl`` is vLLM's own engine, which gets ``settings``; ``same_nccl`` only asks."""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):
+    """One version of the weights, as the trainer announces it."""
+
+    label: str = ""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    folder: str | None = None
+    address: str | None = None
+    token: str | None = None
+    adapter: dict[str, Any] | None = None
+    """What belongs to an adapter that is to be added to the base; None for whole weights."""
+    chain: list[dict[str, Any]] = field(default_factory=list)
+    """How the version is made of older ones; empty where all files are sent."""
+    relays: list[str] = field(default_factory=list)
+    give_up: bool = False
+    """End an update that somebody left in its middle."""
+
+
+class FileEngine(WeightTransferEngine):
+    """Takes whole checkpoints.
+
+    vLLM stacks q, k and v into one matrix, which a part of a checkpoint would leave in ruins without a word: a part is
+    refused.
+    """
+
+    init_info_cls = FileInit
+    update_info_cls = FileUpdate
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._staged: ExitStack | None = None
+        self._opened: list[Any] = []
+        self._thin: LoraWeights | None = None
+        self._mirror = Mirror(group=self.vllm_config.instance_id)  # the workers of a server fetch once
+        self._fetches = ThreadPoolExecutor(1, thread_name_prefix="fetches-weights")
+        self._ahead: tuple[str, Future[Any]] | None = None
+        self._expected: frozenset[str] | None = own_names(self.model_config.model)
+        self._device: DeviceWay | None = None
+        """How weights come without files, where that was agreed on."""
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        """Agree on a way. Raises ValueError for one that there is not."""
+        self.shutdown()
+        if init_info.way == SAME_NCCL:
+            check_nccl(list(init_info.settings["version"]))
+        elif init_info.way != BACKEND:
+            self._device = DeviceWay(init_info.way, init_info.settings, self)
+
+    def start_weight_update(self) -> None:
+        """Forget what an update before this one left behind."""
+        self._forget()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Fetch and check; unlike the base's, without a GPU to wait for."""
+        if self._device is None or update_info.get("give_up"):
+            self.receive_weights(self.parse_update_info(update_info))
+        else:
+            self._device.receive(update_info)
+
+    def fetch_ahead(self, message: dict[str, Any]) -> str:
+        """Begin to fetch a version in a thread, or tell how that goes; the model stays as it is."""
+        label = str(message["label"])
+        if self._ahead is None or self._ahead[0] != label:
+            self._ahead = label, self._fetches.submit(self._mirror.bring, message)
+        work = self._ahead[1]
+        if not work.done():
+            return FETCHING
+        if error := work.exception():
+            self._ahead = None
+            return str(error)
+        return FETCHED
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        """Open the announced files. Raises ValueError if they are not whole, or not those of this model."""
+        if update_info.give_up:
+            raise ValueError("the update is given up, as asked")
+        self._forget()
+        message = vars(update_info)
+        with ExitStack() as stack, ExitStack() as copy:  # other workers may want the copy before all have finished
+            if update_info.chain:
+                paths = copy.enter_context(self._mirror.opened(message))
+            else:
+                paths = stack.enter_context(fetched(message))
+            if update_info.adapter is not None:
+                self._thin = read_thin(paths[0], update_info.adapter)
+                paths = base_files(self.model_config.model)
+            opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+            names = frozenset(name for file in opened for name in file.keys())  # noqa: SIM118
+            expected = self._expected or names
+            if names ^ expected:
+                some = ", ".join(sorted(names ^ expected)[:3])
+                raise ValueError(f"these are not the weights of this model, all of them and no others: see {some}")
+            if self._thin is not None:
+                check_base(self._thin, lambda name: one_of(opened, name))
+            self._expected, self._opened, self._staged = names, opened, stack.pop_all()
+
+    def finish_weight_update(self) -> None:
+        """Load what was opened, and pack again what vLLM packs but forgets."""
+        if self._device is not None:
+            self._device.finish(self._expected)
+            return
+        if self._staged is None:
+            raise ValueError("no weights were sent")
+        try:
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(self._weights())
+            finalize_layerwise_reload(self.model, self.model_config)
+            repack_tied_heads(self.model)
+        finally:
+            self._forget()
+
+    def shutdown(self) -> None:
+        """Let go of open files, and of a group."""
+        self._forget()
+        device, self._device = self._device, None
+        if device is not None:
+            device.close()
+
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for file in self._opened:
+            for name in file.keys():  # noqa: SIM118
+                weight = file.get_tensor(name)
+                yield name, weight if self._thin is None else merged(self._thin, name, weight)
+
+    def _forget(self) -> None:
+        staged, self._staged, self._opened, self._thin = self._staged, None, [], None
+        if staged is not None:
+            staged.close()
+
+
+def base_files(model: str) -> list[Path]:
+    """The files of the model that the server was started with, to which adapters are added.
+
+    Raises ValueError if they are not on this disk as safetensors.
+    """
+    paths = sorted(Path(model).glob("*.safetensors"))
+    if not paths:
+        raise ValueError(f"{model} is no folder with safetensors, whose weights an adapter could be added to")
+    return paths
+
+
+def one_of(opened: list[Any], name: str) -> torch.Tensor:
+    """A tensor of one of several files. Raises KeyError if none has it."""
+    for file in opened:
+        if name in file.keys():  # noqa: SIM118
+            return file.get_tensor(name)
+    raise KeyError(name)
+
+
+def own_names(model: str) -> frozenset[str] | None:
+    """The names of all weights in a model's folder; None for a model that is not in one."""
+    paths = list(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
+    return frozenset(name for path in paths for name in names_in(path)) or None
+
+
+@torch.no_grad()
+def repack_tied_heads(model: torch.nn.Module) -> None:
+    """On a CPU, a head that shares its matrix with the embedding keeps a packed copy that reloading does not renew: the
+    server would go on with the old head under the new version's name."""
+    for part in model.modules():
+        layer: Any = part
+        if "cpu_linear" in vars(layer) and layer.weight is not None and layer.weight.numel():
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, FileEngine)

@@ -1,0 +1,215 @@
+"""SLURM batch script for a recipe: it stops in time and resumes by itself."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncurve.errors import ConfigError, LostProcess
+from oncurve.fleet.launch.placement import serve_settings
+from oncurve.observe.record import write_text
+from oncurve.recipe.load import load_config
+from oncurve.recipe.run_folder import run_folder_path
+from oncurve.recipe.schema import Config
+
+SAVED, LOST = 143, LostProcess.exit_code
+SLACK_SECONDS = 30
+"""Between the end of the run's time to save and that of the job."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a job asks for."""
+
+    nodes: int = 1
+    """Machines that train."""
+    gpus_per_node: int = 8
+    """Also the processes that train on each; 0 asks for none and starts one process."""
+    rollout_nodes: int = 0
+    """Machines that only sample."""
+    time: str = "24:00:00"
+    grace_seconds: int = 300
+    """How long before the end, or before another job takes the machines, the run is told to save."""
+    options: tuple[str, ...] = ()
+    """Further lines for sbatch, such as --partition=gpu or --account=mine."""
+    max_requeues: int = 100
+
+
+def render_slurm(
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    config: Config,
+    allocation: Allocation,
+    python: str,
+) -> str:
+    """The script for ``sbatch``. One task is started for each process; ``oncurve train`` reads its place from srun.
+
+    A job that is told to go saves, ends with 143 and puts itself into the queue again; so does one that lost a process
+    (75). Every start goes on where the run is.
+
+    Raises ConfigError for an allocation that cannot be.
+    """
+    _check(config, allocation)
+    tasks = max(allocation.gpus_per_node, 1)
+    folder = run_folder_path(config).absolute()
+    words = [python, "-m", "oncurve", "train", str(recipe.absolute())]
+    words += [f"run.grace_seconds={allocation.grace_seconds - SLACK_SECONDS}", *overrides]
+    words += [f"run.folder={folder.parent}"]
+    words += server_words(config, allocation)
+    return "\n".join(
+        [
+            *_header(folder, allocation),
+            *_meeting(allocation),
+            *(_servers(config, folder, allocation, python) if allocation.rollout_nodes else ()),
+            *_training(words, tasks, allocation),
+            *_ending(folder, allocation),
+            "",
+        ]
+    )
+
+
+def server_words(config: Config, allocation: Allocation) -> list[str]:
+    """What the recipe is told about machines that only sample, if there are any."""
+    folder = run_folder_path(config).absolute()
+    return ["rollouts.type=servers", f"rollouts.registry={folder}.servers"] if allocation.rollout_nodes else []
+
+
+def submit(script: str, config: Config) -> str:
+    """Write the script beside the run's folder and give it to sbatch; what that says.
+
+    Raises ConfigError if there is no sbatch, or if it refuses.
+    """
+    folder = run_folder_path(config).absolute()
+    path = folder.with_name(f"{folder.name}.sbatch")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, script)
+    try:
+        done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise ConfigError(f"sbatch is not on this machine. The script is {path}; submit it where it is") from None
+    if done.returncode:
+        raise ConfigError(f"sbatch refused {path}: {' '.join(done.stderr.split())[:600]}")
+    return f"{path}\n{done.stdout}"
+
+
+def _check(config: Config, allocation: Allocation) -> None:
+    if config.run.name is None:
+        raise ConfigError("run.name is not set, and every start of a job must find the same run. Give run.name=...")
+    if config.policy.parallel == "none" and allocation.nodes * allocation.gpus_per_node > 1:
+        raise ConfigError("policy.parallel is none, but several processes would train. Set it to ddp or fsdp")
+    if allocation.grace_seconds < 60:
+        raise ConfigError(
+            f"--grace is {allocation.grace_seconds} s. SLURM may send the signal up to 60 s late, so give it more"
+        )
+    for option in allocation.options:
+        if not option.startswith("--") or any(sign in option for sign in "\n\r\"'`$\\"):
+            raise ConfigError(f"--sbatch {option!r} is no option of sbatch. Write one such as --sbatch --partition=gpu")
+
+
+def _header(folder: Path, allocation: Allocation) -> list[str]:
+    gpus = [f"#SBATCH --gpus-per-node={allocation.gpus_per_node}"] if allocation.gpus_per_node else []
+    if any(sign in str(folder) for sign in " \n\"'`$\\%"):
+        raise ConfigError(f"run.folder is {str(folder)!r}, and sbatch takes no such path. Choose one without {' %$'!r}")
+    return [
+        "#!/usr/bin/env bash",
+        f"#SBATCH --job-name={folder.name}",
+        f"#SBATCH --nodes={allocation.nodes + allocation.rollout_nodes}",
+        *gpus,
+        f"#SBATCH --time={allocation.time}",
+        "#SBATCH --requeue",
+        f"#SBATCH --signal=TERM@{allocation.grace_seconds}",
+        "#SBATCH --open-mode=append",
+        f"#SBATCH --output={folder}.slurm.txt",
+        *(f"#SBATCH {option}" for option in allocation.options),
+        "",
+        "# Written by `oncurve launch --slurm`. Submit it with sbatch; every start goes on where the run is.",
+        "set -uo pipefail",
+        "",
+    ]
+
+
+def _meeting(allocation: Allocation) -> list[str]:
+    lines = [
+        'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        f'trainers=("${{hosts[@]:0:{allocation.nodes}}}")',
+        "# The processes of the run meet on the first machine, at a port of the job's own.",
+        'export MASTER_ADDR="${trainers[0]}"',
+        "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+        'together() { local IFS=,; printf "%s" "$*"; }',
+        "",
+    ]
+    return lines
+
+
+def _servers(config: Config, folder: Path, allocation: Allocation, python: str) -> list[str]:
+    """Each GPU of a machine that samples gets a server, which leaves its address where the trainer looks."""
+    registry, tasks = shlex.quote(f"{folder}.servers"), max(allocation.gpus_per_node, 1)
+    settings = [word for setting in serve_settings(config) for word in ("--set", setting)]
+    serve = shlex.join([python, "-m", "oncurve", "serve", config.model, *settings])
+    return [
+        f'samplers=("${{hosts[@]:{allocation.nodes}}}")',
+        f"rm -rf -- {registry} && mkdir -p -- {registry}",
+        "# Whoever knows this word may hand weights to the servers.",
+        'ONCURVE_SERVER_TOKEN="${ONCURVE_SERVER_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d " \\n")}"',
+        "export ONCURVE_SERVER_TOKEN",
+        "serving=()",
+        'for host in "${samplers[@]}"; do',
+        f'  srun --nodes=1 --ntasks={tasks} --nodelist="$host" --kill-on-bad-exit=0 --overlap \\',
+        f'    {serve} --host "$host" --port 0 --registry {registry} &',
+        '  serving+=("$!")',
+        "done",
+        "",
+    ]
+
+
+def _training(words: Sequence[str], tasks: int, allocation: Allocation) -> list[str]:
+    total = allocation.nodes * tasks
+    return [
+        "# A task that is lost leaves the others two minutes to say so; SLURM would end them at once.",
+        f"srun --nodes={allocation.nodes} --ntasks={total} --ntasks-per-node={tasks} \\",
+        '  --nodelist="$(together "${trainers[@]}")" --kill-on-bad-exit=0 --wait=120 --overlap \\',
+        f"  {shlex.join([*words, '--resume'])} &",
+        "training=$!",
+        "# Told to go, the script waits for the run, which has been told as well and saves.",
+        "trap ':' TERM USR1",
+        "code=0",
+        'while kill -0 "$training" 2>/dev/null; do',
+        '  wait "$training"',
+        "  code=$?",
+        "done",
+        "",
+    ]
+
+
+def _ending(folder: Path, allocation: Allocation) -> list[str]:
+    stop = ['kill "${serving[@]}" 2>/dev/null', 'wait "${serving[@]}"', ""] if allocation.rollout_nodes else []
+    return [
+        *stop,
+        f"# {SAVED}: saved after a signal. {LOST}: a process was lost. Above 128: killed. The queue may try again.",
+        f'if [ "$code" -eq {LOST} ] || [ "$code" -gt 128 ]; then',
+        f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {allocation.max_requeues} ]; then',
+        '    echo "ended with $code: back into the queue, to go on from the last checkpoint"',
+        '    scontrol requeue "$SLURM_JOB_ID"',
+        "  else",
+        f'    echo "ended with $code after {allocation.max_requeues} requeues: see {folder}"',
+        "  fi",
+        "fi",
+        'exit "$code"',
+    ]
+
+
+def submit_run(recipe: Path, overrides: Sequence[str], *allocation: Any, dry_run: bool) -> str:
+    """Submit a recipe, once it is known to load as the job will load it; the answer, or the script of a dry run.
+
+    ``allocation`` holds the fields of ``Allocation`` in their order.
+    """
+    config, wanted = load_config(recipe, overrides), Allocation(*allocation)
+    load_config(recipe, [*overrides, *server_words(config, wanted)])
+    script = render_slurm(recipe, overrides, config=config, allocation=wanted, python=sys.executable)
+    return script if dry_run else submit(script, config)

@@ -1,0 +1,173 @@
+"""The rollout servers of a recipe, and how weights reach them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from oncurve.errors import ConfigError
+from oncurve.fleet.launch.placement import serve_settings
+from oncurve.fleet.servers.children import (
+    ChildServers,
+    gpu_shares,
+    own_environment,
+    own_gpu,
+    serve_command,
+    visible_gpus,
+)
+from oncurve.fleet.servers.local_vllm import VllmServers, says_share
+from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
+from oncurve.fleet.settle import reckon_beside, trainers_here
+from oncurve.fleet.weights.endpoints import check_device, give_back_cache
+from oncurve.fleet.weights.store import memory_folder
+from oncurve.model.decode_memory import USUAL_ROWS
+from oncurve.observe.run_model import locate
+from oncurve.plan.find_shape import find_shape
+from oncurve.policy.lora import base_of, is_adapter
+from oncurve.recipe.schema import Config
+from oncurve.sample.event_loop import require_aiohttp
+from oncurve.wiring.sampling_params import make_sampling
+
+if TYPE_CHECKING:
+    from oncurve.fleet.servers.nccl_group import GroupPush
+    from oncurve.fleet.servers.server_sampler import ServerSampler
+
+
+def make_server_sampler(config: Config) -> ServerSampler:
+    """A sampler over the servers of a recipe; those that it asks for are started here and end with it."""
+    require_aiohttp()
+    from oncurve.fleet.servers.server_sampler import ServerSampler  # lazy
+
+    chosen = config.rollouts
+    push = make_push(config)
+    local: ChildServers | None = None
+    if chosen.vllm_servers:
+        local = start_vllm(config)
+    elif chosen.own_servers:
+        local = start_own(config)
+    return ServerSampler(
+        make_sampling(config),
+        urls=chosen.servers,
+        registry=None if chosen.registry is None else Path(chosen.registry),
+        weights_folder=Path(chosen.weights_folder or config.run.folder),
+        memory_folder=memory_folder() if starts_all(config) and chosen.weights_folder is None else None,
+        matrix_type=vllm_matrix_type(config, on_cpu=not torch.cuda.is_available()),
+        weights_address=chosen.weights_address,
+        token=os.environ.get(TOKEN_VARIABLE),
+        max_rows=USUAL_ROWS if chosen.max_rows == "auto" else chosen.max_rows,
+        deadlines=chosen.deadlines,
+        local=local,
+        push=push,
+        trains_meanwhile=push is not None and chosen.staleness > 0,
+        sleep=chosen.sleep,
+        deltas=chosen.deltas,
+    )
+
+
+def make_push(config: Config) -> GroupPush | None:
+    """The way of weights from this GPU to servers without files; None where they are fetched.
+
+    Raises ConfigError where there is no GPU, or no vLLM in this environment.
+    """
+    from oncurve.fleet.servers.nccl_group import GroupPush  # lazy
+
+    chosen = config.rollouts
+    if chosen.transfer != "nccl":
+        return None
+    check_device(has_gpu=torch.cuda.is_available() and config.policy.device != "cpu")
+    seconds = chosen.deadlines.push_seconds
+    address = chosen.weights_address.rpartition(":")[0] if chosen.weights_address else None
+    return GroupPush(address=address, push_seconds=seconds)
+
+
+def starts_all(config: Config) -> bool:
+    """All servers of the run are on this machine, and the run starts them."""
+    chosen = config.rollouts
+    return bool(chosen.own_servers or chosen.vllm_servers) and not chosen.servers and chosen.registry is None
+
+
+def vllm_matrix_type(config: Config, *, on_cpu: bool) -> torch.dtype | None:
+    """Type in which vLLM servers of this recipe keep matrices; None for float32, as the policy has them."""
+    return None if is_float32(config, on_cpu=on_cpu) else torch.bfloat16
+
+
+def is_float32(config: Config, *, on_cpu: bool) -> bool:
+    """Servers compute in float32, as the policy does."""
+    chosen = config.policy.compute_type
+    return chosen == "float32" or (chosen == "auto" and on_cpu)
+
+
+def base_model(config: Config) -> str:
+    """Folder or name of the model that servers are started with: the base, where an adapter is trained further."""
+    found = locate(config.model)
+    return locate(base_of(found)[0]) if is_adapter(found) else found
+
+
+def start_vllm(config: Config) -> VllmServers:
+    """As many vLLM servers on this machine as the recipe asks for, with the model that it trains."""
+    chosen, on_cpu = config.rollouts, not torch.cuda.is_available()
+    visible = [] if on_cpu else visible_gpus(torch.cuda.device_count())
+    trainers = 0 if config.policy.device == "cpu" else trainers_here(len(visible))
+    devices: list[str] = []
+    share: float | None = None
+    if visible and config.rollouts.sleep:
+        devices = own_gpu(visible, trainers=trainers)
+        share = None if says_share(chosen.vllm_options) else share_beside(config)
+        give_back_cache()
+    elif visible:
+        devices = gpu_shares(
+            visible,
+            trainers=trainers,
+            servers=chosen.vllm_servers,
+            each=chosen.tensor_parallel,
+            instead=" ".join(["rollouts.type=engine", *chosen.without_servers()]),
+        )
+    return VllmServers(
+        base_model(config),
+        chosen.vllm_servers,
+        python=chosen.vllm_python,
+        dtype="float32" if is_float32(config, on_cpu=on_cpu) else "bfloat16",
+        on_cpu=on_cpu,
+        logs=Path(config.run.folder) / "server_logs",
+        options=chosen.vllm_options,
+        devices=devices,
+        sleeps=chosen.sleep,
+        share=share,
+        tensor_parallel=chosen.tensor_parallel,
+    )
+
+
+def share_beside(config: Config) -> float:
+    """The share of the trainer's GPU that a server on it may take.
+
+    Raises ConfigError where it is too small for one.
+    """
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    shape = find_shape(config.model, revision=config.policy.revision)
+    found = reckon_beside(config, shape, total=float(total))
+    if found.fits:
+        return found.share
+    instead = " ".join(["rollouts.type=engine", *config.rollouts.without_servers()])
+    raise ConfigError(
+        f"a vLLM server does not fit on the GPU that trains: {found.numbers}. Let the process that trains sample, with "
+        f"`{instead}`, train an adapter, with `policy.lora={{rank: 16}}`, or say yourself what the server may take: "
+        f'`rollouts.vllm_options=[--gpu-memory-utilization, "0.3"]`'
+    )
+
+
+def start_own(config: Config) -> ChildServers:
+    """As many ``oncurve serve`` on this machine as the recipe asks for; on GPUs of their own where there are enough."""
+    policy, count = config.policy, config.rollouts.own_servers
+    visible = visible_gpus(torch.cuda.device_count()) if torch.cuda.is_available() and policy.device != "cpu" else []
+    has_room = len(visible) >= trainers_here(len(visible)) + count
+    return ChildServers(
+        count,
+        name="oncurve",
+        logs=Path(config.run.folder) / "server_logs",
+        command=serve_command(base_model(config), settings=serve_settings(config)),
+        environment=own_environment(count),
+        devices=gpu_shares(visible, trainers=trainers_here(len(visible)), servers=count, each=1) if has_room else (),
+    )

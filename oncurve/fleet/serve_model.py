@@ -1,0 +1,52 @@
+"""The command `oncurve serve`: a model that samples for trainers and answers chats until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from oncurve import wiring
+from oncurve.agents.recipe_agent import make_frames, with_own_chat
+from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
+from oncurve.recipe.load import parse_config
+from oncurve.sample.event_loop import require_aiohttp
+
+
+def serve_model(
+    model: str,
+    *,
+    host: str,
+    port: int,
+    registry: Path | None,
+    max_rows: int | None,
+    overrides: Sequence[str],
+    console: Console,
+) -> None:
+    """Sample for trainers until SIGTERM.
+
+    Raises ConfigError if other machines can reach it and no token is set, or if the address is taken.
+    """
+    require_aiohttp()
+    from oncurve.fleet.serving.http_app import SamplingServer, check_host, serve  # lazy
+
+    token = os.environ.get(TOKEN_VARIABLE)
+    check_host(host, token)
+    config = parse_config("{data: {type: word_problems}}", [f"model={model}", *overrides], source="oncurve serve")
+    policy = wiring.make_policy(config)
+    server = SamplingServer(
+        policy,
+        max_rows=max_rows,
+        context_tokens=wiring.context_of(policy.model.config) or 2**31,
+        token=token,
+        cuda_graphs=config.rollouts.cuda_graphs,
+        frames=make_frames(with_own_chat(config, policy.tokenizer), policy.tokenizer),
+    )
+
+    def notify(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    asyncio.run(serve(server, host=host, port=port, registry=registry, notify=notify))

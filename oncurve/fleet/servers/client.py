@@ -1,0 +1,214 @@
+"""Client of one rollout server. Every call has a deadline, and every failure names the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from oncurve.errors import SamplerError
+from oncurve.fleet.servers import protocol
+from oncurve.fleet.weights.fetch import FETCHED, FETCHING
+
+ASK_SECONDS = 0.1
+"""Between two questions to vLLM whether weights are fetched."""
+_SHOWN = 400
+"""Characters of a server's answer that are shown in a message."""
+
+
+class ServerLost(Exception):
+    """There is no connection, or no answer in time: the server may be dead, stopped, or cut off."""
+
+
+class ServerSlow(ServerLost):
+    """It did not answer in time; whether it lives is another question."""
+
+
+class ServerFailed(Exception):
+    """It answered that it could not do it, with a status of 500 or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a server says of itself."""
+
+    label: str
+    """The version of the weights that it samples from; "default" for those that it was started with."""
+    takes_keys: bool
+    """It is one of ours, and draws tokens from the random streams that it is given."""
+    instance: str | None
+    """Another one after each start; None where servers do not tell (vLLM)."""
+    is_draining: bool
+    """It ends what it has begun and takes nothing new."""
+
+
+class ServerClient:
+    """The routes of one server."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, *, token: str | None, connect_seconds: float) -> None:
+        self.url = url.rstrip("/")
+        self.connect_seconds = connect_seconds
+        self._session = session
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    async def report(self, *, within: float) -> Report:
+        """Whether it is well, and which weights it has."""
+        await self._call("GET", protocol.HEALTH, within=within)
+        found = await self._call("GET", protocol.WEIGHT_INFO, within=within)
+        return Report(
+            label=str(found.get("weight_version")),
+            takes_keys=bool(found.get("takes_keys")),
+            instance=found.get("instance"),
+            is_draining=bool(found.get("is_draining")),
+        )
+
+    async def generate(self, body: Mapping[str, Any], *, within: float) -> Any:
+        """Completions of one prompt."""
+        return await self._call("POST", protocol.GENERATE, within=within, body=body)
+
+    async def tokenize(self, text: str, *, within: float) -> list[int]:
+        """The tokens of a text, without those that a tokenizer puts around it."""
+        body = {"prompt": text, "add_special_tokens": False}
+        return [
+            int(token) for token in (await self._call("POST", protocol.TOKENIZE, within=within, body=body))["tokens"]
+        ]
+
+    async def pause(self, *, within: float) -> None:
+        """End what it still samples for nobody, forget the cached prompts, begin nothing."""
+        await self._call("POST", f"{protocol.PAUSE}?mode=abort&clear_cache=true", within=within)
+
+    async def resume(self, *, within: float) -> None:
+        """Sample again."""
+        await self._call("POST", protocol.RESUME, within=within)
+
+    async def sleep(self, level: int, *, within: float) -> None:
+        """Give memory back: with level 1 weights go to the machine's memory, with 2 they are dropped."""
+        await self._call("POST", f"{protocol.SLEEP}?level={level}", within=within)
+
+    async def wake(self, tag: str, *, within: float) -> None:
+        """Take memory again, for ``weights`` or for the ``kv_cache``."""
+        await self._call("POST", f"{protocol.WAKE}?tags={tag}", within=within)
+
+    async def is_sleeping(self, *, within: float) -> bool:
+        """It gave memory back, or somebody paused it."""
+        return bool((await self._call("GET", protocol.IS_SLEEPING, within=within))["is_sleeping"])
+
+    async def num_workers(self, *, within: float) -> int:
+        """Over how many GPUs it is spread."""
+        return int((await self._call("GET", protocol.WORLD_SIZE, within=within))["world_size"])
+
+    async def choose_way(self, way: str, settings: Mapping[str, Any], *, within: float) -> None:
+        """Agree on how weights come from now on. Members of a group answer when all have met."""
+        await self._call("POST", protocol.INIT, within=within, body={"init_info": {"way": way, "settings": settings}})
+
+    async def start_update(self, *, within: float) -> None:
+        """Begin to take new weights as files; an update that somebody left in its middle is given up first."""
+        await self._call("POST", protocol.INIT, within=within, body={"init_info": {}})
+        await self.begin(within=within)
+
+    async def begin(self, *, within: float) -> None:
+        """Begin to take new weights in the way that was agreed on.
+
+        An update that is refused ends the session that it belongs to, so nothing is sent to that purpose.
+        """
+        try:
+            await self._call("POST", protocol.START, within=within)
+        except ServerFailed:
+            try:
+                await self._call("POST", protocol.UPDATE, within=within, body={"update_info": {"give_up": True}})
+            except ServerFailed:
+                await self._call("POST", protocol.START, within=within)
+            else:
+                raise
+
+    async def send_update(self, message: Mapping[str, Any], *, within: float) -> None:
+        """Tell it where the weights are; it fetches and checks them, and its model stays as it is."""
+        await self._call("POST", protocol.UPDATE, within=within, body={"update_info": dict(message)})
+
+    async def fetch_ahead(self, message: Mapping[str, Any], *, within: float, takes_keys: bool) -> None:
+        """Let a server bring its copy of the weights up to date. It samples meanwhile, from what it has. vLLM, which
+        does not say ``takes_keys``, fetches in a thread and is asked whether it has finished."""
+        if takes_keys:
+            await self._call("POST", protocol.UPDATE, within=within, body={"update_info": {**message, "ahead": True}})
+            return
+        body = {"method": "fetch_ahead", "kwargs": {"message": dict(message)}}
+        end = time.monotonic() + within
+        while True:
+            answer = await self._call("POST", protocol.CALL_WORKERS, within=within, body=body)
+            said = set(answer["results"])
+            if wrong := said - {FETCHED, FETCHING}:
+                raise ServerFailed(f"{self.url} cannot fetch weights: {'; '.join(sorted(wrong))[:_SHOWN]}")
+            if said == {FETCHED}:
+                return
+            if time.monotonic() > end:
+                raise ServerSlow(f"{self.url} has not fetched the weights within {within:g} s")
+            await asyncio.sleep(ASK_SECONDS)
+
+    async def finish_update(self, label: str, *, within: float) -> None:
+        """Let the new weights take the place of the old ones."""
+        await self._call("POST", protocol.FINISH, within=within, body={"weight_version": label})
+
+    async def _call(self, method: str, route: str, *, within: float, body: Mapping[str, Any] | None = None) -> Any:
+        """One request.
+
+        Raises ServerLost, ServerSlow, ServerFailed; SamplerError if the server says that the request is wrong.
+        """
+        limit = aiohttp.ClientTimeout(total=within, sock_connect=min(within, self.connect_seconds))
+        try:
+            async with self._session.request(
+                method, self.url + route, json=body, headers=self._headers, timeout=limit
+            ) as response:
+                text = await response.text()
+        except TimeoutError:
+            raise ServerSlow(f"{self.url} gave no answer to {route.split('?')[0]} within {within:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerLost(f"{self.url} is lost: {_words(error)}") from None
+        if response.status >= 500 or response.status == 429:
+            raise ServerFailed(f"{self.url}{route} answers {response.status}: {text[:_SHOWN]}")
+        if response.status >= 400:
+            raise SamplerError(self._refusal(route, response.status, text))
+        try:
+            return json.loads(text) if text.strip() else {}
+        except ValueError:
+            raise ServerFailed(f"{self.url}{route} answers no JSON: {text[:_SHOWN]!r}") from None
+
+    def _refusal(self, route: str, status: int, text: str) -> str:
+        """What a status in the four hundreds means to the user."""
+        said = f"rollout server {self.url}{route} refuses with {status}: {text[:_SHOWN]}"
+        if status in (401, 403):
+            return f"{said}. Set {protocol.TOKEN_VARIABLE} to the token that the server was started with"
+        if status == 404:
+            return (
+                f"{said}. It lacks this route: start it with `oncurve serve`, or vLLM with --enable-scale-out, "
+                f"--weight-transfer-config and VLLM_SERVER_DEV_MODE=1 as docs/servers.md says"
+            )
+        return said
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class Backoff:
+    """Ever longer pauses between attempts, each a random share of its limit, so that clients do not come together."""
+
+    def __init__(self, *, first: float = 0.2, longest: float = 5.0) -> None:
+        self.first, self.longest = first, longest
+        self._limit = first
+        self._random = random.Random()
+
+    def next(self) -> float:
+        """Seconds until the next attempt."""
+        pause = self._limit * (0.5 + self._random.random() / 2)
+        self._limit = min(2 * self._limit, self.longest)
+        return pause
+
+    def reset(self) -> None:
+        """An attempt succeeded."""
+        self._limit = self.first

@@ -1,0 +1,113 @@
+"""vLLM as a rollout server that a run starts on this machine, in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from oncurve.errors import ConfigError
+from oncurve.fleet.servers.children import ChildServers, own_environment
+from oncurve.fleet.servers.vllm_version import check_version
+
+PYTHON_VARIABLE = "ONCURVE_VLLM_PYTHON"
+SHARE = "--gpu-memory-utilization"
+KV_CACHE_BYTES = 2**28
+"""On a CPU vLLM would reserve a large share of all memory, and a second server another."""
+
+
+class VllmServers(ChildServers):
+    """Some vLLM servers with the same model, each in a group of processes. One that ends is started again."""
+
+    def __init__(
+        self,
+        model: str,
+        count: int,
+        *,
+        python: str | None,
+        dtype: str,
+        on_cpu: bool,
+        logs: Path,
+        options: Sequence[str] = (),
+        devices: Sequence[str] = (),
+        tensor_parallel: int = 1,
+        sleeps: bool = False,
+        share: float | None = None,
+    ) -> None:
+        """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON. ``devices`` are the GPUs that
+        each server sees, over ``tensor_parallel`` of which it spreads the model. With ``sleeps`` it can give
+        memory back; ``share`` of a GPU's memory is all that it takes, unless ``options`` say another.
+
+        Raises ConfigError if there is none.
+        """
+        self.python = find_python(python)
+        self.model, self.dtype, self.on_cpu = model, dtype, on_cpu
+        own = ("--tensor-parallel-size", str(tensor_parallel)) if tensor_parallel > 1 else ()
+        if sleeps and not on_cpu:  # on a CPU it takes the calls and gives nothing back
+            own = (*own, "--enable-sleep-mode")
+        if share is not None and not says_share(options):
+            own = (*own, SHARE, f"{share:.2f}")
+        self.options = (*own, *options)
+        self._folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-"))
+        (self._folder / "oncurve").symlink_to(Path(__file__).resolve().parents[2])
+        super().__init__(
+            count,
+            name="vLLM",
+            logs=logs,
+            command=self.command,
+            environment=self._common(count),
+            devices=devices,
+        )
+
+    def close(self) -> None:
+        """End all of them."""
+        super().close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def command(self, port: int) -> list[str]:
+        """How one server is started. ``vllm serve`` is no way to: the CPU build's name is another."""
+        own = ["--host", "127.0.0.1", "--port", str(port), "--model", self.model, "--served-model-name", "policy"]
+        own += ["--dtype", self.dtype, "--generation-config", "vllm", "--enable-scale-out"]
+        own += ["--logprobs-mode", "processed_logprobs", "--weight-transfer-config", '{"backend":"file"}']
+        own += ["--worker-extension-cls", "oncurve.fleet.inside_vllm.plugin.WeightExtension"]
+        if self.on_cpu:
+            own += ["--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+        return [self.python, "-m", "vllm.entrypoints.openai.api_server", *own, *self.options]
+
+    def _common(self, count: int) -> dict[str, str]:
+        """Without what belongs to the trainer's own environment."""
+        kept = own_environment(count)
+        for name in ("PYTHONHOME", "VIRTUAL_ENV"):
+            kept.pop(name, None)
+        kept |= {"PYTHONPATH": str(self._folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        kept |= {"DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if self.on_cpu:
+            kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+            kept |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        return kept
+
+
+def says_share(options: Sequence[str]) -> bool:
+    """Somebody said how much of a GPU a server takes.
+
+    >>> says_share(["--gpu_memory_utilization=0.4"]), says_share(["--max-model-len", "2048"])
+    (True, False)
+    """
+    return SHARE in {option.partition("=")[0].replace("_", "-") for option in options}
+
+
+def find_python(python: str | None) -> str:
+    """The python with vLLM. Raises ConfigError if none is named, if it is not there, or if its vLLM is too old."""
+    named = python or os.environ.get(PYTHON_VARIABLE)
+    if not named:
+        raise ConfigError(
+            f"rollouts.vllm_servers needs an environment with vLLM, apart from this one. Set rollouts.vllm_python or "
+            f"{PYTHON_VARIABLE} to its python; docs/servers.md says how to make it"
+        )
+    found = shutil.which(named)
+    if found is None:
+        raise ConfigError(f"rollouts.vllm_python: {named!r} is no program. Give the path of a python with vLLM")
+    check_version(found)
+    return found

@@ -1,0 +1,57 @@
+"""The completions of a prompt that are still missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from oncurve.fleet.servers.protocol import GeneratedCompletion
+from oncurve.sample.base import SamplingParams
+
+
+@dataclass(eq=False)
+class PendingGroup:
+    """A prompt and its group: it is done when every place is filled, by whichever servers.
+
+    A completion belongs to its place in the group, so that none is lost or counted twice however often it is asked for.
+    """
+
+    label: str
+    """The weights that all its completions must come from."""
+    prompt_ids: tuple[int, ...]
+    keys: list[int]
+    """The random stream of each place."""
+    params: SamplingParams
+    end_ids: tuple[int, ...]
+    sampled: list[GeneratedCompletion | None] = field(default_factory=list)
+    num_failures: int = 0
+    """Attempts in a row at which a server failed."""
+
+    def __post_init__(self) -> None:
+        self.sampled = [None] * len(self.keys)
+
+    @property
+    def missing(self) -> list[int]:
+        """Places without a completion."""
+        return [place for place, one in enumerate(self.sampled) if one is None]
+
+    @property
+    def cost_tokens(self) -> int:
+        """What is left to do, at most."""
+        return len(self.prompt_ids) + len(self.missing) * self.params.max_completion_tokens
+
+    def fill(self, places: list[int], answers: list[GeneratedCompletion]) -> tuple[int, int]:
+        """Take the answers that are whole and of the right weights; how many were cut off, how many were of others."""
+        aborted = foreign = 0
+        for place, answer in zip(places, answers, strict=True):
+            if answer.finish_reason == "abort":
+                aborted += 1
+            elif answer.versions != (self.label,):
+                foreign += 1
+            elif self.sampled[place] is None:
+                self.sampled[place], self.num_failures = answer, 0
+        return aborted, foreign
+
+    @property
+    def completions(self) -> list[GeneratedCompletion]:
+        """All of them, once none is missing."""
+        return [one for one in self.sampled if one is not None]

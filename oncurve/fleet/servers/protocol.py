@@ -1,0 +1,215 @@
+"""The protocol between a trainer and its rollout servers.
+
+The routes and fields are the part of vLLM's that is used here, so that vLLM and ``oncurve serve`` look alike. Tokens go
+in and tokens come out; text is never sent. One field is ours: the keys of the random streams, which our own servers
+take, so that a completion is the same wherever it is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from oncurve.records import FinishReason
+from oncurve.sample.base import SamplingParams
+
+HEALTH = "/health"
+WEIGHT_INFO = "/weight_info"
+GENERATE = "/inference/v1/generate"
+TOKENIZE = "/tokenize"
+PAUSE = "/pause"
+RESUME = "/resume"
+INIT = "/init_weight_transfer_engine"
+START = "/start_weight_update"
+UPDATE = "/update_weights"
+FINISH = "/finish_weight_update"
+CALL_WORKERS = "/collective_rpc"
+"""vLLM's: a function of our part of its workers."""
+RELAY = "/weights"
+"""Ours: files that a server gives to others."""
+WORLD_SIZE = "/get_world_size"
+SLEEP = "/sleep"
+IS_SLEEPING = "/is_sleeping"
+WAKE = "/wake_up"
+
+TOKEN_VARIABLE = "ONCURVE_SERVER_TOKEN"
+"""Environment variable with the secret that servers and trainer share."""
+KEYS = "oncurve_stream_keys"
+"""Name among ``extra_args`` of the random streams, one for each completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCompletion:
+    """One completion as a server gives it back."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    versions: tuple[str, ...]
+    """Labels of the weights that sampled it, in order; more than one if they changed in the middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A request for completions of one prompt, as our own server reads it."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    count: int
+    params: SamplingParams
+    end_ids: tuple[int, ...]
+    keys: tuple[int, ...] | None
+    is_scored: bool = False
+    """Nothing is sampled: the log-probabilities of the prompt are asked for."""
+
+
+def request_body(
+    token_ids: Sequence[int],
+    *,
+    request_id: str,
+    keys: Sequence[int],
+    params: SamplingParams,
+    end_ids: Sequence[int],
+    takes_keys: bool,
+) -> dict[str, Any]:
+    """Ask for one completion for each key. There is no ``seed``: on a CPU it can end vLLM's engine."""
+    sampling: dict[str, Any] = {
+        "n": len(keys),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "max_tokens": params.max_completion_tokens,
+        "min_tokens": params.min_completion_tokens,
+        "stop": list(params.stop),
+        "stop_token_ids": list(end_ids),
+        "logprobs": 0,
+    }
+    if params.stop:
+        sampling["include_stop_str_in_output"] = True
+    else:
+        sampling["detokenize"] = False
+    if takes_keys:
+        sampling["extra_args"] = {KEYS: list(keys)}
+    return {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": sampling}
+
+
+def read_request(body: Any) -> GenerateRequest:
+    """A request as our own server takes it.
+
+    Raises ValueError that says which field is wrong.
+    """
+    if not isinstance(body, dict) or not isinstance(body.get("sampling_params"), dict):
+        raise ValueError("the body must be an object with token_ids and sampling_params")
+    sampling = body["sampling_params"]
+    count = _number(sampling, "n", 1, least=1)
+    keys = (sampling.get("extra_args") or {}).get(KEYS)
+    if keys is not None and len(keys) != count:
+        raise ValueError(f"sampling_params.n is {count}, but there are {len(keys)} stream keys")
+    stop = sampling.get("stop") or []
+    params = SamplingParams(
+        temperature=float(sampling.get("temperature", 1.0)),
+        max_completion_tokens=_number(sampling, "max_tokens", 16, least=1),
+        min_completion_tokens=_number(sampling, "min_tokens", 0, least=0),
+        top_p=float(sampling.get("top_p", 1.0)),
+        top_k=max(int(sampling.get("top_k", 0)), 0),
+        min_p=float(sampling.get("min_p", 0.0)),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+    return GenerateRequest(
+        request_id=str(body.get("request_id", "")),
+        token_ids=_tokens(body, "token_ids"),
+        count=count,
+        params=params,
+        end_ids=_tokens(sampling, "stop_token_ids"),
+        keys=None if keys is None else tuple(int(key) for key in keys),
+        is_scored=sampling.get("prompt_logprobs") is not None,
+    )
+
+
+def _number(tree: Mapping[str, Any], name: str, default: int, *, least: int) -> int:
+    value = tree.get(name, default)
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    return value
+
+
+def _tokens(tree: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    ids = tree.get(name) or []
+    if not isinstance(ids, list) or not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ValueError(f"{name} must be a list of token numbers")
+    return tuple(ids)
+
+
+def response_body(request_id: str, sampled: Sequence[GeneratedCompletion]) -> dict[str, Any]:
+    """What a server answers."""
+    choices = [
+        {
+            "index": index,
+            "token_ids": one.token_ids,
+            "logprobs": {"content": [{"logprob": value} for value in one.logprobs]},
+            "finish_reason": one.finish_reason,
+            "weight_versions": [{"version": label, "start": 0, "end": len(one.token_ids)} for label in one.versions],
+        }
+        for index, one in enumerate(sampled)
+    ]
+    return {"request_id": request_id, "choices": choices}
+
+
+def score_body(token_ids: Sequence[int], *, request_id: str) -> dict[str, Any]:
+    """Ask for the log-probability of every token behind the first. vLLM samples at least one token beside."""
+    sampling = {"n": 1, "temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+    return {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": sampling}
+
+
+def scores_body(request_id: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    """What a server answers to that: nothing of the first token, one entry of each other."""
+    scored = [None, *({str(token): {"logprob": one}} for token, one in zip(token_ids[1:], logprobs, strict=True))]
+    return {"request_id": request_id, "choices": [], "prompt_logprobs": scored}
+
+
+def read_scores(body: Any, token_ids: Sequence[int]) -> list[float]:
+    """The log-probabilities of all tokens but the first.
+
+    Raises ValueError for an answer that lacks one.
+    """
+    scored = body.get("prompt_logprobs") if isinstance(body, dict) else None
+    if not isinstance(scored, list) or len(scored) != len(token_ids):
+        raise ValueError(
+            f"{len(token_ids)} tokens were sent, and it gives {len(scored or ())} log-probabilities of them. It must "
+            f"be `oncurve serve`, or vLLM 0.32 or newer"
+        )
+    return [float(entry[str(token)]["logprob"]) for token, entry in zip(token_ids[1:], scored[1:], strict=True)]
+
+
+def read_response(body: Any, *, request_id: str, count: int) -> list[GeneratedCompletion]:
+    """The completions of an answer, in the order of their places.
+
+    Raises ValueError for an answer to something else, or one that lacks what training needs.
+    """
+    if not isinstance(body, dict) or request_id not in str(body.get("request_id")):
+        raise ValueError("it answers another request")
+    found: dict[int, GeneratedCompletion] = {}
+    for choice in body.get("choices") or []:
+        found[int(choice["index"])] = _read_choice(choice)
+    if sorted(found) != list(range(count)):
+        raise ValueError(f"{count} completions were asked for, and it gives those with the places {sorted(found)}")
+    return [found[index] for index in range(count)]
+
+
+def _read_choice(choice: Mapping[str, Any]) -> GeneratedCompletion:
+    ids = [int(token) for token in choice.get("token_ids") or []]
+    reason = choice.get("finish_reason")
+    if reason not in get_args(FinishReason):
+        raise ValueError(f"a completion ended for the reason {reason!r}")
+    content = (choice.get("logprobs") or {}).get("content") or []
+    logprobs = [float(entry["logprob"]) for entry in content]
+    spans = choice.get("weight_versions")
+    if len(logprobs) != len(ids) or (ids and not spans):
+        raise ValueError(
+            f"a completion of {len(ids)} tokens has {len(logprobs)} log-probabilities and the weight versions {spans}. "
+            f"It must report both: `oncurve serve`, or vLLM 0.32 or newer"
+        )
+    versions = tuple(dict.fromkeys(str(span["version"]) for span in spans or ()))
+    return GeneratedCompletion(ids, logprobs, cast("FinishReason", reason), versions)

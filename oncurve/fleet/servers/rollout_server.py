@@ -1,0 +1,299 @@
+"""State of one rollout server, and the task that watches it and updates its weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from oncurve.errors import SamplerError
+from oncurve.fleet.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
+from oncurve.fleet.weights.weight_manifest import Manifest
+from oncurve.sample.settings import Deadlines
+
+State = Literal["down", "stale", "syncing", "ready", "asleep", "poisoned"]
+"""down: no sign of life. stale: alive, with other weights than the current ones. syncing: taking them. ready: samples.
+asleep: it gave its memory back until it is wanted. poisoned: it failed while new weights took the place of old ones,
+and is left alone until it was started again."""
+DEFAULT = "default"
+"""What vLLM reports before it was given weights."""
+SLEEP_LEVEL = 2
+"""Weights are dropped, not kept in the machine's memory: new ones come when it wakes."""
+
+
+class FleetState(Protocol):
+    """What a server asks of the pool that it belongs to."""
+
+    deadlines: Deadlines
+
+    def current(self) -> Manifest | None:
+        """The version that completions must come from; None before the first."""
+        ...
+
+    async def message(self, manifest: Manifest, server: RolloutServer) -> dict[str, object]:
+        """What a server is told of a version. Raises ServerFailed while there are no files of it."""
+        ...
+
+    async def repair(self, manifest: Manifest) -> None:
+        """A server could not make the version of what it was told: let it be there whole."""
+        ...
+
+    def moved(self, server: RolloutServer, old: State, why: str) -> None:
+        """The server is in another state now."""
+        ...
+
+
+class RolloutServer:
+    """One server: what it says of itself decides its state, never what was sent to it.
+
+    A server that missed an update, was started again, or comes back from the dead reports another label than the
+    current one, and serves nothing until it reports that.
+    """
+
+    def __init__(self, client: ServerClient, fleet: FleetState) -> None:
+        self.client, self.fleet, self.url = client, fleet, client.url
+        self.state: State = "down"
+        self.why = "not yet asked"
+        self.takes_keys = False
+        self.is_refused = False
+        """It answers, and refuses what we ask: waiting for it does not help."""
+        self.outstanding_tokens = self.outstanding_rows = 0
+        """Of requests that were sent and not answered."""
+        self.control = asyncio.Lock()
+        """Whoever holds it may change the server's weights; its watcher waits meanwhile."""
+        self.label = ""
+        """The version that it reported last."""
+        self.life = 0
+        """Another number whenever what was agreed with it, such as a group, may be forgotten."""
+        self.declined: str | None = None
+        """Why it is given weights as files alone, until it is started again."""
+        self.sync_seconds = self.stood_seconds = 0.0
+        """Of the last version that it fetched: until it had it; of that, standing still for it."""
+        self.is_asleep = self.is_wanted = False
+        self.tasks: set[asyncio.Task[object]] = set()
+        """Requests that end when the server is lost: a dead server's open connection would keep them for ever."""
+        self._instance: str | None = None
+        self._is_paused = False
+        self._poisoned_at: str | None = None
+        self._last_sign = 0.0
+        self._wake = asyncio.Event()
+        self._backoff, self._resting = Backoff(), Backoff()
+        self._rests_until = 0.0
+
+    def rest(self) -> float:
+        """It failed, and others are asked for some seconds, more each time: who fails at once has the least to do."""
+        seconds = self._resting.next()
+        self._rests_until = time.monotonic() + seconds
+        return seconds
+
+    def has_done_well(self) -> None:
+        """It answered as it should."""
+        self._resting.reset()
+
+    @property
+    def is_resting(self) -> bool:
+        """It failed a moment ago."""
+        return time.monotonic() < self._rests_until
+
+    def poke(self) -> None:
+        """Look at the server again at once."""
+        self._wake.set()
+
+    def lose(self, why: str) -> None:
+        """Nothing comes from it any more: its requests go to others."""
+        self._forget()
+        self._move("down", why)
+        for task in list(self.tasks):
+            task.cancel()
+        self.poke()
+
+    async def keep(self) -> None:
+        """Watch over the server until cancelled."""
+        while True:
+            self._wake.clear()
+            async with self.control:
+                pause = await self._look()
+            try:
+                await asyncio.wait_for(self._wake.wait(), pause)
+            except TimeoutError:
+                continue
+
+    async def _look(self) -> float:
+        """Ask the server how it is and do what follows from that; seconds until the next time."""
+        limits = self.fleet.deadlines
+        try:
+            report = await self.client.report(within=limits.silent_seconds / 2)
+            if not self.label and report.label != DEFAULT and not report.takes_keys:  # of a trainer before this one
+                self.is_asleep = self.is_wanted = await self.client.is_sleeping(within=limits.silent_seconds / 2)
+        except ServerSlow as slow:
+            if time.monotonic() - self._last_sign < limits.silent_seconds:
+                return 0.0
+            return self._gone(str(slow))
+        except (ServerLost, ServerFailed) as error:
+            return self._gone(str(error))
+        except SamplerError as refused:
+            return self._gone(str(refused), is_refused=True)
+        self._last_sign = time.monotonic()
+        self._know(report)
+        return await self._follow(report)
+
+    def _gone(self, why: str, *, is_refused: bool = False) -> float:
+        self.is_refused = is_refused
+        if self.state == "poisoned":
+            self._poisoned_at = None  # what comes back was started again
+        if self.state != "down":
+            self.lose(why)
+        self.why = why
+        self._wake.clear()
+        return self._backoff.next()
+
+    def _know(self, report: Report) -> None:
+        """Take note of a server that was started again."""
+        if report.instance != self._instance:
+            if self._instance is not None and self.state == "ready":
+                self.lose("it was started again")
+            self._instance, self._poisoned_at, self._is_paused = report.instance, None, False
+        if self.label not in ("", report.label):
+            self._forget()
+        self.takes_keys, self.label = report.takes_keys, report.label
+
+    def _forget(self) -> None:
+        """It may be another process by now."""
+        self.life += 1
+        self.is_asleep, self.declined = False, None
+
+    async def _follow(self, report: Report) -> float:
+        target, limits = self.fleet.current(), self.fleet.deadlines
+        if self._poisoned_at is not None and report.label == self._poisoned_at:
+            self._move("poisoned", self.why)
+            return limits.heartbeat_seconds
+        self._poisoned_at = None
+        try:
+            if report.is_draining:
+                self._move("stale", "it is ending")
+            elif target is None:
+                self._move("stale", f"has {report.label}")
+            elif self.is_asleep and not self.is_wanted:
+                self._move("asleep", "its GPU trains")
+            elif report.label != target.label or self.is_asleep:
+                if self.state == "ready":
+                    self._move("stale", f"has {report.label}: started again, or given weights by another trainer")
+                await self._sync(target, report.label)
+                return 0.0
+            else:
+                if self._is_paused:
+                    await self._resume()
+                self._move("ready", f"has {report.label}")
+                self._backoff.reset()
+            self.is_refused = False
+        except (ServerLost, ServerFailed, SamplerError) as error:
+            self.is_refused = isinstance(error, SamplerError)
+            self._move("stale" if isinstance(error, ServerFailed) else "down", str(error))
+            return self._backoff.next()
+        return limits.heartbeat_seconds
+
+    async def _sync(self, target: Manifest, old: str) -> None:
+        """Hand over the current weights as files. Its next report tells whether it has them."""
+        limit = self.fleet.deadlines.push_seconds
+        message, begin = await self.fleet.message(target, self), time.monotonic()
+        self._move("syncing", f"has {old}, takes {target.label}")
+        try:
+            if target.chain:
+                await self._fetch_ahead(message)
+            stood = time.monotonic()
+            await self.halt(self.why)
+            try:
+                await self.client.start_update(within=limit)
+                await self.client.send_update(message, within=limit)
+            except ServerFailed:
+                if not self.is_asleep:  # its model is as it was
+                    await self._resume()
+                raise
+        except ServerFailed:
+            if target.chain:
+                await self.fleet.repair(target)
+            raise
+        self.life += 1  # a group that it was in is left with that
+        await self.adopt(target.label)
+        self.sync_seconds, self.stood_seconds = time.monotonic() - begin, time.monotonic() - stood
+
+    async def fetch_ahead(self, manifest: Manifest) -> None:
+        """Bring its copy of the weights up to date while it samples. What fails is done when the weights are wanted."""
+        if self.state != "ready":
+            return
+        try:
+            await self._fetch_ahead(await self.fleet.message(manifest, self))
+        except (ServerLost, ServerFailed, SamplerError) as error:
+            self.why = f"could not fetch ahead: {error}"
+
+    async def _fetch_ahead(self, message: Mapping[str, object]) -> None:
+        """While it samples; what fails here is tried again, or fails, in the update itself."""
+        limit = self.fleet.deadlines.push_seconds
+        try:
+            await self.client.fetch_ahead(message, within=limit, takes_keys=self.takes_keys)
+        except ServerFailed as error:
+            self.why = f"could not fetch ahead: {error}"
+
+    async def halt(self, why: str) -> None:
+        """Before new weights: it samples nothing, and has room for them."""
+        limit = self.fleet.deadlines.push_seconds
+        self._move("syncing", why)
+        self._is_paused = True
+        if self.is_asleep:
+            await self.client.wake("weights", within=limit)
+        else:
+            await self.client.pause(within=limit)
+
+    async def adopt(self, label: str) -> None:
+        """After new weights: they take the place of the old ones, and it samples again.
+
+        A server that fails at the first is poisoned, without an error. Raises ServerFailed, ServerLost for the second.
+        """
+        limit = self.fleet.deadlines.push_seconds
+        try:
+            await self.client.finish_update(label, within=limit)
+        except (ServerFailed, ServerSlow) as error:
+            self.poison(str(error))
+            return
+        self.label = label
+        if self.is_asleep:
+            await self.client.wake("kv_cache", within=limit)
+            self.is_asleep = False
+        await self._resume()
+
+    def poison(self, why: str) -> None:
+        """Its weights cannot be told any more: it is not used until it is started again."""
+        self._poisoned_at = self.label
+        self._forget()
+        self._move("poisoned", f"its weights may be half old and half new; start it again. {why}")
+
+    async def release(self, why: str) -> None:
+        """What was begun is given up before it touched the weights. A failure of this is its watcher's business."""
+        self._move("stale", why)
+        try:
+            if not self.is_asleep:
+                await self._resume()
+        except (ServerLost, ServerFailed, SamplerError) as error:
+            self.why = str(error)
+
+    async def rest_until_wanted(self) -> None:
+        """Give the memory of its GPU to the trainer. Raises ServerLost, ServerFailed, SamplerError."""
+        limit = self.fleet.deadlines.push_seconds
+        async with self.control:
+            if self.state != "ready":
+                return
+            self._is_paused, self.is_wanted = True, False
+            await self.client.pause(within=limit)
+            await self.client.sleep(SLEEP_LEVEL, within=limit)
+            self.is_asleep = True
+            self._move("asleep", "its GPU trains")
+
+    async def _resume(self) -> None:
+        await self.client.resume(within=self.fleet.deadlines.push_seconds)
+        self._is_paused = False
+
+    def _move(self, state: State, why: str) -> None:
+        old, self.state, self.why = self.state, state, why
+        if old != state:
+            self.fleet.moved(self, old, why)

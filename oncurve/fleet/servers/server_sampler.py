@@ -1,0 +1,318 @@
+"""The sampler over rollout servers: weights in, groups out, as with any other."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from oncurve.errors import SamplerError
+from oncurve.fleet.servers.children import ChildServers
+from oncurve.fleet.servers.local_vllm import VllmServers
+from oncurve.fleet.servers.nccl_group import GroupPush
+from oncurve.fleet.servers.pending_group import PendingGroup
+from oncurve.fleet.servers.registry import registered
+from oncurve.fleet.servers.server_pool import ServerPool
+from oncurve.fleet.servers.server_turns import ServerTurns
+from oncurve.fleet.weights.delta_store import DeltaStore
+from oncurve.fleet.weights.endpoints import give_back_cache
+from oncurve.fleet.weights.fallback import Copies
+from oncurve.fleet.weights.host import Bandwidth, WeightHost
+from oncurve.fleet.weights.shards import write_weights
+from oncurve.fleet.weights.store import Contents, WeightStore
+from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
+from oncurve.fleet.weights.weight_stream import Shipment, make_shipment, named_weights
+from oncurve.records import Group, Prompt
+from oncurve.sample.base import PolicyView, SamplingParams, end_token_ids, make_group
+from oncurve.sample.engine import occurrence_indices
+from oncurve.sample.event_loop import EventLoopThread
+from oncurve.sample.settings import Deadlines, DeltaSettings
+from oncurve.sample.streams import stream_keys
+
+
+class ServerSampler:
+    """Samples from rollout servers, each of which may die, stop, or come back at any time.
+
+    Weights are published as files that servers fetch. A step is sampled from its own weights alone: prompts of a
+    server that is lost go to others, and what a server gives that has other weights is not taken.
+    """
+
+    _loop: EventLoopThread | None = None
+    _policy: PolicyView | None = None
+    _manifest: Manifest | None = None
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        urls: Sequence[str],
+        registry: Path | None = None,
+        weights_folder: Path,
+        memory_folder: Path | None = None,
+        matrix_type: torch.dtype | None = None,
+        weights_address: str | None = None,
+        token: str | None = None,
+        max_rows: int = 256,
+        deadlines: Deadlines | None = None,
+        local: ChildServers | None = None,
+        push: GroupPush | None = None,
+        trains_meanwhile: bool = False,
+        sleep: bool = False,
+        deltas: DeltaSettings | None = None,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
+        ``matrix_type`` is that of the matrices of vLLM servers, None for full width. ``weights_address`` is host:port
+        where servers fetch weights that do not see the folder; ``local`` are servers that were started for this
+        sampler, and end with it; ``push`` brings them weights without files, from a policy that ``trains_meanwhile`` in
+        a copy for those that are late; ``sleep`` lets them give memory back whenever the completions of a step are
+        there. With ``deltas`` servers get what changed of the weights, all of them in half width; ``weights_address``
+        may then be the URL under which others find ``weights_folder``."""
+        self.params, self.notify, self._local = params, notify, local
+        self.on_group: Callable[[Group], None] | None = None
+        words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
+        self._deltas: DeltaStore | None = None
+        if deltas is not None:
+            self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words)
+        self._store = self._deltas or WeightStore(weights_folder, **words)
+        self._prepared: dict[int, Future[Manifest]] = {}  # by version
+        self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
+        self._held_seconds, self._num_late = 0.0, 0
+        self._push, self._sleep, self._matrix_type = push, sleep, matrix_type
+        self._copies = Copies(self._store, trains_meanwhile=trains_meanwhile)
+        for part in (push, local):
+            if part is not None:
+                part.notify = self._say
+        is_url = weights_address is not None and weights_address.startswith(("http://", "https://"))
+        self._host = self._make_host(weights_address, token, deltas) if weights_address and not is_url else None
+        token = token if self._host is None else self._host.token
+        self.pool = ServerPool(
+            [*urls, *(local.urls if local is not None else ())],
+            find=partial(registered, registry) if registry is not None else tuple,
+            deadlines=deadlines or Deadlines(),
+            max_rows=max_rows,
+            token=token,
+            restart=local.restart if local is not None else None,
+            push=push,
+            files=self._copies.files,
+            address=f"{weights_address.rstrip('/')}/{self._store.name}" if weights_address and is_url else None,
+            repair=self._deltas.renew if self._deltas is not None else lambda label: None,
+            relay=deltas is not None and deltas.relay,
+            notify=self._say,
+        )
+
+    def _make_host(self, address: str, token: str | None, deltas: DeltaSettings | None) -> WeightHost:
+        limit = Bandwidth(deltas.mbit) if deltas is not None and deltas.mbit is not None else None
+        token = token or secrets.token_hex(16)
+        return WeightHost(lambda: self._store.published, address=address, token=token, limit=limit)
+
+    def _say(self, text: str) -> None:
+        self.notify(text)
+
+    def prepare(self, policy: PolicyView, version: int) -> bool:
+        """Copy these weights and publish the copy in another thread: servers fetch it while they sample from the
+        previous weights. ``load_weights`` comes next, with the same, and does not read the policy.
+
+        False where weights are not sent as differences: then nothing was copied.
+        """
+        if self._loop is None or self._deltas is None or policy.thin_weights() is not None:
+            return False
+        begin = time.perf_counter()
+        with self._explained(version):
+            publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
+        self._prepared[version] = self._coder.submit(self._publish_ahead, publish)
+        self._held_seconds = time.perf_counter() - begin
+        return True
+
+    def _publish_ahead(self, publish: Callable[[], Manifest]) -> Manifest:
+        manifest = publish()
+        if self._loop is not None:
+            self._loop.call(self.pool.announce(manifest))
+        return manifest
+
+    def _published(self, policy: PolicyView, version: int) -> Manifest:
+        """The weights in files: those that were prepared, or now."""
+        prepared = self._prepared.pop(version, None)
+        with self._explained(version):
+            if prepared is not None:
+                return prepared.result()
+            begin = time.perf_counter()
+            manifest = self._write(policy, version)
+            self._held_seconds = time.perf_counter() - begin
+            return manifest
+
+    @contextmanager
+    def _explained(self, version: int) -> Iterator[None]:
+        """Weights that cannot be published, as an error for the user."""
+        try:
+            yield
+        except (ValueError, MemoryError) as error:
+            raise SamplerError(
+                f"weights of step {version} cannot be published for the rollout servers: "
+                f"{str(error) or type(error).__name__}. `oncurve resume` goes on from the last checkpoint; with "
+                f"rollouts.deltas=null all weights are sent instead of what changed"
+            ) from error
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Publish the weights and wait until servers have them.
+
+        Raises SamplerError if none takes them in time.
+        """
+        if self._loop is None:
+            self._loop = EventLoopThread("rollout-servers")
+            self._loop.call(self._open())
+        if self._sleep:
+            give_back_cache()
+        if self._push is not None:
+            self._hand_over(policy, version)
+            return
+        manifest = self._published(policy, version)
+        if manifest is not self._manifest or not self.pool.ready:
+            self._loop.call(self.pool.publish(manifest))
+        self._policy, self._manifest = policy, manifest
+
+    def _hand_over(self, policy: PolicyView, version: int) -> None:
+        """Weights from the GPU to servers that can take them so; the others fetch files, which are written for them."""
+        assert self._loop is not None
+        shipment = make_shipment(policy, self._store.run, version, matrix_type=self._matrix_type)
+        with self._copies.still():
+            if self._manifest is None or self._manifest.label != shipment.label:
+                self._policy, self._manifest = policy, self._copies.offer(shipment)
+            elif self.pool.ready:
+                return
+            self._loop.call(self.pool.publish(self._manifest, shipment))
+
+    def _wake(self) -> None:
+        """Servers that gave their memory back get the weights once more."""
+        assert self._manifest is not None
+        assert self._loop is not None
+        give_back_cache()
+        self._loop.call(self.pool.publish(self._manifest))
+
+    def _write(self, policy: PolicyView, version: int) -> Manifest:
+        """An adapter alone where one is trained, whole weights otherwise."""
+        thin = policy.thin_weights()
+        if thin is None and self._deltas is not None:
+            shipment = Shipment("", version, named_weights(policy), torch.bfloat16)
+            return self._deltas.publish_shipment(shipment)
+        if thin is None:
+            shipment = make_shipment(policy, self._store.run, version, matrix_type=self._file_type())
+            write = partial(write_weights, shipment)
+            return self._store.publish(version, write, size=shipment.num_bytes, label=shipment.label)
+
+        def write_thin(folder: Path) -> Contents:
+            thin.save(folder)
+            return describe_files(folder)
+
+        return self._store.publish(version, write_thin, size=thin.num_bytes, adapter=thin.facts())
+
+    def _file_type(self) -> torch.dtype | None:
+        """Of the matrices in files: that of vLLM, if nobody else reads them. ``oncurve serve`` samples the same tokens
+        as the trainer would, for which it needs all their digits."""
+        seen = [server for server in self.pool.servers if server.label]
+        are_vllm = bool(seen) or isinstance(self._local, VllmServers)
+        return self._matrix_type if are_vllm and not any(server.takes_keys for server in seen) else None
+
+    async def _open(self) -> None:
+        if self._host is not None:
+            self.pool.address = await self._host.open()
+        await self.pool.open()
+
+    async def _shut(self) -> None:
+        await self.pool.close()
+        if self._host is not None:
+            await self._host.close()
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group per prompt, all of the weights that were loaded last.
+
+        Raises SamplerError if no server is left for too long, or if one says that a request is wrong.
+        """
+        if self._policy is None or self._manifest is None or self._loop is None:
+            raise SamplerError("the servers have no weights yet; call load_weights before sample")
+        if not prompts:
+            return []
+        if self._sleep and self.pool.asleep:
+            self._wake()
+        is_measuring = params is not None
+        params, manifest, policy = params or self.params, self._manifest, self._policy
+        end_ids = end_token_ids(policy.model, policy.tokenizer)
+        indices = np.array(occurrence_indices(prompts, group_size))
+        jobs = [
+            PendingGroup(
+                manifest.label,
+                prompt.prompt_ids,
+                stream_keys(params.seed, step, np.full(group_size, prompt.index), places).tolist(),
+                params,
+                end_ids,
+            )
+            for prompt, places in zip(prompts, indices, strict=True)
+        ]
+        groups: dict[int, Group] = {}
+
+        def finish(place: int) -> None:
+            groups[place] = make_group(
+                prompts[place],
+                [(one.token_ids, one.logprobs, one.finish_reason) for one in jobs[place].completions],
+                tokenizer=policy.tokenizer,
+                end_ids=end_ids,
+                version=manifest.version,
+            )
+            if self.on_group is not None:
+                self.on_group(groups[place])
+
+        self._num_late = sum(server.state in ("stale", "syncing") for server in self.pool.servers)
+        with self._copies.still():
+            self._loop.call(self.pool.sample(jobs, finish))
+        if self._sleep and not is_measuring:  # measurements sample again, and nothing trains between them
+            self._loop.call(self.pool.rest())
+        return [groups[place] for place in range(len(prompts))]
+
+    def weight_metrics(self) -> dict[str, float]:
+        """How the newest weights came to the servers; nothing where they are not sent as differences."""
+        last = self._deltas.last if self._deltas is not None else None
+        if last is None or self._manifest is None:
+            return {}
+        have = [server for server in self.pool.servers if server.label == self._manifest.label]
+        return {
+            "weights/changed_fraction": last.changed_fraction,
+            "weights/sent_fraction": last.bytes / max(1, last.whole_bytes),
+            "weights/sent_mb": last.bytes / 1e6,
+            "weights/publish_seconds": last.seconds,
+            "weights/coding_seconds": last.coding_seconds,
+            "weights/held_seconds": self._held_seconds,
+            "weights/sync_seconds": max((server.sync_seconds for server in have), default=0.0),
+            "weights/stood_seconds": max((server.stood_seconds for server in have), default=0.0),
+            "weights/late_servers": float(self._num_late),
+        }
+
+    def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> ServerTurns:
+        """Turns of the weights that were loaded last."""
+        if self._policy is None or self._manifest is None or self._loop is None:
+            raise SamplerError("the servers have no weights yet; call load_weights before sample")
+        held = ExitStack()
+        held.enter_context(self._copies.still())
+        end_ids = end_token_ids(self._policy.model, self._policy.tokenizer)
+        label = self._manifest.label
+        return ServerTurns(self._loop, self.pool, params, label=label, end_ids=end_ids, post=post, held=held)
+
+    def close(self) -> None:
+        """Let go of the servers, and remove the published weights."""
+        self._coder.shutdown(cancel_futures=True)
+        if self._loop is not None:
+            self._loop.call(self._shut())
+            self._loop.close()
+            self._loop = None
+        if self._local is not None:
+            self._local.close()
+        self._store.close()

@@ -1,0 +1,62 @@
+"""Turns over rollout servers: each is a request of its own, to whichever server has room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
+
+from oncurve.fleet.servers.pending_group import PendingGroup
+from oncurve.fleet.servers.server_pool import ServerPool
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.event_loop import EventLoopThread
+from oncurve.sample.turns import Ask, with_limit
+
+
+class ServerTurns:
+    """Servers sample in processes of their own; what they give comes back through ``post``."""
+
+    def __init__(
+        self,
+        loop: EventLoopThread,
+        pool: ServerPool,
+        params: SamplingParams,
+        *,
+        label: str,
+        end_ids: tuple[int, ...],
+        post: Callable[[Callable[[], None]], None],
+        held: ExitStack,
+    ) -> None:
+        """``held`` is let go when the turns are closed."""
+        self._loop, self._pool, self._params = loop, pool, params
+        self._label, self._end_ids, self._post, self._held = label, end_ids, post, held
+        self._open: set[Future[None]] = set()
+
+    def ask(self, asked: Ask) -> None:
+        """Send it to a server; turns that begin with the same tokens go together."""
+        params = with_limit(self._params, asked.max_tokens)
+        job = PendingGroup(self._label, asked.token_ids, list(asked.keys), params, self._end_ids)
+        future = self._loop.start(self._pool.sample([job]))
+        self._open.add(future)
+        future.add_done_callback(lambda future: self._post(partial(self._deliver, future, job, asked)))
+
+    def _deliver(self, future: Future[None], job: PendingGroup, asked: Ask) -> None:
+        """Hand a request's turns on, in the thread that samples. Raises SamplerError if it failed."""
+        if future not in self._open:
+            return
+        self._open.discard(future)
+        future.result()
+        for place, one in enumerate(job.completions):
+            asked.deliver(place, (one.token_ids, one.logprobs, one.finish_reason))
+
+    def advance(self) -> bool:
+        """Nothing happens in this thread."""
+        return False
+
+    def close(self) -> None:
+        """Give up requests that are under way."""
+        left, self._open = self._open, set()
+        for future in left:
+            future.cancel()
+        self._held.close()

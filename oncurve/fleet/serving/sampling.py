@@ -1,0 +1,179 @@
+"""The thread that runs a server's model, for all callers, and pauses for new weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from oncurve.errors import SamplerError
+from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest
+from oncurve.model.head import head
+from oncurve.model.weights import body_of
+from oncurve.sample.base import PolicyView, Sampled
+from oncurve.sample.budget import RowBudget
+from oncurve.sample.proof import Proof
+from oncurve.sample.request import Request
+from oncurve.sample.scheduler import RowScheduler
+
+
+class Paused(Exception):
+    """No request is taken now."""
+
+
+@dataclass(frozen=True, eq=False)
+class SubmittedRequest:
+    """A request on its way, and what its caller waits for."""
+
+    request: Request
+    future: Future[list[GeneratedCompletion]]
+
+
+class Sampling:
+    """Samples in a thread of its own, from the weights of one version at a time."""
+
+    def __init__(
+        self, policy: PolicyView, *, max_rows: int | None = None, label: str = "default", cuda_graphs: bool = True
+    ) -> None:
+        """At most ``max_rows`` completions run at one time; None: what fits into a GPU, elsewhere the usual number."""
+        self.policy, self.label = policy, label
+        self.scheduler = RowScheduler(
+            policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs), shares_weights=True, key="--max-rows"
+        )
+        self._work: dict[Request, SubmittedRequest] = {}
+        """All that has no answer yet."""
+        self._dropped: set[Request] = set()
+        self._reading = threading.Lock()
+        self._changed = threading.Condition()
+        self._is_paused = self._is_closed = self._is_standing = False
+        self._ends_running = False
+        self._num_running = 0
+        self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """The thread has not died of a mistake."""
+        return self._thread.is_alive()
+
+    @property
+    def num_running(self) -> int:
+        """Completions of requests that have no answer yet."""
+        return self._num_running
+
+    def submit(
+        self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], object] | None = None
+    ) -> SubmittedRequest:
+        """Take a request; the future gives its completions. Raises Paused while nothing is taken.
+
+        ``on_tokens`` hears after each token, in the thread that samples, of all tokens of a single completion so far.
+        """
+        drawn = asked.keys or np.random.default_rng().integers(0, 2**63, asked.count, dtype=np.uint64)
+        keys = np.array(drawn, dtype=np.uint64)
+        future: Future[list[GeneratedCompletion]] = Future()
+        future.set_running_or_notify_cancel()  # a caller that goes away must not touch it
+
+        def done(sampled: list[Sampled]) -> None:
+            del self._work[request]
+            future.set_result([GeneratedCompletion(*one, (self.label,)) for one in sampled])
+
+        request = Request(asked.token_ids, keys, asked.params, asked.end_ids, on_done=done, on_tokens=on_tokens)
+        work = SubmittedRequest(request, future)
+        with self._changed:
+            if self._is_paused or self._is_closed:
+                raise Paused
+            self._is_standing = False
+            self._work[request] = work
+            self.scheduler.add(request)
+            self._num_running += asked.count
+            self._changed.notify_all()
+        future.add_done_callback(lambda _: self._count_down(asked.count))
+        return work
+
+    def _count_down(self, count: int) -> None:
+        with self._changed:
+            self._num_running -= count
+
+    def drop(self, work: SubmittedRequest) -> None:
+        """Nobody waits for this any more."""
+        with self._changed:
+            self._is_standing = False
+            self._dropped.add(work.request)
+            self._changed.notify_all()
+
+    def pause(self, *, abort: bool) -> None:
+        """Take nothing more, and wait until nothing runs; ``abort`` cuts off what does."""
+        with self._changed:
+            self._is_paused = True
+            self._ends_running = self._ends_running or abort
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_standing or not self._thread.is_alive())
+
+    def resume(self) -> None:
+        """Take requests again."""
+        with self._changed:
+            self._is_paused = self._ends_running = False
+            self._changed.notify_all()
+
+    def change(self, apply: Callable[[], None], label: str) -> None:
+        """Let other weights take the place of these, while nothing runs.
+
+        Raises SamplerError if it is not paused: completions would be of two versions.
+        """
+        with self._changed:
+            if not (self._is_paused and self._is_standing):
+                raise SamplerError("weights cannot change while the server samples; pause it first")
+            with self._reading:
+                apply()
+            self.label = label
+            self.scheduler.forget()
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """log p of every token but the first, given those before it, in the caller's thread."""
+        model = self.policy.model
+        ids = torch.tensor(token_ids, device=model.device)
+        with self._reading, torch.inference_mode(), self.policy.compute():
+            hidden = body_of(model)(input_ids=ids[None], use_cache=False).last_hidden_state[0, :-1]
+            return head(model, hidden, ids[1:], 1.0)[0].tolist()
+
+    def close(self) -> None:
+        """End the thread when what runs is done."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_standing = not self._has_work()
+                if self._is_standing:
+                    self._changed.notify_all()
+                    if self._is_closed:
+                        return
+                    self._changed.wait()
+                    continue
+                dropped, self._dropped = self._dropped, set()
+                ends_running = self._ends_running
+            self._turn(dropped, ends_running)
+
+    def _has_work(self) -> bool:
+        return bool(self._dropped) or self.scheduler.has_work
+
+    def _turn(self, dropped: set[Request], ends_running: bool) -> None:
+        """One token for everybody. What breaks is told to those who wait for it."""
+        try:
+            if ends_running:
+                self.scheduler.cut(lambda request: True)
+            elif dropped:
+                self.scheduler.cut(lambda request: request in dropped)
+            self.scheduler.turn()
+        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+            known = isinstance(error, SamplerError)
+            said = error if known else SamplerError(f"sampling failed: {type(error).__name__}: {error}")
+            for request in self.scheduler.broken():
+                self._work.pop(request).future.set_exception(said)

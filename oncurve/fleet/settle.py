@@ -1,0 +1,117 @@
+"""Where a recipe samples on this machine: which sampler, how many servers on which GPUs, and how weights reach them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from oncurve.errors import CheckpointError, ConfigError
+from oncurve.fleet.launch.placement import Machine, Placement, Wants, choose_placement
+from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, find_python
+from oncurve.fleet.servers.vllm_version import why_not_alike
+from oncurve.plan.find_shape import find_shape
+from oncurve.plan.from_recipe import PlanRequest, make_setup, make_work
+from oncurve.plan.shape import ModelShape
+from oncurve.plan.shared_gpu import Beside, share_gpu
+from oncurve.policy.environment import read_place
+from oncurve.recipe.schema import Config
+
+
+def settle(config: Config) -> tuple[Config, str | None]:
+    """The recipe with ``auto`` in ``rollouts.type`` and ``rollouts.transfer`` replaced by what suits this machine.
+
+    With it the sentences that say so; None where there was nothing to choose.
+    """
+    said: list[str] = []
+    if config.rollouts.type == "auto":
+        config, why = _settle_type(config)
+        said.append(why)
+    if config.rollouts.type == "servers" and config.rollouts.transfer == "auto":
+        config, why = _settle_transfer(config)
+        said += [why] if why else []
+    return config, "\n".join(said) or None
+
+
+def _settle_type(config: Config) -> tuple[Config, str]:
+    found = place(config, look_at_machine(config))
+    said = found.sentence
+    changes: dict[str, object] = {"type": found.sampler, "vllm_servers": found.servers}
+    changes["tensor_parallel"] = found.tensor_parallel
+    if found.sleeps:
+        changes["sleep"] = True
+    if found.sampler == "engine" and config.rollouts.without_servers():
+        said += f"; {' and '.join(_names(config.rollouts.without_servers()))}, which are for servers, do nothing here"
+        changes |= {"transfer": "auto", "sleep": False}  # what is recorded is loaded again by ``resume``
+    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), said
+
+
+def _names(settings: Sequence[str]) -> list[str]:
+    return [setting.partition("=")[0] for setting in settings]
+
+
+def _settle_transfer(config: Config) -> tuple[Config, str | None]:
+    """nccl for vLLM servers that the run starts on GPUs of their own, if this process can; files otherwise."""
+    chosen, why = config.rollouts, None
+    way = "fetch"
+    if chosen.deltas is not None:
+        return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": way})}), None
+    on_gpus = torch.cuda.is_available() and config.policy.device != "cpu" and torch.cuda.device_count() > 1
+    if chosen.vllm_servers and on_gpus and not chosen.sleep:
+        if config.policy.lora is not None:
+            reason: str | None = "an adapter is trained, which is small"
+        else:
+            reason = why_not_alike(find_python(chosen.vllm_python))
+        way = "fetch" if reason else "nccl"
+        why = f"weights go to the servers as files (rollouts.transfer fetch): {reason}"
+        if reason is None:
+            why = "weights go from GPU to GPU (rollouts.transfer nccl). For files: `rollouts.transfer=fetch`"
+    return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": way})}), why
+
+
+def look_at_machine(config: Config) -> Machine:
+    """The GPUs that this process sees, and whether vLLM's environment is named."""
+    has_vllm = bool(config.rollouts.vllm_python or os.environ.get(PYTHON_VARIABLE))
+    if torch.cuda.is_available() and config.policy.device.startswith(("auto", "cuda")):
+        sizes = [torch.cuda.get_device_properties(place).total_memory for place in range(torch.cuda.device_count())]
+        return Machine("cuda", tuple(map(float, sizes)), has_vllm)
+    return Machine("mps" if torch.backends.mps.is_available() else "cpu", (), has_vllm)
+
+
+def place(config: Config, machine: Machine) -> Placement:
+    """The layout of a recipe on a machine: a function of both and of how many processes train here."""
+    gpus, resets = len(machine.memory_bytes), tuple(config.rollouts.without_servers())
+    if not gpus or (gpus == 1 and not machine.has_vllm):
+        return choose_placement(machine, Wants(shares_gpu=config.rollouts.sleep, resets=resets))
+
+    is_asked = gpus > 1 or config.rollouts.sleep
+    try:
+        shape = find_shape(config.model, revision=config.policy.revision)
+    except (ConfigError, CheckpointError):
+        if is_asked:
+            raise
+        return choose_placement(machine, Wants(resets=resets))
+    return choose_placement(
+        machine,
+        Wants(
+            trainers=trainers_here(gpus),
+            weights=float(shape.num_parameters),
+            heads=shape.heads,
+            is_quantized=config.policy.quantization is not None,
+            shares_gpu=config.rollouts.sleep,
+            beside=reckon_beside(config, shape, total=min(machine.memory_bytes)),
+            resets=resets,
+        ),
+    )
+
+
+def reckon_beside(config: Config, shape: ModelShape, *, total: float) -> Beside:
+    """What is left for a server on the one GPU that trains."""
+    return share_gpu(shape, make_work(config, PlanRequest()), make_setup(config, PlanRequest()), total=total)
+
+
+def trainers_here(gpus: int) -> int:
+    """Processes of the run that train on this machine; all GPUs are taken where a launcher does not say how many."""
+    count = read_place().count
+    return 1 if count == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", gpus))

@@ -1,0 +1,215 @@
+"""A server's own copy of the newest weights, which differences bring up to date.
+
+A copy is one version or the other: it is built beside the old one, its checksums are compared with those of the files
+that the trainer would have written, and then it is renamed. What breaks in between costs the work, never the weights.
+Nothing but the standard library and numpy is needed here, because vLLM's environment imports it too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oncurve.fleet.weights.delta import Bytes, apply
+from oncurve.fleet.weights.fetch import fetch_one, side_by_side
+from oncurve.fleet.weights.weight_manifest import NAME, Route, WeightFile, find_routes, read_chain
+from oncurve.observe.checksums import FileSum
+
+COPY_VARIABLE = "ONCURVE_WEIGHTS_COPY"
+"""Environment variable with the folder of the copy. A server that is started again goes on from what is there."""
+PREFIX = "oncurve-copy-"
+DELTA = ".delta"
+"""End of the name of a difference, after the name of the file that it belongs to."""
+
+
+class Mirror:
+    """One copy, in a folder that several processes of a machine may share."""
+
+    def __init__(self, root: Path | None = None, *, group: str | None = None) -> None:
+        """Without a folder it is in one of its own, which is removed when this process ends. Processes of this machine
+        with the same ``group`` share one, which is removed when the first of them ends."""
+        named = os.environ.get(COPY_VARIABLE)
+        if root is None and named:
+            root = Path(named)
+        elif root is None:
+            root = Path(tempfile.mkdtemp(prefix=PREFIX)) if group is None else _common(group)
+            atexit.register(shutil.rmtree, root, ignore_errors=True)
+        self.root = root
+        self.seconds: dict[str, float] = {}
+        """Of fetching and of applying, for the version that was brought last."""
+        self.bytes = 0
+        """That were fetched for it."""
+        self.is_fetching = False
+        """Files may come that are not here yet."""
+
+    def bring(self, message: Mapping[str, Any]) -> list[Path]:
+        """The files of the announced version, whole, made of what is here and what must be fetched.
+
+        Raises ValueError if no way leads there; what was here stays.
+        """
+        with self.opened(message) as paths:
+            return paths
+
+    @contextlib.contextmanager
+    def opened(self, message: Mapping[str, Any]) -> Iterator[list[Path]]:
+        """The same files, which nobody replaces inside of this."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            yield self._bring(message)
+
+    def _bring(self, message: Mapping[str, Any]) -> list[Path]:
+        chain = read_chain(message)
+        label, files = _plain(chain[-1].label), [WeightFile(**file) for file in message["files"]]
+        have, held = self._held()
+        whys = []
+        if have == label and held == files:
+            paths = [self.root / label / file.name for file in files]
+            wrong = side_by_side(_objection, list(zip(paths, files, strict=True)))
+            if not any(wrong):
+                return paths
+            whys, have = [f"the copy here is damaged: {next(filter(None, wrong))}"], None
+        for route in find_routes(have, chain):
+            try:
+                return self._go(route, have, files, message)
+            except (ValueError, OSError) as error:
+                whys.append(str(error))
+        raise ValueError(f"{label} cannot be had: {'; '.join(whys) or 'no way leads there from what is here'}")
+
+    def find(self, label: str, name: str) -> Path | None:
+        """A file for another server: of the copy, or a difference that led to it. None if it is not here."""
+        for folder in (self.root / _plain(label), self._fetched(label)):
+            path = folder / _plain(name)
+            if path.is_file():
+                return path
+        return None
+
+    def _go(self, route: Route, have: str | None, files: list[WeightFile], message: Mapping[str, Any]) -> list[Path]:
+        """Build the version beside the copy, and let it take its place."""
+        begin = time.perf_counter()
+        got = self._fetch(route, message)
+        fetched = time.perf_counter()
+        label = str(message["label"])
+        partial, place = self.root / ".partial", self.root / label
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        old = None if have is None else self.root / have
+
+        def build(file: WeightFile) -> None:
+            start = got[route.whole.label, file.name] if route.whole else _of(old, file.name)
+            steps = [
+                got[link.label, file.name + DELTA] for link in route.links if (link.label, file.name + DELTA) in got
+            ]
+            _build(start, steps, partial / Path(file.name).name, file)
+
+        side_by_side(build, files)
+        facts = {"label": label, "files": [asdict(file) for file in files]}
+        (partial / NAME).write_text(json.dumps(facts), encoding="utf-8")
+        shutil.rmtree(place, ignore_errors=True)
+        partial.rename(place)
+        self._tidy(label, route)
+        self.seconds = {"fetch": fetched - begin, "apply": time.perf_counter() - fetched}
+        self.bytes = route.num_bytes
+        return [place / file.name for file in files]
+
+    def _fetch(self, route: Route, message: Mapping[str, Any]) -> dict[tuple[str, str], Path]:
+        """All files of a way, by version and name."""
+        self.is_fetching = True
+        try:
+            return self._fetch_all(route, message)
+        finally:
+            self.is_fetching = False
+
+    def _fetch_all(self, route: Route, message: Mapping[str, Any]) -> dict[tuple[str, str], Path]:
+        wanted = [(link.label, file) for link in route.links for file in link.deltas]
+        if route.whole is not None:
+            wanted += [(route.whole.label, file) for file in route.whole.whole]
+        paths = side_by_side(lambda one: fetch_one(message, one[0], one[1], self._fetched(one[0])), wanted)
+        return {(label, file.name): path for (label, file), path in zip(wanted, paths, strict=True)}
+
+    def _fetched(self, label: str) -> Path:
+        return self.root / "fetched" / _plain(label)
+
+    def _tidy(self, label: str, route: Route) -> None:
+        """Keep the copy, and the differences that led to it: another server may want them."""
+        for folder in self.root.iterdir():
+            if folder.is_dir() and folder.name not in (label, "fetched"):
+                shutil.rmtree(folder, ignore_errors=True)
+        kept = {link.label for link in route.links}
+        for folder in self._fetched("-").parent.glob("*"):
+            if folder.name not in kept or (route.whole is not None and folder.name == route.whole.label):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _held(self) -> tuple[str | None, list[WeightFile]]:
+        """The version of the copy, and its files; None and nothing where there is none."""
+        for path in self.root.glob(f"*/{NAME}"):
+            if not path.parent.name.startswith("."):
+                with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+                    facts = json.loads(path.read_text(encoding="utf-8"))
+                    if facts["label"] == path.parent.name:
+                        return facts["label"], [WeightFile(**file) for file in facts["files"]]
+        return None, []
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else changes the folder inside of this: not another thread, not another process."""
+        with (self.root / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _common(group: str) -> Path:
+    """A temporary folder for several processes of this user. Raises ValueError if it is somebody else's."""
+    folder = Path(tempfile.gettempdir()) / f"{PREFIX}{os.getuid()}-{_plain(group)}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise ValueError(
+            f"{folder} belongs to another user; set {COPY_VARIABLE} to a folder for the copy of the weights"
+        )
+    return folder
+
+
+def _plain(name: str) -> str:
+    """Raises ValueError for a name that leads elsewhere."""
+    if name != Path(name).name or name in ("", "..", "fetched") or name.startswith("."):
+        raise ValueError(f"{name!r} is no name of a version or a file")
+    return name
+
+
+def _of(folder: Path | None, name: str) -> Path:
+    assert folder is not None
+    return folder / Path(name).name
+
+
+def _objection(pair: tuple[Path, WeightFile]) -> str | None:
+    path, file = pair
+    try:
+        return FileSum.of(path).objection(asdict(file))
+    except OSError as error:
+        return str(error)
+
+
+def _build(start: Path, steps: Sequence[Path], place: Path, file: WeightFile) -> None:
+    built(start, steps, file).tofile(place)
+
+
+def built(start: Path, steps: Sequence[Path], file: WeightFile) -> Bytes:
+    """One file, made of an older one and its differences. Raises ValueError unless it is what the trainer has."""
+    data = np.fromfile(start, np.uint8)
+    for step in steps:
+        data = apply(step.read_bytes(), data)
+    if wrong := FileSum(data.size, hashlib.sha256(data.data).hexdigest()).objection(asdict(file)):
+        raise ValueError(f"{file.name} as made of {start} and {len(steps)} differences: {wrong}")
+    return data

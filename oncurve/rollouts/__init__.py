@@ -1,1 +1,0 @@
-"""Samplers of completions from the policy."""

@@ -1,1 +1,0 @@
-"""The in-process engine, which samples many completions at once."""

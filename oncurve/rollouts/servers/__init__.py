@@ -1,1 +1,0 @@
-"""Rollout servers: sampling on other machines, and surviving their loss."""

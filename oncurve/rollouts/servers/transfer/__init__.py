@@ -1,1 +1,0 @@
-"""Weight transfer to vLLM without files, from GPU to GPU or on one GPU."""

@@ -1,0 +1,165 @@
+"""The interface of a sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from oncurve.errors import SamplerError
+from oncurve.records import Completion, FinishReason, Group, Prompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from oncurve.model.lora_weights import LoraWeights
+
+Sampled = tuple[list[int], list[float], FinishReason]
+"""Tokens of a completion, their log-probabilities, and why it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token (greedy)."""
+    max_completion_tokens: int = 256
+    min_completion_tokens: int = 0
+    """The end token and stop strings cannot end a completion before it has this many tokens."""
+    top_p: float = 1.0
+    """Smallest set of tokens with at least this probability; 1 keeps all."""
+    top_k: int = 0
+    """Number of most likely tokens to keep; 0 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay in its text and tokens."""
+    seed: int = 0
+
+
+class PolicyView(Protocol):
+    """What a sampler may see of the policy: its current weights and how to read its tokens."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The module with the current weights."""
+        ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Text to tokens and back."""
+        ...
+
+    def compute(self) -> AbstractContextManager[object]:
+        """The arithmetic in which the model is to be evaluated."""
+        ...
+
+    def ordinary_weights(self) -> dict[str, Tensor]:
+        """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
+        ...
+
+    def thin_weights(self) -> LoraWeights | None:
+        """The adapter alone, where nothing else is trained."""
+        ...
+
+
+class Sampler(Protocol):
+    """Produces completions from the latest weights it was given."""
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Sample from these weights from now on and stamp completions with the version."""
+        ...
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group per prompt, in order. ``step`` enters the random streams; ``params`` replace the usual ones."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        ...
+
+
+@runtime_checkable
+class TellsGroups(Protocol):
+    """A sampler that tells of each group when it is whole, while it samples others."""
+
+    on_group: Callable[[Group], None] | None
+    """Called in whichever thread samples, with the very group that ``sample`` will give back; None: nobody listens."""
+
+
+CHANGING_ROPES = ("longrope", "dynamic")
+"""Rotary embeddings whose angles depend on the longest row of a call."""
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a completion: the tokenizer's end token and those of the model's generation settings."""
+    declared = model.generation_config.eos_token_id if model.generation_config else None
+    listed = declared if isinstance(declared, list) else [declared]
+    ids = [token for token in [tokenizer.eos_token_id, *listed] if isinstance(token, int)]
+    return tuple(dict.fromkeys(ids))
+
+
+def context_of(config: Any) -> int | None:
+    """Positions in which a row may be; None if the model's configuration does not say.
+
+    Asked as transformers does: a configuration may keep the number under a name of its own, as that of GPT-2 does.
+    Rotary embeddings of the types longrope and dynamic change for all rows of a call when the longest passes a length,
+    so that a row would depend on its neighbours; such a model is used up to that length.
+    """
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    kinds = [
+        one for one in (ropes, *ropes.values()) if isinstance(one, dict) and one.get("rope_type") in CHANGING_ROPES
+    ]
+    limits = [getattr(text, "max_position_embeddings", None)]
+    limits += [one.get("original_max_position_embeddings") for one in kinds]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def padding_id(tokenizer: PreTrainedTokenizerBase, end_ids: tuple[int, ...]) -> int:
+    """A token to fill rows with; masks keep it from having any influence."""
+    declared = tokenizer.pad_token_id
+    if isinstance(declared, int):
+        return declared
+    return end_ids[0] if end_ids else 0
+
+
+def exact_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Collection[int] = ()) -> str:
+    """Token ids as text, special tokens too, without the end token behind them."""
+    shown = ids[:-1] if ids and ids[-1] in end_ids else ids
+    return str(tokenizer.decode(list(shown), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def check_finite(logprobs: Sequence[float], prompt: Prompt, version: int) -> None:
+    """Raises SamplerError for a log-probability that is not finite."""
+    if not math.isfinite(sum(logprobs)):
+        raise SamplerError(
+            f"the model's logits are not finite (prompt {prompt.index}, policy version {version}). "
+            f"Lower optimizer.learning_rate if it was trained, or take policy.compute_type float32 or bfloat16"
+        )
+
+
+def make_group(
+    prompt: Prompt,
+    sampled: Sequence[Sampled],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: tuple[int, ...],
+    version: int,
+) -> Group:
+    """The record of what was sampled for one prompt.
+
+    Raises SamplerError for a log-probability that is not finite.
+    """
+    completions: list[Completion] = []
+    for index, (ids, logprobs, reason) in enumerate(sampled):
+        check_finite(logprobs, prompt, version)
+        text = exact_text(tokenizer, ids, end_ids)
+        completions.append(Completion(prompt.prompt_ids, tuple(ids), text, tuple(logprobs), reason, version, index))
+    return Group(prompt, tuple(completions))

@@ -1,0 +1,246 @@
+"""Scheduler of rows: a batch into which requests enter and from which they leave at every token, whoever asks for them.
+
+A step's groups are requests that are all there when it begins. Turns of episodes and callers of a server come whenever
+they like. A row that waits for a tool leaves the batch; on a CPU it returns with its keys and values, on a GPU as a
+longer prompt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from oncurve.errors import SamplerError
+from oncurve.model.decode_memory import MOST_ROWS, DecodeCall
+from oncurve.model.out_of_memory import Shortage, release
+from oncurve.model.weights import Backbone
+from oncurve.sample.base import PolicyView, SamplingParams
+from oncurve.sample.budget import RowBudget
+from oncurve.sample.generic import ModuleSampling
+from oncurve.sample.proof import Proof
+from oncurve.sample.request import Request
+from oncurve.sample.row_batch import RowBatch
+from oncurve.sample.row_memory import RowMemory
+
+SMALLEST = 64
+"""Tokens of prompts and completions for which buffers are made at least where requests may come later; they double as
+requests need it."""
+
+
+class RowScheduler:
+    """Requests with equal settings run together, whenever they come. One with other settings, or too long for the
+    buffers, waits until those before it are done; then the batch is made anew."""
+
+    def __init__(
+        self,
+        policy: PolicyView,
+        budget: RowBudget,
+        proof: Proof,
+        *,
+        is_closed: bool = False,
+        shares_weights: bool = False,
+        key: str = "rollouts.max_rows",
+    ) -> None:
+        """``is_closed``: all requests are there before the first turn, with equal settings and equally many completions
+        each, so that buffers are made for just these.
+
+        ``shares_weights``: other threads read the weights meanwhile. ``key`` is what a user sets to begin with fewer
+        rows.
+        """
+        self.policy, self.budget, self.key = policy, budget, key
+        self.is_closed, self.shares_weights = is_closed, shares_weights
+        self._proof = proof
+        self._memory = RowMemory()
+        self._arrived: deque[Request] = deque()
+        self._batch: RowBatch | None = None
+        self._tokens = (SMALLEST, SMALLEST)
+        """Of prompts and of completions, for which buffers are made where requests may come later."""
+        self._call, self._rows = self._open_call(), 1
+        """What memory was last wanted for, and how many completions at a time."""
+
+    @property
+    def has_work(self) -> bool:
+        """Something runs or waits."""
+        return bool(self._arrived or (self._batch is not None and not self._batch.is_idle))
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn."""
+        self._arrived.append(request)
+
+    def forget(self) -> None:
+        """Drop the buffers: the weights are about to change, or the memory is wanted."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.close()
+
+    def turn(self) -> None:
+        """One token for everybody; where memory runs out, everything begins anew, fewer completions at a time.
+
+        Each completion names its own random stream, so what callers get is the same. Raises SamplerError where there is
+        not enough memory for one.
+        """
+        with self._arithmetic():
+            self._turn()
+
+    def run(self) -> None:
+        """Turns until nothing runs or waits."""
+        with self._arithmetic():
+            while self.has_work:
+                self._turn()
+
+    def cut(self, chosen: Callable[[Request], bool]) -> None:
+        """Cut off what was chosen; it is given as far as it came."""
+        if self._batch is not None:
+            self._batch.abort(chosen)
+        for request in [request for request in self._arrived if chosen(request)]:
+            self._arrived.remove(request)
+            for place in range(request.count):
+                request.give(place, ([], [], "abort"))
+
+    def broken(self) -> list[Request]:
+        """Whom an error that ``turn`` raised concerns; they are not sampled any more."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            return batch.requests
+        return [self._arrived.popleft()] if self._arrived else []
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        with torch.inference_mode(), torch.autocast(self.policy.model.device.type, enabled=False):
+            yield
+
+    def _turn(self) -> None:
+        with Shortage() as shortage:
+            self._take_arrived()
+            if self._batch is not None:
+                self._batch.turn()
+        if shortage.reason is not None:
+            batch, self._batch = self._batch, None
+            if batch is not None:
+                self._arrived.extendleft(request.again() for request in reversed(batch.requests))
+            del batch
+            self._shrink(shortage.reason)
+
+    def _shrink(self, reason: str) -> None:
+        """Raises SamplerError if there was one completion; what others ask for later may be smaller."""
+        release()
+        try:
+            self.budget.shrink(self._rows, reason, self._call, key=self.key)
+        except SamplerError:
+            self._tokens, self.budget.limit = (SMALLEST, SMALLEST), None
+            raise
+
+    def _closed_call(self) -> DecodeCall:
+        """All requests with equally many completions, to the rule for memory."""
+        first = self._arrived[0]
+        params = first.params
+        return DecodeCall(
+            num_prompts=len(self._arrived),
+            group_size=first.count,
+            prompt_tokens=max(len(request.token_ids) for request in self._arrived),
+            completion_tokens=params.max_completion_tokens,
+            cuts=params.top_p < 1 or params.top_k > 0 or params.min_p > 0,
+        )
+
+    def _open_call(self) -> DecodeCall:
+        """Any number of requests, to the rule for memory."""
+        prompt_tokens, completion_tokens = self._tokens
+        return DecodeCall(
+            num_prompts=max(MOST_ROWS, self.budget.max_rows or 0),
+            group_size=1,
+            is_open=True,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cuts=True,
+        )
+
+    def _take_arrived(self) -> None:
+        """Let requests join the batch, in their order, up to the first that does not fit."""
+        while self._arrived:
+            request = self._arrived[0]
+            if not self._fits(request):
+                if self._batch is not None and not self._batch.is_idle:
+                    return
+                with self.policy.compute():
+                    backbone = self._proof.backbone(self.policy)
+                if backbone is None:
+                    self._sample_through_module()
+                    continue
+                self._make_batch(backbone)
+            assert self._batch is not None
+            self._batch.waiting.append(self._arrived.popleft())
+
+    def _fits(self, request: Request) -> bool:
+        batch = self._batch
+        return (
+            batch is not None
+            and _settings(request) == (batch.params, batch.end_ids)
+            and len(request.prompt.token_ids) <= batch.sizes.prompt_tokens
+            and request.positions <= batch.sizes.completion_tokens
+        )
+
+    def _make_batch(self, backbone: Backbone) -> None:
+        """Buffers that hold the first request and, where others may come later, all before it."""
+        self._batch, request = None, self._arrived[0]  # its buffers are free before the new ones are made
+        if self.is_closed:
+            self._call = self._closed_call()
+        else:
+            grown = max if self.budget.kv_tokens is not None else _double_until
+            prompt_tokens, completion_tokens = self._tokens
+            self._tokens = (
+                grown(prompt_tokens, len(request.prompt.token_ids)),
+                grown(completion_tokens, request.positions),
+            )
+            self._call = self._open_call()
+        with self.policy.compute():
+            sizes = self.budget.sizes(self._call, self.budget.rows(self.policy.model, backbone, self._call))
+        self._rows = sizes.rows
+        params, end_ids = _settings(request)
+        self._batch = RowBatch(self.policy, backbone, params, end_ids, sizes, self._memory, is_closed=self.is_closed)
+
+    def _sample_through_module(self) -> None:
+        """The first request and those after it that are like it, from beginning to end.
+
+        For a model whose layers are not computed here. Of a request with more completions than fit, as many as do.
+        """
+        first = self._arrived[0]
+        self._call = self._closed_call()
+        with self.policy.compute():
+            most = self.budget.rows(self.policy.model, None, self._call)
+        alike: list[Request] = []
+        for request in self._arrived:
+            is_alike = (request.params, request.end_ids, request.count) == (first.params, first.end_ids, first.count)
+            if alike and not (is_alike and (len(alike) + 1) * first.count <= most):
+                break
+            alike.append(request)
+        share = min(first.count, most)
+        self._rows = share * len(alike)
+        for start in range(0, first.count, share):
+            count = min(share, first.count - start)
+            with self.policy.compute():
+                keys = np.concatenate([request.keys[start : start + count] for request in alike])
+                sampling = ModuleSampling(
+                    self.policy, first.params, keys, first.end_ids, rounds=not self.shares_weights
+                )
+                rows = sampling.run([request.token_ids for request in alike], count)
+            for number, row in enumerate(rows):
+                sampled = row.token_ids, row.logprobs, row.finish_reason or "abort"
+                alike[number // count].give(start + number % count, sampled)
+        for request in alike:
+            self._arrived.remove(request)
+
+
+def _settings(request: Request) -> tuple[SamplingParams, tuple[int, ...]]:
+    """What rows must have in common to run together; how long they may become is each row's own."""
+    return replace(request.params, max_completion_tokens=1), request.end_ids
+
+
+def _double_until(size: int, needed: int) -> int:
+    while size < needed:
+        size *= 2
+    return size

@@ -1,0 +1,114 @@
+"""Sampling turn by turn: what can go on from tokens, one row apart from all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from oncurve.model.allocator import give_back
+from oncurve.sample.base import PolicyView, Sampled, SamplingParams, end_token_ids
+from oncurve.sample.budget import RowBudget
+from oncurve.sample.proof import Proof
+from oncurve.sample.request import Request
+from oncurve.sample.row_memory import KeptRow
+from oncurve.sample.scheduler import RowScheduler
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Turns that begin with the same tokens."""
+
+    token_ids: tuple[int, ...]
+    keys: tuple[int, ...]
+    """The random stream of each turn."""
+    max_tokens: int
+    deliver: Callable[[int, Sampled], None]
+    """Takes the place of a turn among ``keys`` and what was sampled."""
+    rows: tuple[KeptRow, ...] = ()
+    """What each turn goes on from where the sampler keeps keys and values, and where it leaves its own."""
+
+
+class Turns(Protocol):
+    """Samples turns while it is open."""
+
+    def ask(self, asked: Ask) -> None:
+        """Sample this; never waits."""
+        ...
+
+    def advance(self) -> bool:
+        """Do a piece of the work that happens in this thread; False if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is still under way."""
+        ...
+
+
+class TurnSampler(Protocol):
+    """A sampler that can open turns."""
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Sample from these weights from now on."""
+        ...
+
+    def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> Turns:
+        """Turns of the current weights. What other threads have to deliver goes through ``post``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        ...
+
+
+class EngineTurns:
+    """Turns in this process: rows enter and leave the batch at every token.
+
+    On a CPU a row that comes back goes on from the keys and values that it left with; a GPU reads it again.
+    """
+
+    def __init__(self, policy: PolicyView, params: SamplingParams, budget: RowBudget, proof: Proof) -> None:
+        self.policy, self.params = policy, params
+        self.end_ids = end_token_ids(policy.model, policy.tokenizer)
+        self._scheduler = RowScheduler(policy, budget, proof)
+        self._given: list[tuple[Ask, int, Sampled]] = []
+        self._was_training = policy.model.training
+        policy.model.eval()
+
+    def ask(self, asked: Ask) -> None:
+        """Sample this with whatever else runs."""
+        params = with_limit(self.params, asked.max_tokens)
+        rows = asked.rows if self.policy.model.device.type == "cpu" else ()
+        request = Request(
+            asked.token_ids,
+            np.array(asked.keys, dtype=np.uint64),
+            params,
+            self.end_ids,
+            on_row=lambda place, sampled: self._given.append((asked, place, sampled)),
+            rows=rows,
+        )
+        self._scheduler.add(request)
+
+    def advance(self) -> bool:
+        """One token for every row in the batch."""
+        if not self._scheduler.has_work:
+            return False
+        self._scheduler.turn()
+        given, self._given = self._given, []
+        for asked, place, sampled in given:
+            asked.deliver(place, sampled)
+        return True
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._scheduler.forget()
+        self.policy.model.train(self._was_training)
+        give_back()
+
+
+def with_limit(params: SamplingParams, max_tokens: int) -> SamplingParams:
+    """The same for a turn of at most so many tokens."""
+    least = min(params.min_completion_tokens, max_tokens)
+    return replace(params, max_completion_tokens=max_tokens, min_completion_tokens=least)

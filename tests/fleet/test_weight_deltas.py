@@ -1,0 +1,315 @@
+"""Do servers get what changed of the weights, sample from nothing else, and help themselves where something is lost?"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import torch
+from aiohttp import web
+from served import Listener, LocalServer
+
+from oncurve.errors import SamplerError
+from oncurve.fleet.prefetch import Prefetch
+from oncurve.fleet.servers import protocol
+from oncurve.fleet.servers.client import ServerClient, ServerFailed
+from oncurve.fleet.servers.server_sampler import ServerSampler
+from oncurve.fleet.serving import relay
+from oncurve.fleet.weights import delta_store
+from oncurve.fleet.weights.host import Bandwidth
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.records import Prompt
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.settings import Deadlines, DeltaSettings
+
+PARAMS = SamplingParams(max_completion_tokens=4)
+PATIENT = Deadlines(silent_seconds=60.0, push_seconds=100.0, gone_seconds=200.0)
+
+
+@pytest.fixture
+def policy(make_policy: Callable[..., TrainedPolicy]) -> TrainedPolicy:
+    return make_policy()
+
+
+@pytest.fixture
+def servers(policy: TrainedPolicy) -> Iterator[list[LocalServer]]:
+    made = [LocalServer(policy) for _ in range(2)]
+    yield made
+    for server in made:
+        server.close()
+
+
+@torch.no_grad()
+def train_a_little(policy: TrainedPolicy) -> None:
+    for parameter in policy.model.parameters():
+        parameter.add_(1e-6 * torch.randn_like(parameter))
+
+
+def prompts(policy: TrainedPolicy, count: int = 3) -> list[Prompt]:
+    ids = tuple(policy.tokenizer("a b")["input_ids"])
+    return [Prompt("a b", ids, index, {}) for index in range(count)]
+
+
+def assert_has(server: LocalServer, policy: TrainedPolicy) -> None:
+    """The server has the policy's weights as they are published: matrices in half width."""
+    found = server.server.sampling.policy.model.state_dict()
+    for name, weight in policy.model.state_dict().items():
+        expected = weight.bfloat16().float() if weight.dim() > 1 else weight
+        assert torch.equal(found[name].float(), expected), name
+
+
+def make(servers: list[LocalServer], folder: Path, **settings: object) -> ServerSampler:
+    address = settings.pop("address", None)
+    return ServerSampler(
+        PARAMS,
+        urls=[server.url for server in servers],
+        weights_folder=folder,
+        weights_address=address,  # type: ignore[arg-type]
+        deadlines=PATIENT,
+        deltas=DeltaSettings(**settings),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("way", ["folder", "http", "url"])
+def test_a_step_costs_a_small_share_of_the_bytes_and_servers_sample_from_the_result(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, way: str
+) -> None:
+    listener, address = Listener(), None
+    if way == "url":
+        app = web.Application()
+        app.router.add_static("/bucket", tmp_path)
+        address = f"{listener.listen(app)}/bucket"
+    elif way == "http":
+        address = "127.0.0.1:0"
+    sampler = make(servers, tmp_path, address=address)
+    try:
+        for version in range(4):
+            train_a_little(policy)
+            sampler.load_weights(policy, version)
+            groups = sampler.sample(prompts(policy), 2, step=version)
+            assert {one.policy_version for group in groups for one in group.completions} == {version}
+            for server in servers:
+                assert_has(server, policy)
+        last = sampler._deltas.last if sampler._deltas else None
+        assert last is not None
+        assert 0 < last.changed_fraction < 0.1
+        assert last.bytes < 0.1 * last.whole_bytes
+        for server in servers:
+            assert server.server.update.mirror.bytes == last.bytes, "what it fetched is the difference"
+    finally:
+        sampler.close()
+        if way == "url":
+            listener.close()
+        else:
+            listener.loop.close()
+
+
+def test_a_damaged_difference_is_repaired_without_anybody_asking(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = make(servers, tmp_path)
+    try:
+        sampler.load_weights(policy, 0)
+        deltas = sampler._deltas
+        assert deltas is not None
+        usual = deltas.publish_shipment
+
+        def damage(shipment: object) -> object:
+            manifest = usual(shipment)  # type: ignore[arg-type]
+            for path in Path(manifest.folder).glob("*.delta"):
+                path.write_bytes(path.read_bytes()[:-1])
+            for path in deltas.root.glob("*:0:*/*.safetensors"):
+                path.unlink()
+            return manifest
+
+        monkeypatch.setattr(deltas, "publish_shipment", damage)
+        train_a_little(policy)
+        sampler.load_weights(policy, 1)
+        sampler.sample(prompts(policy), 2, step=1)
+        assert sampler.pool.counts["repaired"] >= 1
+        assert any(server.server.sampling.label.split(":")[1] == "1" for server in servers)
+        for server in servers:
+            if server.server.sampling.label.split(":")[1] == "1":
+                assert_has(server, policy)
+    finally:
+        sampler.close()
+
+
+def test_a_server_gives_to_the_next_and_the_trainer_sends_each_byte_once(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    usual = Bandwidth.send
+
+    async def send(self: Bandwidth, request: web.Request, path: Path) -> web.StreamResponse:
+        sent.append(f"{path.parent.name}/{path.name}")
+        return await usual(self, request, path)
+
+    monkeypatch.setattr(Bandwidth, "send", send)
+    monkeypatch.setattr(relay, "BEGIN_SECONDS", 60.0)  # on a machine that has much else to do
+    sampler = make(servers, tmp_path, address="127.0.0.1:0", relay=True, mbit=1e4)
+    try:
+        for version in range(4):
+            train_a_little(policy)
+            sampler.load_weights(policy, version)
+            while len(sampler.pool.ready) < len(servers):
+                sampler.load_weights(policy, version)
+        later = [name for name in sent if ":0:" not in name]  # of the first, nobody knows yet who will be there
+        assert len(later) == len(set(later)) >= 3, "no file left the trainer twice"
+        for server in servers:
+            assert_has(server, policy)
+    finally:
+        sampler.close()
+
+
+def test_weights_are_fetched_while_servers_sample_the_step_before(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path
+) -> None:
+    sampler = make(servers[:1], tmp_path)
+    copy = servers[0].server.update.mirror
+    try:
+        sampler.load_weights(policy, 0)
+        label = servers[0].server.sampling.label
+        train_a_little(policy)
+        assert sampler.prepare(policy, 1)
+        [coding] = sampler._prepared.values()
+        prepared = coding.result()
+        while copy.find(prepared.label, "manifest.json") is None:
+            pass
+        assert servers[0].server.sampling.label == label, "it has the files, and samples from the old weights"
+        groups = sampler.sample(prompts(policy), 2, step=1)
+        assert {one.policy_version for group in groups for one in group.completions} == {0}
+        sampler.load_weights(policy, 1)
+        assert servers[0].server.sampling.label == prepared.label
+        assert_has(servers[0], policy)
+    finally:
+        sampler.close()
+
+
+def test_weights_are_coded_and_sent_while_training_changes_them(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is of one moment; servers hear of it once it is whole, and load no other."""
+    sampler, gate = make(servers[:1], tmp_path), threading.Event()
+    ahead = Prefetch(sampler, lambda step: prompts(policy), total_steps=9, prepare=sampler.prepare)  # type: ignore[arg-type]
+    usual = delta_store.encode
+    monkeypatch.setattr(delta_store, "encode", lambda *words: gate.wait(200) and usual(*words))
+    try:
+        ahead.load_weights(policy, 0)
+        ahead.sample(prompts(policy), 2, step=0)
+        for step in range(1, 4):
+            gate.clear()
+            assert ahead._ahead is not None
+            ahead._ahead.future.result()
+            train_a_little(policy)
+            given = copy.deepcopy(policy)
+            ahead.load_weights(policy, step)
+            groups = ahead.sample(prompts(policy), 2, step=step)  # comes back before the weights are coded
+            train_a_little(policy)
+            assert {one.policy_version for group in groups for one in group.completions} == {max(0, step - 1)}
+            assert servers[0].server.sampling.label.split(":")[1] == str(step - 1)
+            gate.set()
+            ahead.sample(prompts(policy, 1), 2, step=step, params=PARAMS)  # waits for them
+            assert_has(servers[0], given)
+    finally:
+        gate.set()
+        ahead.close()
+
+
+def test_a_failure_of_coding_ends_the_run_with_a_reason(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: object) -> None:
+        raise MemoryError
+
+    sampler = make(servers[:1], tmp_path)
+    ahead = Prefetch(sampler, lambda step: prompts(policy), total_steps=9, prepare=sampler.prepare)  # type: ignore[arg-type]
+    try:
+        ahead.load_weights(policy, 0)
+        ahead.sample(prompts(policy), 2, step=0)
+        monkeypatch.setattr(delta_store, "encode", fail)
+        ahead.load_weights(policy, 1)
+        ahead.sample(prompts(policy), 2, step=1)
+        with pytest.raises(SamplerError, match=r"step 1 cannot be published .* MemoryError.*oncurve resume"):
+            ahead.sample(prompts(policy), 2, step=2)
+        assert servers[0].server.sampling.label.split(":")[1] == "0", "nobody heard of what was not published"
+    finally:
+        ahead.close()
+
+
+def test_vllm_is_asked_until_all_its_workers_have_fetched() -> None:
+    said = [["fetching", "fetching"], ["fetched", "fetching"], ["fetched", "fetched"], ["fetching", "a file is lost"]]
+    listener, asked = Listener(), []
+
+    async def call(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"results": said[len(asked) - 1]})
+
+    async def fetch(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            client = ServerClient(url, session, token=None, connect_seconds=60.0)
+            await client.fetch_ahead({"label": "run:1:x"}, within=100.0, takes_keys=False)
+
+    app = web.Application()
+    app.router.add_post(protocol.CALL_WORKERS, call)
+    try:
+        url = listener.listen(app)
+        listener.loop.call(fetch(url))
+        assert asked == [{"method": "fetch_ahead", "kwargs": {"message": {"label": "run:1:x"}}}] * 3
+        with pytest.raises(ServerFailed, match="cannot fetch weights: a file is lost"):
+            listener.loop.call(fetch(url))
+    finally:
+        listener.close()
+
+
+def test_a_server_behind_a_slow_link_keeps_no_other_waiting(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, gate = make(servers, tmp_path), threading.Event()
+    slow = servers[1].server.update.mirror
+    usual = slow._fetch_all
+    monkeypatch.setattr(slow, "_fetch_all", lambda *words: gate.wait(200) and usual(*words))
+    try:
+        for version in range(3):
+            train_a_little(policy)
+            sampler.load_weights(policy, version)
+            groups = sampler.sample(prompts(policy), 2, step=version)
+            assert {one.policy_version for group in groups for one in group.completions} == {version}
+            assert [server.url for server in sampler.pool.ready] == [servers[0].url]
+            assert sampler.weight_metrics()["weights/late_servers"] == 1
+        gate.set()
+        while len(sampler.pool.ready) < 2:
+            sampler.load_weights(policy, version)
+        assert_has(servers[1], policy)
+    finally:
+        gate.set()
+        sampler.close()
+
+
+def test_weights_that_were_not_sent_do_not_get_their_name(
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path
+) -> None:
+    """An end of an update that comes late, after another update was begun."""
+    sampler = make(servers[:1], tmp_path)
+    server = servers[0]
+    try:
+        sampler.load_weights(policy, 0)
+        manifest = sampler._manifest
+        assert manifest is not None
+        server.server.update.stage(manifest.message(address=None, token=None))
+
+        async def finish(label: str) -> int:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{server.url}{protocol.FINISH}", json={"weight_version": label}) as answer,
+            ):
+                return answer.status
+
+        assert server.listener.loop.call(finish("run:9:another")) == 500
+        assert server.server.sampling.label == manifest.label
+    finally:
+        sampler.close()

@@ -1,0 +1,25 @@
+"""The ways in which the engine can compute: each must sample the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncurve.model import decoding, ops_torch
+from oncurve.model.build import library
+from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.sample import proof
+
+WAYS = ("kernels", "torch", "recorded", "module")
+
+
+def take_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the engine compute with the compiled kernels, with torch alone, there in a GPU's few shapes, or through the
+    model's own module."""
+    if way == "kernels" and library() is None:
+        pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
+    if way in ("torch", "recorded"):
+        monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
+    if way == "recorded":
+        monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+    if way == "module":
+        monkeypatch.setattr(proof, "backbone_of", lambda model: None)

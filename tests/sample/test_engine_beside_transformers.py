@@ -1,0 +1,92 @@
+"""Does the engine sample what transformers sample, and what the model's probabilities say?"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from sampled_groups import ENDS, TEXTS, completions, ending, sampled, tokens
+
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.records import Prompt
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.engine import InProcessEngine
+from oncurve.sample.hf import HfSampler
+
+MakePolicy = Callable[..., TrainedPolicy]
+MakePrompts = Callable[..., list[Prompt]]
+architectures = pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
+
+
+@pytest.fixture
+def policy(make_policy: MakePolicy) -> TrainedPolicy:
+    return ending(make_policy("qwen2"))
+
+
+@architectures
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_completion_tokens=40),
+        SamplingParams(temperature=0, max_completion_tokens=24, min_completion_tokens=10, stop=("a", "e", "t", " ")),
+    ],
+    ids=["free", "minimum_and_stops"],
+)
+@pytest.mark.parametrize("max_rows", [256, 4])
+def test_engine_and_transformers_agree_token_for_token_under_greedy(
+    architecture: str, params: SamplingParams, max_rows: int, make_policy: MakePolicy, make_prompts: MakePrompts
+) -> None:
+    policy = ending(make_policy(architecture))
+    prompts = make_prompts(*TEXTS, *(f"{'word ' * number}{number} + {number} =" for number in range(12)))
+    engine = completions(sampled(InProcessEngine(params, max_rows=max_rows), policy, prompts, 2))
+    reference = completions(sampled(HfSampler(params), policy, prompts, 2))
+    assert [c.token_ids for c in engine] == [c.token_ids for c in reference]
+    assert [(c.text, c.finish_reason, c.prompt_ids) for c in engine] == [
+        (c.text, c.finish_reason, c.prompt_ids) for c in reference
+    ]
+    assert "stop" in {c.finish_reason for c in engine}
+    for one, other in zip(engine, reference, strict=True):
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-4)
+
+
+@architectures
+def test_two_hundred_prompts_get_the_greedy_tokens_of_transformers(architecture: str, make_policy: MakePolicy) -> None:
+    """Prompts of random tokens and lengths through fewer rows than there are prompts."""
+    policy, draw = ending(make_policy(architecture)), random.Random(3)
+    prompts = [
+        Prompt("", tuple(draw.randrange(256) for _ in range(draw.randint(1, 24))), index, {}) for index in range(200)
+    ]
+    params = SamplingParams(temperature=0, max_completion_tokens=16)
+    engine = sampled(InProcessEngine(params, max_rows=48), policy, prompts, 1)
+    reference = sampled(HfSampler(params, max_rows=200), policy, prompts, 1)
+    assert tokens(engine) == tokens(reference)
+    assert len({len(ids) for ids in tokens(engine)}) > 3, "ragged"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_tokens_follow_the_models_exact_distribution(
+    temperature: float, policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    """Pearson's chi-square of the first token, and of the second behind the most frequent first one."""
+    [prompt] = make_prompts("the an")
+    params = SamplingParams(max_completion_tokens=2, temperature=temperature, seed=1)
+    drawn = tokens(sampled(InProcessEngine(params, max_rows=1000), policy, [prompt], 6000))
+    first = Counter(ids[0] for ids in drawn)
+    [(common, _)] = Counter({token: count for token, count in first.items() if token not in ENDS}).most_common(1)
+    second = Counter(ids[1] for ids in drawn if ids[0] == common)
+    for counts, before in ((first, ()), (second, (common,))):
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([[*prompt.prompt_ids, *before]])).logits[0, -1].double()
+        expected = torch.softmax(logits / temperature, dim=-1) * counts.total()
+        found = torch.tensor([float(counts[token]) for token in range(len(expected))], dtype=torch.float64)
+        often = expected >= 5
+        expected = torch.cat([expected[often], expected[~often].sum()[None]])
+        found = torch.cat([found[often], found[~often].sum()[None]])
+        degrees = len(expected) - 1
+        statistic = float(((found - expected).square() / expected).sum())
+        assert degrees >= 8
+        assert statistic < degrees + 4 * math.sqrt(2 * degrees), (statistic, degrees)
