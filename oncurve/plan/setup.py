@@ -8,7 +8,7 @@ from typing import Literal
 from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan.shape import ModelShape
 from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection
-from oncurve.rollouts.settings import EpisodeSection
+from oncurve.sample.settings import EpisodeSection
 from oncurve.train.settings import RunSection
 
 Method = Literal["full", "lora"]

@@ -17,8 +17,8 @@ from oncurve.observe.tokens import token_lengths
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.self_check import example_batch
 from oncurve.records import Prompt
-from oncurve.rollouts.base import SamplingParams, context_of
-from oncurve.rollouts.engine.engine import InProcessEngine
+from oncurve.sample.base import SamplingParams, context_of
+from oncurve.sample.engine import InProcessEngine
 
 SIZES: dict[str, Any] = {
     "vocab_size": 260,
