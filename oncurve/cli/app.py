@@ -65,9 +65,9 @@ def train(
     """
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import load_config  # lazy
+    from oncurve.recipe.preflight import check_cheaply  # lazy
     from oncurve.recipe.run_folder import run_folder_path  # lazy
     from oncurve.session.run_status import clear_unbegun, progress_of  # lazy
-    from oncurve.wiring.preflight import check_cheaply  # lazy
 
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())
@@ -206,7 +206,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import load_config  # lazy
-    from oncurve.wiring.preflight import check_cheaply  # lazy
+    from oncurve.recipe.preflight import check_cheaply  # lazy
 
     config = load_config(find_recipe(recipe), overrides or ())
     check_cheaply(config)

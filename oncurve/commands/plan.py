@@ -18,7 +18,6 @@ from oncurve.plan.report import as_data, as_text, make_plan
 from oncurve.plan.setup import Placement, Setup, Shard, Work
 from oncurve.plan.shape import ModelShape
 from oncurve.recipe.load import load_config
-from oncurve.wiring.algorithm import is_served
 
 DEFAULT_GPU = "H100"
 
@@ -74,7 +73,7 @@ def plan_inputs(
         raise ConfigError(f"--placement {wishes.placement}: choose one of {', '.join(get_args(Placement))}")
     shape = find_shape(config.model, revision=config.policy.revision)
     work, setup = make_work(config, wishes, context_tokens=shape.max_tokens), make_setup(config, wishes)
-    if config.algorithm.teacher is not None and not is_served(config.algorithm.teacher):
+    if config.algorithm.teacher is not None and not config.algorithm.has_served_teacher:
         setup = replace(setup, teacher=find_shape(locate(config.algorithm.teacher)))
     check_ranks(work, setup)
     by_memory = config.rollouts.max_rows == "auto"

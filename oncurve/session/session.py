@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from oncurve import wiring
 from oncurve.data.collate import collate
 from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
@@ -29,6 +28,7 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import RewardFunction, check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
+from oncurve.run.rendered import Rendered
 from oncurve.sample.base import Sampler, SamplingParams
 from oncurve.session.parts import Parts
 from oncurve.session.result import Result, Steps
@@ -110,7 +110,7 @@ class Session:
             parts.policy,
             parts.examining_sampler or parts.sampler,
             parts.examining_reward or parts.reward_function,
-            params=wiring.evaluation_sampling(parts.config),
+            params=parts.config.evaluation_sampling(),
             samples=parts.config.evaluation.samples,
             correct_means=describe_correct(parts.config.rewards),
             progress=self.progress,
@@ -283,7 +283,7 @@ def make_run(session: Session, facts: Mapping[str, Any], first_step: int) -> Run
     )
 
 
-def measure_during(evaluator: Evaluator, prompts: wiring.Rendered, step: int) -> dict[str, float]:
+def measure_during(evaluator: Evaluator, prompts: Rendered, step: int) -> dict[str, float]:
     """The held-out measurement in the middle of a run, as metrics."""
     started = time.perf_counter()
     metrics = evaluator.measure(prompts.during, name="during", step=step).metrics()

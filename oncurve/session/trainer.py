@@ -13,10 +13,11 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from oncurve import wiring
 from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, data_section, episodes_of, recipe_of, recipe_text
 from oncurve.data.prompts import render_prompts
+from oncurve.episodes.from_settings import NO_QUESTION, give_rewards, make_tools_of
 from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.settings import EvaluationSection
@@ -30,6 +31,9 @@ from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
 from oncurve.rewards.terms import make_reward_function
+from oncurve.run.assemble import make_policy, with_episodes
+from oncurve.run.rendered import make_prompts, split_rows
+from oncurve.sample.base import context_of
 from oncurve.sample.engine import InProcessEngine
 from oncurve.session.parts import Parts, make_parts, weights_checksum
 from oncurve.session.result import Result, Steps, finish
@@ -196,7 +200,7 @@ class Trainer:
     def _with_episodes(self, tree: dict[str, Any], given: Given, rewards: Any) -> Given:
         """Tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
         given = agent_of(tree, episodes_of(tree, given, self._tools, self._environments), self._agent)
-        plays = self._environments is not None and wiring.give_rewards(self._environments)
+        plays = self._environments is not None and give_rewards(self._environments)
         if plays or self._agent is not None:
             own = {"type": "environment"}
             listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
@@ -209,7 +213,7 @@ class Trainer:
         """A row for every prompt of the run and those to measure on, where the environment alone says what is asked."""
         run, evaluation = RunSection(**sections.get("run", {})), EvaluationSection(**sections.get("evaluation", {}))
         count = run.steps * run.prompts_per_step + evaluation.num_prompts + evaluation.num_prompts_during
-        return [{"question": f"{wiring.NO_QUESTION} {number}"} for number in range(count)]
+        return [{"question": f"{NO_QUESTION} {number}"} for number in range(count)]
 
     def _set(self, config: Config, recipe: str, given: Given) -> None:
         self.config: Config = config
@@ -279,11 +283,11 @@ class Trainer:
             rollouts["max_completion_tokens"] = max_completion_tokens
         policy = self.policy
         tokenizer: Any = policy.tokenizer
-        tools_of = wiring.make_tools_of(self.config, self._given)
+        tools_of = make_tools_of(self.config.rollouts, self.config.data, self._given)
         prompts, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, tools_of=tools_of)
         settings = self.config.rollouts.model_copy(update=rollouts)
         config = self.config.model_copy(update={"rollouts": settings})
-        engine = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, self._given)
+        engine = with_episodes(InProcessEngine(config.sampling()), config, self._given)
         engine.load_weights(policy, version=policy.num_updates)
         self._asked += 1
         try:
@@ -302,13 +306,13 @@ class Trainer:
             config = validate_tree(tree, source="Trainer.evaluate")
             given = replace(given, evaluation_rows=rows)
         policy = self.policy
-        context, rows = wiring.context_of(policy.model.config), wiring.split_rows(config, given)
-        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
+        context, rows = context_of(policy.model.config), split_rows(config, given)
+        prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
         reward_function = make_reward_function(
-            config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+            config.rewards, seed=config.run.seed, given=given.rewards, columns=shared_columns(rows)
         )
-        sampler = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given)
-        params, samples = wiring.evaluation_sampling(config), config.evaluation.samples
+        sampler = with_episodes(InProcessEngine(config.sampling()), config, given)
+        params, samples = config.evaluation_sampling(), config.evaluation.samples
         evaluator = Evaluator(policy, sampler, reward_function, params=params, samples=samples)
         try:
             return evaluator.measure(prompts, name="evaluation", step=policy.num_updates)
@@ -327,7 +331,7 @@ class Trainer:
         """The model with its current weights; loaded when it is first needed."""
         if self._policy is None:
             quiet_libraries()
-            self._policy = wiring.make_policy(self.config, given=self._given)
+            self._policy = make_policy(self.config, given=self._given)
         return self._policy
 
     def hold_model(self) -> nn.Module:

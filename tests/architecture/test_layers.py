@@ -1,7 +1,7 @@
 """May a module import what it imports?
 
     0  records   batch   errors   stats   section   extensions
-    1  algorithm   sandbox   observe   recipes   tasks
+    1  algorithm   sandbox   observe   recipes   tasks   user_code
     2  model   rewards
     3  sample   data
     4  episodes   policy   evaluate   doctor
@@ -9,7 +9,7 @@
     6  recipe
     7  plan   convert
     8  report
-    9  wiring   coldstart
+    9  run   coldstart
     10 session
     11 commands
     12 cli
@@ -37,7 +37,7 @@ from oncurve.extensions import TABLE
 
 LAYERS = (
     ("records", "batch", "errors", "stats", "section", "extensions"),
-    ("algorithm", "sandbox", "observe", "recipes", "tasks"),
+    ("algorithm", "sandbox", "observe", "recipes", "tasks", "user_code"),
     ("model", "rewards"),
     ("sample", "data"),
     ("episodes", "policy", "evaluate", "doctor"),
@@ -45,7 +45,7 @@ LAYERS = (
     ("recipe",),
     ("plan", "convert"),
     ("report",),
-    ("wiring", "coldstart"),
+    ("run", "coldstart"),
     ("session",),
     ("commands",),
     ("cli",),
@@ -61,8 +61,8 @@ NEVER = {
 }
 """Pairs that the layers would allow: sampling knows no rewards, and formulas no files."""
 TORCH_FREE = (
-    "records", "errors", "stats", "section", "recipe", "rewards", "sandbox", "tasks", "observe", "recipes", "data",
-    "doctor", "plan", "cli", "fleet.launch", "convert",
+    "records", "errors", "stats", "section", "user_code", "recipe", "rewards", "sandbox", "tasks", "observe", "recipes",
+    "data", "doctor", "plan", "cli", "fleet.launch", "convert",
 )  # fmt: skip
 EXCEPT = ("data.collate",)
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")
