@@ -114,7 +114,7 @@ def evaluate_models(
     if len(models) == 2:
         comparison = compare(evaluations[0], evaluations[1], names=(short_name(models[0]), short_name(models[1])))
         comparison.write(output)
-        console.print(comparison.table())
+        comparison.print(console)
     shutil.rmtree(output / UNFINISHED)
     console.print(f"examples and counts: {output / 'evaluations'}", highlight=False, soft_wrap=True)
     return evaluations

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -104,8 +105,17 @@ class Comparison:
         first, second = (fmean(e.num_tokens for e in side.examples) for side in (self.before, self.after))
         return first, second
 
-    def table(self) -> Table:
-        """The comparison for a terminal, intervals below the numbers so that it fits into 80 columns."""
+    def print(self, console: Console) -> None:
+        """Show the table. Where it is wider than the console it goes without the factors, and is never cut."""
+        table = self.table()
+        unlimited = console.options.update(width=10_000)
+        if console.measure(table, options=unlimited).maximum > console.width:
+            table = self.table(has_factors=False)
+        width = max(console.width, console.measure(table, options=unlimited).maximum)
+        Console(file=console.file, width=width, force_terminal=console.is_terminal).print(table)
+
+    def table(self, *, has_factors: bool = True) -> Table:
+        """The comparison for a terminal, intervals below the numbers."""
         title, caption = Text(self.title(), style="bold"), Text(self.footnote(), style="dim")
         table = Table(
             title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
@@ -122,6 +132,8 @@ class Comparison:
             change = f"{100 * row.change:+.1f}\n{_interval(row)}"
             cells = (row.name, *shares, change, _factor_text(row.factor), _p_text(row.p_value))
             table.add_row(*map(Text, cells))
+        if not has_factors:
+            del table.columns[-2]
         return table
 
     def markdown(self) -> str:

@@ -10,7 +10,7 @@ from oncurve.report.blocks import finite
 
 PANELS: tuple[dict[str, Any], ...] = (
     {
-        "title": "Reward and accuracy",
+        "title": "Reward",
         "lines": [
             {"key": "reward/mean", "name": "reward, training"},
             {
@@ -28,7 +28,7 @@ PANELS: tuple[dict[str, Any], ...] = (
                 "high": "evaluation/correct_high_fraction",
             },
         ],
-        "note": "Held-out accuracy with its 95% interval. Training rising while held-out stays flat is overfitting or "
+        "note": "Held-out values with their 95% intervals. Training rising while held-out stays flat is overfitting or "
         "reward hacking.",
     },
     {

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from oncurve.rewards.answers import after_thinking
 
-_FENCE = re.compile(r"([ \t>]*)(`{3,}|~{3,})[ \t]*(.*)$")
+_OPENING = re.compile(r"(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[^`]*)$")
+_LANGUAGE = re.compile(r"(?:[\w+#.-]+|\{[^{}]*\})?(?:[ \t]+\w+=.*)?")
+_CLOSING = re.compile(r"(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?P<after>[^`~]*)$")
+_BEHIND = re.compile(r"[ \t]*$|\s*[</.,;:!?|*)\]].*|[ \t]+\S.*")
+"""What may follow a fence that closes: nothing, a tag, a stop, or text; a word that touches it opens another block."""
+MAX_TRIED_BLOCKS = 50
 _PYTHON = re.compile(r"(python|py|ipython|sage)[\d.]*\b|\{[ \t]*\.?(python|py)\b", re.IGNORECASE)
 
 
@@ -32,11 +37,14 @@ def fenced_blocks(text: str) -> Iterator[FencedBlock]:
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     margin, fence, language, content = "", "", "", []
     for line in lines:
-        match = _FENCE.match(line) if "```" in line or "~~~" in line else None
+        has_fence = "```" in line or "~~~" in line
         if not fence:
-            if match and not (match[2][0] == "`" and "`" in match[3]):
-                margin, fence, language, content = match[1], match[2], match[3].rstrip(), []
-        elif match and match[2].startswith(fence) and not match[3].strip():
+            if opening := _opening(line) if has_fence else None:
+                margin, fence, language = opening
+                content = []
+        elif has_fence and (last := _last_line(line, fence)) is not None:
+            if last.strip(" \t>"):
+                content.append(last.removeprefix(margin))
             yield FencedBlock(language, "\n".join(content))
             fence = ""
         else:
@@ -45,29 +53,67 @@ def fenced_blocks(text: str) -> Iterator[FencedBlock]:
         yield FencedBlock(language, "\n".join(content))
 
 
-def last_program(text: str) -> str | None:
+def _opening(line: str) -> tuple[str, str, str] | None:
+    """Margin, fence and language of a line that opens a block, also behind text; None for any other line."""
+    match = _OPENING.match(line)
+    if match is None:
+        return None
+    before, language = match["before"], match["language"].rstrip()
+    if before.strip(" \t>") and not _LANGUAGE.fullmatch(language):
+        return None
+    return (before if not before.strip(" \t>") else ""), match["fence"], language
+
+
+def _last_line(line: str, fence: str) -> str | None:
+    """What stands before the fence on a line that closes a block; None if it closes none."""
+    match = _CLOSING.match(line)
+    if match is None or not match["fence"].startswith(fence) or not _BEHIND.fullmatch(match["after"]):
+        return None
+    before = match["before"].strip(" \t>")
+    is_text = before and (match["after"].strip(" \t<>/|.,;:!?") and not re.match(r"\s*</?\w+>|\s*<\|", match["after"]))
+    is_quoted = any(before.count(quote) % 2 for quote in ("'", '"', "#"))
+    return None if is_text or is_quoted else match["before"]
+
+
+def last_program(text: str, names: Collection[str] = ()) -> str | None:
     """The last fenced block marked as Python; without one, the last block without a mark, then the last of any.
 
-    Blocks within the thinking count only if none follows it. A draft is followed by the final program, and a program
-    by an unmarked block with an example of its output; neither is what is to be run.
+    Blocks within the thinking never count. Behind the program may stand a block that only says something, or, where its
+    ``names`` are known, one that only uses them: the last block that defines one of them is the program.
 
     >>> last_program("A draft:\\n```py\\nx = 1\\n```\\n~~~ Python3\\r\\nx = 2\\r\\n~~~\\nIt prints\\n```\\n2\\n```")
     'x = 2'
     """
-    blocks = list(fenced_blocks(after_thinking(text))) or list(fenced_blocks(text))
+    blocks = list(fenced_blocks(after_thinking(text)))
     for is_wanted in (_is_python, _is_unmarked, bool):
-        found = [block for block in blocks if is_wanted(block) and block.content.strip()]
+        found = [block.content for block in blocks if is_wanted(block) and block.content.strip()]
+        defining = [content for content in found if _defines(content, names)]
+        saying = [content for content in found[-MAX_TRIED_BLOCKS:] if _has_code(content)]
         if found:
-            return found[-1].content
+            return (defining or saying or found)[-1]
     return None
 
 
-def program_in(text: str, *, require_fence: bool = True) -> str | None:
+def _defines(content: str, names: Collection[str]) -> bool:
+    pattern = "|".join(map(re.escape, names))
+    return (
+        bool(names)
+        and re.search(rf"(?m)^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(?:{pattern})\b", content) is not None
+    )
+
+
+def _has_code(content: str) -> bool:
+    """Whether a block is more than comments; one that cannot be parsed may be a program that fails."""
+    return any(line.strip() and not line.lstrip().startswith("#") for line in content.splitlines())
+
+
+def program_in(text: str, *, require_fence: bool = True, names: Collection[str] = ()) -> str | None:
     """The program of a completion; without ``require_fence`` also one that stands in an answer tag or by itself."""
-    found = last_program(text)
+    said = after_thinking(text)
+    found = last_program(said, names)
     if found is not None or require_fence:
         return found
-    bare = (_answer_tag(text) or after_thinking(text)).replace("\r\n", "\n")
+    bare = (_answer_tag(said) or said).replace("\r\n", "\n")
     return textwrap.dedent(bare).strip("\n") if bare.strip() else None
 
 

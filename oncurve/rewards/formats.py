@@ -10,13 +10,14 @@ from pydantic import PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import after_hash, after_thinking, last_boxed
+from oncurve.rewards.answers import after_hash, last_boxed, said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.section import RewardSection, Surroundings
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _STEP = re.compile(
-    r"^[^\S\n]*(?:\*\*)?(?:step\s+)?(\d{1,2})\s*[.:)](?:\*\*)?[^\S\n]*(\S.*)$", re.IGNORECASE | re.MULTILINE
+    r"^[^\S\n]*(?:#{1,6}[^\S\n]*)?(?:\*\*)?(?:step\s+)?(\d{1,2})\s*(?:\.(?!\d)|[:)])(?:\*\*)?[^\S\n]*(\S.*)$",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 
@@ -63,6 +64,9 @@ def paid_tags(text: str, tags: Sequence[str]) -> int:
 class _Form:
     """A reward for form alone: 1 or 0, as value and as the part "format"."""
 
+    reads_answer_only = False
+    """It is given what stands after the thinking."""
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -71,7 +75,11 @@ class _Form:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
-        return [self.reward(prompt, completion.text) for prompt, completion in zip(prompts, completions, strict=True)]
+        texts = (
+            said_by(*pair) if self.reads_answer_only else pair[1].text
+            for pair in zip(prompts, completions, strict=True)
+        )
+        return [self.reward(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
 
     def reward(self, prompt: Prompt, text: str) -> Reward:
         """The reward of one text."""
@@ -129,17 +137,20 @@ class TagFormat(_Form):
 class BoxedFormat(_Form):
     r"""Exactly one ``\boxed{...}`` after the thinking, and something in it."""
 
+    reads_answer_only = True
+
     def __init__(self, *, name: str = "format") -> None:
         super().__init__(name)
 
     def has_form(self, prompt: Prompt, text: str) -> bool:
         """Whether there is one box."""
-        answer = after_thinking(text)
-        return len(_BOX.findall(answer)) == 1 and bool(last_boxed(answer))
+        return len(_BOX.findall(text)) == 1 and bool(last_boxed(text))
 
 
 class HashFormat(_Form):
-    """Exactly one ``####``, at the start of the last line, with an answer after it."""
+    """Exactly one ``####``, at the start of the last line after the thinking, with an answer after it."""
+
+    reads_answer_only = True
 
     def __init__(self, *, name: str = "format") -> None:
         super().__init__(name)

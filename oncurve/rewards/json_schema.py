@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
+from oncurve.rewards.answers import said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.rewards.strict_json import Around, JsonPlace, fields_fraction, json_of, json_text, parse_json
+from oncurve.rewards.strict_json import (
+    Around,
+    JsonPlace,
+    fields_fraction,
+    json_of,
+    json_text,
+    parse_json,
+    without_nulls,
+)
 from oncurve.rewards.validation import SchemaCheck, SchemaChecker, SchemaVerdict, compile_schema, judge, load_model
 
 logger = logging.getLogger(__name__)
@@ -36,6 +45,10 @@ class _Task:
     gold: Any = None
     gold_check: SchemaCheck | None = None
     """None if the row has no reference."""
+    filled_check: SchemaCheck | None = None
+    """Of the reference without its nulls, which a data set may have filled in; None if it has none."""
+    is_struct: bool = False
+    """The reference is no text but a value, in which nulls may stand for keys that are not there."""
     problem: str = ""
     error: str | None = None
 
@@ -64,7 +77,7 @@ class JsonSchema:
         answer_from: JsonPlace = "text",
         scale: JsonScale = "binary",
         timeout_seconds: float = 2.0,
-        workers: int = 1,
+        workers: int | None = None,
         name: str = "json_schema",
         checker: SchemaChecker | None = None,
     ) -> None:
@@ -83,10 +96,11 @@ class JsonSchema:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         tasks = [
-            self._task(prompt.row, completion.text) for prompt, completion in zip(prompts, completions, strict=True)
+            self._task(prompt.row, said_by(prompt, completion))
+            for prompt, completion in zip(prompts, completions, strict=True)
         ]
-        checks = [check for task in tasks for check in (task.check, task.gold_check) if check is not None]
-        distinct = list(dict.fromkeys(checks))
+        checks = (check for task in tasks for check in (task.check, task.gold_check, task.filled_check))
+        distinct = list(dict.fromkeys(check for check in checks if check is not None))
         verdicts = dict(zip(distinct, self.checker.check(distinct), strict=True))
         return [self._reward(task, verdicts) for task in tasks]
 
@@ -103,20 +117,33 @@ class JsonSchema:
             gold_value = None if gold is None else json_of(gold)
         except ValueError as error:
             return _Task(None, problem=str(error)[:200], error="unparsable_reference")
-        gold_check = None if gold is None else SchemaCheck(json.dumps(gold_value), schema, self.model)
+        task = _Task(None)
+        if gold is not None:
+            bare = without_nulls(gold_value)
+            task = _Task(
+                None,
+                gold=gold_value,
+                gold_check=SchemaCheck(json.dumps(gold_value), schema, self.model),
+                filled_check=None if bare == gold_value else SchemaCheck(json.dumps(bare), schema, self.model),
+                is_struct=not isinstance(gold, str),
+            )
         found = json_text(text, around=self.around, place=self.answer_from)
         if found is None:
-            return _Task(None, gold=gold_value, gold_check=gold_check, problem="text where only JSON may stand")
+            return replace(task, problem="text where only JSON may stand")
         try:
             value = parse_json(found)
         except (ValueError, RecursionError) as error:
-            return _Task(None, gold=gold_value, gold_check=gold_check, problem=f"no JSON: {str(error)[:150]}")
-        return _Task(SchemaCheck(json.dumps(value), schema, self.model), value, gold_value, gold_check)
+            return replace(task, problem=f"no JSON: {str(error)[:150]}")
+        return replace(task, check=SchemaCheck(json.dumps(value), schema, self.model), value=value)
 
     def _reward(self, task: _Task, verdicts: Mapping[SchemaCheck, SchemaVerdict]) -> Reward:
         if task.error is not None:
             return Reward(value=None, error=task.error, detail=task.problem)
-        if task.gold_check is not None and (failure := gold_failure(verdicts[task.gold_check])):
+        failure = None if task.gold_check is None else gold_failure(verdicts[task.gold_check])
+        is_filled = (
+            failure is not None and task.filled_check is not None and verdicts[task.filled_check].level == "valid"
+        )
+        if failure is not None and not is_filled:
             return failure
         if task.check is None:
             return _paid(0.0, SchemaVerdict("invalid", task.problem), 0.0)
@@ -124,7 +151,10 @@ class JsonSchema:
         if verdict.is_failure:
             return failure_of(verdict)
         is_valid = verdict.level == "valid"
-        fraction = float(is_valid) if task.gold_check is None else fields_fraction(task.value, task.gold)
+        value, gold = task.value, task.gold
+        if is_filled or task.is_struct:
+            value, gold = without_nulls(value) if task.is_struct else value, without_nulls(gold)
+        fraction = float(is_valid) if task.gold_check is None else fields_fraction(value, gold)
         return _paid(self._value(verdict, fraction), verdict, fraction)
 
     def _value(self, verdict: SchemaVerdict, fraction: float) -> float:
@@ -175,7 +205,7 @@ def gold_failure(verdict: SchemaVerdict) -> Reward | None:
 def _row_schema(value: object) -> str:
     if value is None:
         raise ValueError("the row has no schema")
-    return json.dumps(json_of(value))
+    return json.dumps(json_of(value if isinstance(value, str) else without_nulls(value)))
 
 
 def _usable(schema: Mapping[str, Any] | str | None, model: str | None) -> str | None:
@@ -218,6 +248,8 @@ class JsonSchemaReward(RewardSection):
     """1 if valid; or 0.2 for JSON, 0.5 for the right keys, up to 1 by field."""
     timeout_seconds: PositiveFloat = 2.0
     """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
 
     gives_correct: ClassVar[bool] = True
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
@@ -28,6 +28,8 @@ Scale = Literal["binary", "signed", "graded"]
 """What right and wrong pay: 1 and 0; 1 and -1; or 1, ``partial`` for the right value in the wrong place, and 0."""
 
 MAX_CACHED_VERDICTS = 100_000
+QUICK_SECONDS = 0.5
+"""Processor time after which a comparison waits until all others of its batch are done."""
 
 
 class _NeedsOracleError(Exception):
@@ -43,15 +45,17 @@ class AnswerChecker:
 
     No text of a model is ever evaluated in this process. Verdicts are remembered by (answer, reference), except those
     that are failures. Several rewards can share one checker, and with it its processes; they start when the first pair
-    needs them.
+    needs them: ``workers`` of them, or one for every processor. An answer over its limit is "over_limit", and costs no
+    other answer its verdict.
     """
 
-    def __init__(self, *, timeout_seconds: float = 3.0, workers: int = 1, batch_seconds: float = 60.0) -> None:
+    def __init__(self, *, timeout_seconds: float = 3.0, workers: int | None = None) -> None:
         self._pool = WorkerPool(
             "oncurve.rewards.symbolic:grade",
             workers=workers,
             timeout_seconds=timeout_seconds,
-            batch_seconds=batch_seconds,
+            quick_seconds=QUICK_SECONDS,
+            interrupts=True,
         )
         self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._readable: set[str] = set()  # references that a worker has compared in time
@@ -121,14 +125,14 @@ def _decided(candidate: str, gold: str) -> Verdict | None:
 
 
 def _is_over_limit(outcome: Outcome) -> bool:
-    return outcome.error in ("timeout", "memory")
+    return outcome.error in ("timeout", "memory", "died")
 
 
 def _pool_verdict(outcome: Outcome) -> Verdict:
     match outcome.error:
         case None:
             return outcome.result
-        case "timeout" | "memory":
+        case "timeout" | "memory" | "died":
             return "over_limit"
         case "not_run":
             return "timeout"
@@ -152,7 +156,7 @@ class Mathematics:
         partial: float = 0.2,
         answer_column: str = "answer",
         timeout_seconds: float = 3.0,
-        workers: int = 1,
+        workers: int | None = None,
         name: str = "mathematics",
         checker: AnswerChecker | None = None,
     ) -> None:
@@ -237,6 +241,8 @@ class MathematicsReward(RewardSection):
     """graded: reward of the right value in the wrong place."""
     timeout_seconds: PositiveFloat = 3.0
     """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
 
     gives_correct: ClassVar[bool] = True
 

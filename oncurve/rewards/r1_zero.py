@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import find_answer
@@ -38,7 +38,7 @@ class R1Zero:
         *,
         answer_column: str = "answer",
         timeout_seconds: float = 3.0,
-        workers: int = 1,
+        workers: int | None = None,
         name: str = "r1_zero",
         checker: AnswerChecker | None = None,
     ) -> None:
@@ -71,6 +71,8 @@ class R1ZeroReward(RewardSection):
     type: Literal["r1_zero"] = "r1_zero"
     timeout_seconds: PositiveFloat = 3.0
     """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
 
     gives_correct: ClassVar[bool] = True
 

@@ -8,24 +8,27 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NoReturn
 
-from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, answer_tag
+from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, answer_tag
 from oncurve.rewards.code_blocks import fenced_blocks
 
 Around = Literal["nothing", "fence", "text"]
-"""What may stand around the JSON: only space; exactly one fence; or text around exactly one fence."""
+"""What may stand around the JSON: only space; exactly one fence; or text around exactly one fence or object."""
 
 JsonPlace = Literal["text", "answer_tag"]
 """Where the JSON stands: in what follows the thinking, or in the answer tag."""
 
 MAX_NESTING = 64
 MAX_DIGITS = 100
+MAX_TRIED_PLACES = 200
+"""Brackets in a text at which JSON may begin."""
 _SPACE = " \t\r\n"
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def json_text(text: str, *, around: Around = "nothing", place: JsonPlace = "text") -> str | None:
     """The part of a completion that should be JSON; None if there is other text where none may be."""
-    body = answer_tag(text) if place == "answer_tag" else text.rpartition("</think>")[2]
+    said = after_thinking(text)
+    body = answer_tag(said) if place == "answer_tag" else said
     if body is None or len(body) > MAX_TEXT_CHARACTERS:
         return None
     body = body.strip(_SPACE)
@@ -33,13 +36,31 @@ def json_text(text: str, *, around: Around = "nothing", place: JsonPlace = "text
         return body
     blocks = list(fenced_blocks(body))
     if not blocks:
-        return body
+        return _only_value(body) if around == "text" else body
     if len(blocks) > 1 or blocks[0].language.casefold() not in ("", "json"):
         return None
     content = blocks[0].content
     num_lines = len(body.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
-    is_alone = num_lines == content.count("\n") + 3
+    is_alone = num_lines == content.count("\n") + 3 and body.endswith(("```", "~~~"))
     return content.strip(_SPACE) if around == "text" or is_alone else None
+
+
+def _only_value(text: str) -> str | None:
+    """The only object in a text, or the only list where there is no object; the text itself if it has neither."""
+    for opening in "{[":
+        found, place, reader = [], text.find(opening), json.JSONDecoder()
+        for _ in range(MAX_TRIED_PLACES):
+            if place < 0:
+                break
+            try:
+                _, end = reader.raw_decode(text, place)
+                found.append(text[place:end])
+            except (ValueError, RecursionError):
+                end = place + 1
+            place = text.find(opening, end)
+        if found:
+            return found[0] if len(found) == 1 else None
+    return text
 
 
 def parse_json(text: str) -> Any:
@@ -109,6 +130,21 @@ def json_of(value: object) -> Any:
         return parse_json(value if isinstance(value, str) else json.dumps(value, allow_nan=False))
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the keys that are null: ``datasets`` gives all rows of a struct column the same keys.
+
+    >>> without_nulls({"a": 1, "b": None, "c": [{"d": None}]})
+    {'a': 1, 'c': [{}]}
+    """
+    match value:
+        case dict():
+            return {key: without_nulls(child) for key, child in value.items() if child is not None}
+        case list():
+            return [without_nulls(child) for child in value]
+        case _:
+            return value
 
 
 def fields_fraction(value: object, gold: object) -> float:

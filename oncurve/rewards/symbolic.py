@@ -44,16 +44,10 @@ _NORMALIZATION = NormalizationConfig(
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\_])i(?![a-zA-Z])")
 _DIGITS = (400, 5_000)
 """Decimal places to which a difference of constants is computed: at first, and where algebra does not decide."""
-_PLACES = tuple(
-    tuple(Rational(*pair) for pair in pairs)
-    for pairs in (
-        ((7, 5), (11, 3), (13, 17), (19, 7), (23, 29)),
-        ((5, 11), (3, 13), (31, 7), (2, 19), (37, 23)),
-        ((17, 13), (29, 11), (5, 3), (41, 31), (7, 43)),
-        ((-3, 7), (-17, 5), (-11, 13), (-5, 2), (-31, 29)),
-    )
-)
-"""Values for the variables of two expressions; the last of them count only where both sides are real."""
+_PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
+_PLACES = ((5, 1), (3, 1), (9, 1), (8, -1))
+"""Bottom and sign of the values of all variables, whose tops are primes; a place counts only where both sides are real
+there."""
 
 
 class UnparsableReference(Exception):
@@ -108,7 +102,7 @@ def same(answer: Any, reference: Any) -> bool:
             and all(same(one, other) for one, other in zip(answer, reference, strict=True))
         )
     if isinstance(reference, MatrixBase) and isinstance(answer, MatrixBase):
-        return answer.shape == reference.shape and all(map(same, list(answer), list(reference)))
+        return answer.shape == reference.shape and all(map(same, answer.flat(), reference.flat()))
     if isinstance(reference, Set) and isinstance(answer, Set):
         return same_region((None, answer), (None, reference), is_zero)
     if isinstance(reference, Expr) and isinstance(answer, Expr):
@@ -140,9 +134,8 @@ def _same_relation(answer: Any, reference: Any) -> bool:
     """Both are satisfied by the same values: sides in proportion, or the same set of solutions in one variable."""
     if reference.free_symbols != answer.free_symbols:
         return False  # y > 2 is not x > 2
-    if isinstance(answer, Relational) and isinstance(reference, Relational):
-        one, other = (relation.lts - relation.gts if _is_ordered(relation) else relation.lhs - relation.rhs
-                      for relation in (answer, reference))  # fmt: skip
+    if all(isinstance(relation, Relational) for relation in (answer, reference)):
+        one, other = (_sides(relation) for relation in (answer, reference))
         if type(_turned(answer)) is not type(_turned(reference)):
             return False
         ratio = attempt(lambda: simplify(_exact(one) / _exact(other)), log=False)
@@ -150,8 +143,13 @@ def _same_relation(answer: Any, reference: Any) -> bool:
             return not _is_ordered(answer) or bool(ratio.is_positive)
         if isinstance(answer, (Equality, Unequality)):
             return False
-    solutions = [_solutions(relation) for relation in (answer, reference)]
-    return None not in solutions and same_region((None, solutions[0]), (None, solutions[1]), is_zero)
+    found, wanted = _solutions(answer), _solutions(reference)
+    return found is not None and wanted is not None and same_region((None, found), (None, wanted), is_zero)
+
+
+def _sides(relation: Any) -> Any:
+    """The difference of both sides, the lesser one first."""
+    return relation.lts - relation.gts if _is_ordered(relation) else relation.lhs - relation.rhs
 
 
 def _is_ordered(relation: Any) -> bool:
@@ -194,19 +192,21 @@ def _same_value(answer: Any, reference: Any) -> bool:
     symbols = sorted(answer.free_symbols | reference.free_symbols, key=str)
     if not symbols:
         return is_zero(answer - reference)
-    if len(symbols) > len(_PLACES[0]):
+    if len(symbols) > len(_PRIMES):
         return simplify(answer - reference) == 0
     num_compared = 0
-    for number, place in enumerate(_PLACES):
-        values = [side.subs(dict(zip(symbols, place, strict=False))) for side in (answer, reference)]
+    for bottom, sign in _PLACES:
+        tops = _PRIMES if bottom % 2 else _PRIMES[::-1]
+        place = {symbol: Rational(sign * top, bottom) for symbol, top in zip(symbols, tops, strict=False)}
+        values = [side.subs(place) for side in (answer, reference)]
         if not all(isinstance(value, Expr) and value.is_number for value in values):
             return simplify(answer - reference) == 0
         if any(value.has(zoo) or value.is_finite is False for value in values):
             continue
-        if number == len(_PLACES) - 1 and not all(value.is_real for value in values):
+        if not all(value.is_real for value in values):
             continue
         if not is_zero(values[0] - values[1]):
-            return simplify(answer - reference) == 0
+            return False
         num_compared += 1
     return num_compared > 1 or simplify(answer - reference) == 0
 
@@ -281,3 +281,6 @@ def _with_real_roots(expression: Any) -> Any:
         return part.is_Pow and part.exp.is_Rational and part.exp.q % 2 == 1 and part.exp.q > 1 and part.base.is_negative
 
     return expression.replace(_is_odd_root, lambda part: (-1) ** part.exp.p * (-part.base) ** part.exp)
+
+
+_read(r"\frac{1}{2}\sqrt{x}", is_complex=False)  # the parser builds its tables before the first answer is timed

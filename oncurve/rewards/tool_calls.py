@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import MAX_TEXT_CHARACTERS
+from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, graded
 from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json
+from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls
 from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
 from oncurve.section import NonNegative
 
@@ -49,6 +49,8 @@ class _Task:
     """None if the row has no reference."""
     problem: str = ""
     is_row_at_fault: bool = False
+    is_struct: bool = False
+    """The reference is no text but a value, in which nulls may stand for arguments that are not there."""
 
 
 def openai_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
@@ -69,7 +71,7 @@ def hermes_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
 
     Raises ValueError.
     """
-    text = text.rpartition("</think>")[2]
+    text = after_thinking(text)
     if len(text) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters")
     marks = [match.group() for match in _MARK.finditer(text)]
@@ -197,7 +199,7 @@ class ToolCalls:
         max_calls: int | None = None,
         scale: JsonScale = "binary",
         timeout_seconds: float = 2.0,
-        workers: int = 1,
+        workers: int | None = None,
         name: str = "tool_calls",
         checker: SchemaChecker | None = None,
     ) -> None:
@@ -217,7 +219,8 @@ class ToolCalls:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         tasks = [
-            self._task(prompt.row, completion.text) for prompt, completion in zip(prompts, completions, strict=True)
+            self._task(prompt.row, said_by(prompt, completion))
+            for prompt, completion in zip(prompts, completions, strict=True)
         ]
         distinct = list(dict.fromkeys(check for task in tasks for check in _checks(task)))
         verdicts = dict(zip(distinct, self.checker.check(distinct), strict=True))
@@ -231,23 +234,28 @@ class ToolCalls:
         try:
             if row.get(self.tools_column) is None:
                 raise ValueError(f"the row has no column {self.tools_column!r}")
-            signatures = signatures_of(row[self.tools_column])
+            tools = row[self.tools_column]
+            signatures = signatures_of(tools if isinstance(tools, str) else without_nulls(tools))
             reference = None if self.gold_column is None else row.get(self.gold_column)
             gold = None if reference is None else calls_of(json_of(reference))
+            is_struct = reference is not None and not isinstance(reference, str)
         except ValueError as error:
             return _Task(None, {}, problem=str(error)[:200], is_row_at_fault=True)
         read = openai_calls if self.call_format == "openai" else hermes_calls
         try:
-            return _Task(read(text, around=self.around), signatures, gold)
+            return _Task(read(text, around=self.around), signatures, gold, is_struct=is_struct)
         except (ValueError, RecursionError) as error:
             return _Task(None, signatures, gold, problem=str(error)[:200])
 
     def _reward(self, task: _Task, verdicts: Mapping[SchemaCheck, SchemaVerdict]) -> Reward:
         if task.is_row_at_fault:
             return Reward(value=None, error="unparsable_reference", detail=task.problem)
+        gold = task.gold
         for call in task.gold or ():
             failure = gold_failure(_verdict(call, task, verdicts))
-            if failure is not None:
+            if failure is not None and gold_failure(_verdict(_bare(call), task, verdicts)) is None:
+                gold = tuple(map(_bare, task.gold or ()))
+            elif failure is not None:
                 return failure
         if task.calls is None:
             return self._paid(None, SchemaVerdict("invalid", task.problem), 0.0)
@@ -259,8 +267,10 @@ class ToolCalls:
         )
         if worst.is_failure:
             return failure_of(worst)
-        if task.gold is not None:
-            fraction = calls_fraction(task.calls, task.gold, in_order=self.in_order)
+        if gold is not None:
+            calls = tuple(map(_bare, task.calls)) if task.is_struct else task.calls
+            gold = tuple(map(_bare, gold)) if task.is_struct else gold
+            fraction = calls_fraction(calls, gold, in_order=self.in_order)
             return self._paid(task.calls, worst, fraction)
         max_calls = MAX_CALLS if self.max_calls is None else self.max_calls
         if not self.min_calls <= len(task.calls) <= max_calls:
@@ -280,8 +290,13 @@ class ToolCalls:
         return Reward(value=value, parts=parts, detail=verdict.detail)
 
 
+def _bare(call: Call) -> Call:
+    """The call without arguments that are null, which a data set may have filled in."""
+    return Call(call.name, without_nulls(call.arguments))
+
+
 def _checks(task: _Task) -> list[SchemaCheck]:
-    calls = [*(task.calls or ()), *(task.gold or ())]
+    calls = [*(task.calls or ()), *(task.gold or ()), *map(_bare, task.gold or ())]
     return [_check(call, task) for call in calls if call.name in task.signatures]
 
 
@@ -317,6 +332,8 @@ class ToolCallsReward(RewardSection):
     """1 if right; or partial credit."""
     timeout_seconds: PositiveFloat = 2.0
     """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
 
     gives_correct: ClassVar[bool] = True
 

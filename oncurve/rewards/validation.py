@@ -33,6 +33,8 @@ The last three are failures of ours: the schema cannot be used, the batch ran ou
 """
 
 RECURSION_LIMIT = 5000
+QUICK_SECONDS = 0.5
+"""Processor time after which a validation waits until all others of its batch are done."""
 
 
 class UnusableSchemaError(ValueError):
@@ -72,12 +74,12 @@ class SchemaChecker:
     giving it to several rewards.
     """
 
-    def __init__(self, *, timeout_seconds: float = 2.0, workers: int = 1, batch_seconds: float = 60.0) -> None:
+    def __init__(self, *, timeout_seconds: float = 2.0, workers: int | None = None) -> None:
         self._pool = WorkerPool(
             "oncurve.rewards.validation:judge",
             workers=workers,
             timeout_seconds=timeout_seconds,
-            batch_seconds=batch_seconds,
+            quick_seconds=QUICK_SECONDS,
         )
 
     def check(self, checks: Sequence[SchemaCheck]) -> list[SchemaVerdict]:

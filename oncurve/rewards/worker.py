@@ -22,27 +22,42 @@ from oncurve.sandbox.inside.frames import Frame, receive, send
 _PR_SET_PDEATHSIG = 1
 
 
+class OverTime(BaseException):
+    """An item used up its processor time. No ``except Exception`` on the way may take it for something else."""
+
+
 def serve(descriptor: int, handler: Callable[[Any], object]) -> None:
-    """Answers every item until the other side closes."""
+    """Answers every item until the other side closes; one is interrupted after its "seconds" of processor time."""
+    signal.signal(signal.SIGPROF, _interrupt)
     send(descriptor, {"k": "ready"})
     while True:
         try:
             item = receive(descriptor)
         except EOFError:
             return
-        send(descriptor, _answer(handler, json.loads(item["text"])))
+        send(descriptor, _answer(handler, json.loads(item["text"]), item.get("seconds", 0.0)))
 
 
-def _answer(handler: Callable[[Any], object], item: Any) -> Frame:
-    outcome = attempt(lambda: _run(handler, item), log=False)
+def _interrupt(_number: int, _frame: object) -> None:
+    raise OverTime
+
+
+def _answer(handler: Callable[[Any], object], item: Any, seconds: float) -> Frame:
+    outcome = attempt(lambda: _run(handler, item, seconds), log=False)
     if isinstance(outcome, Failure):
         return {"k": "failed", "error": outcome.error, "detail": outcome.detail}
     return outcome
 
 
-def _run(handler: Callable[[Any], object], item: Any) -> Frame:
+def _run(handler: Callable[[Any], object], item: Any, seconds: float) -> Frame:
     try:
-        return {"k": "result", "text": json.dumps(handler(item))}
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            return {"k": "result", "text": json.dumps(handler(item))}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except OverTime:
+        return {"k": "failed", "error": "timeout", "detail": f"over the time limit of {seconds:g} s"}
     except MemoryError:
         return {"k": "failed", "error": "memory", "detail": "the memory limit of the grading process"}
 

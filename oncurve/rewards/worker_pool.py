@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +32,8 @@ MAX_FRAME_BYTES = 128 * 2**20
 """A worker that sends a longer result counts as dead."""
 _MAX_FAILED_STARTS = 3
 _STARVED_FACTOR = 3.0
+_GRACE_SECONDS = 0.5
+_SESSION_FIELD = 3
 _START = (
     "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a.pop('path'); "
     "import oncurve.rewards.worker as w; w.main(**a)"
@@ -116,14 +121,20 @@ class _Worker:
             deadline = time.monotonic() + seconds - used
         return connection.receive(time.monotonic() + seconds, MAX_FRAME_BYTES)
 
+    def kill(self) -> None:
+        """Kill the process, if there is one, with all that it has started in its session."""
+        if self.process is not None and self.process.returncode is None:
+            _kill_session(self.process.pid)
+
     def end(self) -> int | None:
-        """End the process, if there is one; its exit code."""
+        """End the process, if there is one, and what it has started; its exit code."""
         process, connection = self.process, self.connection
         self.process, self.connection, self.is_ready, self.num_served = None, None, False, 0
         if process is None or connection is None:
             return None
         connection.close()
-        process.kill()
+        if process.returncode is None:
+            _kill_session(process.pid)
         return process.wait()
 
 
@@ -132,8 +143,13 @@ class WorkerPool:
 
     Each worker is a fresh interpreter (never a fork of the trainer) with an empty environment and a memory limit, and
     holds one item at a time. An item over its deadline is killed with its worker, which is replaced; a worker that
-    dies gets its item tried once more. There is one worker more than work at a time, so that one is ready where another
-    was killed. Workers start when they are needed, and die with the process that started them.
+    dies gets its item tried once more. With ``interrupts`` the worker itself ends an item over its processor time,
+    which costs no new process, and is killed only if that fails. With ``quick_seconds`` an item that needs more than
+    that waits until all others are done, and one that ``batch_seconds`` then leave no time for counts as over its
+    limit: slow items cost nobody else's result.
+
+    There is one worker more than work at a time, so that one is ready where another was killed. Workers start when
+    they are needed, and die with the process that started them; what they have started in their session dies with them.
 
     ``map`` consumes a list of payloads, waits for all of them, and is unblocked by results, deaths and deadlines, at
     the latest after ``batch_seconds``. The pool owns its processes, and a thread for each, since a process ends with
@@ -145,18 +161,22 @@ class WorkerPool:
         self,
         handler: str,
         *,
-        workers: int = 1,
+        workers: int | None = 1,
         timeout_seconds: float = 3.0,
         batch_seconds: float = 60.0,
         memory_gib: float = 2.0,
         items_per_worker: int = 5000,
+        quick_seconds: float | None = None,
+        interrupts: bool = False,
     ) -> None:
         self.handler = handler
-        self.num_workers = workers
+        self.num_workers = workers or default_num_workers()
+        self.quick_seconds = quick_seconds
+        self.interrupts = interrupts
         self.timeout_seconds = timeout_seconds
         self.batch_seconds = batch_seconds
         self.items_per_worker = items_per_worker
-        self._workers = [_Worker(handler, int(memory_gib * 2**30)) for _ in range(workers + 1)]
+        self._workers = [_Worker(handler, int(memory_gib * 2**30)) for _ in range(self.num_workers + 1)]
         self._free = deque(self._workers)
         self._threads = self._new_threads()
         self._lock = threading.Lock()
@@ -172,20 +192,31 @@ class WorkerPool:
         """
         items = list(payloads)
         with self._lock:
-            self._ends, self._is_stopped = time.monotonic() + self.batch_seconds, False
-            futures = [self._threads.submit(self._outcome, item) for item in items]
-            is_done = False
-            try:
-                outcomes = self._wait(futures)
-                is_done = True
-            finally:
-                if not is_done:  # a busy worker would answer the next batch with this one's result
-                    self._is_stopped = True
-                    self._kill()
-                    for future in futures:
-                        future.cancel()
-                    wait(futures)
-                    _end_all(self._workers, os.getpid())
+            if self.quick_seconds is None or self.quick_seconds >= self.timeout_seconds:
+                return self._map(items, self.timeout_seconds, self.batch_seconds)
+            outcomes = self._map(items, self.quick_seconds, math.inf)
+            slow = [place for place, outcome in enumerate(outcomes) if outcome.error == "timeout"]
+            again = self._map([items[place] for place in slow], self.timeout_seconds, self.batch_seconds)
+            for place, outcome in zip(slow, again, strict=True):
+                if outcome.error != "not_run":  # else it stays over the limit
+                    outcomes[place] = outcome
+            return outcomes
+
+    def _map(self, items: Sequence[object], seconds: float, batch_seconds: float) -> list[Outcome]:
+        self._ends, self._is_stopped = time.monotonic() + batch_seconds, False
+        futures = [self._threads.submit(self._outcome, item, seconds) for item in items]
+        is_done = False
+        try:
+            outcomes = self._wait(futures)
+            is_done = True
+        finally:
+            if not is_done:  # a busy worker would answer the next batch with this one's result
+                self._is_stopped = True
+                self._kill()
+                for future in futures:
+                    future.cancel()
+                wait(futures)
+                _end_all(self._workers, os.getpid())
         return outcomes
 
     def close(self) -> None:
@@ -206,10 +237,9 @@ class WorkerPool:
 
     def _kill(self) -> None:
         for worker in self._workers:
-            if (process := worker.process) is not None:
-                process.kill()
+            worker.kill()
 
-    def _outcome(self, payload: object) -> Outcome:
+    def _outcome(self, payload: object, seconds: float) -> Outcome:
         """What becomes of one item; a worker that dies of it is replaced, and the item tried once more."""
         code = None
         for _ in range(2):
@@ -217,7 +247,7 @@ class WorkerPool:
                 return self._not_reached()
             worker = self._free.popleft()
             try:
-                return self._tried(worker, payload)
+                return self._tried(worker, payload, seconds)
             except (ChildGone, ChildMisbehaved):
                 code = worker.end()
                 self._check_open()
@@ -225,15 +255,16 @@ class WorkerPool:
                 worker.end()
                 if self._is_late:
                     return self._not_reached()
-                return Outcome(error="timeout", detail=f"over the time limit of {self.timeout_seconds:g} s")
+                return Outcome(error="timeout", detail=f"over the time limit of {seconds:g} s")
             finally:
                 self._give_back(worker)
         return Outcome(error="died", detail=f"the grading process ended with code {code}, twice")
 
-    def _tried(self, worker: _Worker, payload: object) -> Outcome:
+    def _tried(self, worker: _Worker, payload: object, seconds: float) -> Outcome:
         connection = self._ready(worker)
-        connection.send({"k": "item", "text": json.dumps(payload)}, min(time.monotonic() + START_SECONDS, self._ends))
-        frame = worker.reply(connection, self.timeout_seconds, self._ends)
+        item = {"k": "item", "text": json.dumps(payload), "seconds": seconds if self.interrupts else 0.0}
+        connection.send(item, min(time.monotonic() + START_SECONDS, self._ends))
+        frame = worker.reply(connection, seconds + (_GRACE_SECONDS if self.interrupts else 0.0), self._ends)
         worker.num_served += 1
         if worker.num_served >= self.items_per_worker:
             worker.end()
@@ -282,6 +313,20 @@ class WorkerPool:
 
     def _not_reached(self) -> Outcome:
         return Outcome(error="not_run", detail=f"the batch was not graded within {self.batch_seconds:g} s")
+
+
+def default_num_workers() -> int:
+    """One for every processor that this process may use, at most 16."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 16)
+
+
+def _kill_session(leader: int) -> None:
+    """Kill the leader of a session, for which nobody has waited yet, and whatever it has started in the session."""
+    members = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc/self") else []
+    found = [pid for pid in members if (fields := _stat(pid)) and int(fields[_SESSION_FIELD]) == leader]
+    for pid in {leader, *found}:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _end_all(workers: Sequence[_Worker], owner: int) -> None:

@@ -90,7 +90,7 @@ def report(result: Result, *, console: Console) -> None:
     if comparison is not None:
         comparison.write(result.folder)
         if not console.is_jupyter:  # where the result shows itself
-            console.print(comparison.table())
+            comparison.print(console)
             console.print(comparison.examples_text(limit=1), markup=False, highlight=False)
         try:
             write_card(result.folder / MODEL, name=result.folder.name, run=result.folder)

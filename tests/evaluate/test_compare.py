@@ -81,7 +81,7 @@ def test_several_completions_per_prompt_are_compared_prompt_by_prompt() -> None:
 
 def test_the_same_table_in_markdown_and_terminal(comparison: Comparison) -> None:
     out = io.StringIO()
-    Console(file=out, width=80).print(comparison.table())
+    comparison.print(Console(file=out, width=80))
     for shown in (comparison.markdown(), " ".join(out.getvalue().split())):
         assert "base and trained on 6 held-out problems" in shown
         assert "Both greedy" in shown
@@ -141,3 +141,13 @@ def test_a_model_compared_with_itself_shows_no_change() -> None:
     assert all((row.change, row.p_value) == (0.0, 1.0) for row in same.rows)
     assert same.improved == same.worsened == ()
     assert json.dumps(same.summary(), allow_nan=False)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_number_of_the_table_is_cut_however_narrow_the_terminal(width: int) -> None:
+    before, after = (evaluation_of(texts) for texts in (["[1]"] * 4, ["[1]", "[2]", "[3]", "[4]"]))
+    out = io.StringIO()
+    compared = compare(before, after, names=("a-model-with-a-long-name", "another-model"))
+    compared.print(Console(file=out, width=width))
+    assert "…" not in out.getvalue()
+    assert all(f"{row.p_value:.4f}" in out.getvalue() for row in compared.rows if row.p_value >= 1e-4)

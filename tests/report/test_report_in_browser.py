@@ -39,7 +39,7 @@ def test_a_report_opens_from_disk_without_a_network(made_run: MakeRun, open_page
     page = open_page(report_of(made_run()), offline=True)
     assert page.title() == "made · oncurve"
     titles = [node.inner_text() for node in page.query_selector_all("#curves .chart h3")]
-    assert titles[:4] == ["Reward and accuracy", "KL and mismatch", "Completion length", "Gradient norm and loss"]
+    assert titles[:4] == ["Reward", "KL and mismatch", "Completion length", "Gradient norm and loss"]
     assert "step 8 of 8" in page.inner_text("header.top")
     assert "finished" in page.inner_text("header.top")
     assert page.locator("#curves svg path.line").count() >= 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -51,6 +52,8 @@ def misbehave(payload: dict[str, Any]) -> Any:  # noqa: C901, PLR0912
                 "cwd": os.getcwd(),
                 "pid": os.getpid(),
             }
+        case "child":
+            return subprocess.Popen(["sleep", "300"], process_group=0).pid
         case "object":
             return object()
     raise AssertionError(payload)

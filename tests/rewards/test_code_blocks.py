@@ -32,7 +32,15 @@ from oncurve.rewards.code_blocks import fenced_blocks, last_program, program_in
         "```python\nx = 1",
         "```python\nx = 1\n",
         "<think>\n```python\ny = 0\n```\n</think>\n```python\nx = 1\n```",
-        "```python\nx = 1\n```\n</think>\nThat is my answer.",
+        "<answer>\n```python\nx = 1\n```</answer>",
+        "<answer>```python\nx = 1\n```</answer>\nDone.",
+        "</think><answer>```python\nx = 1```</answer>",
+        "```python\nx = 1\n```.",
+        "```python\nx = 1\n``` That is all.",
+        "```python\nx = 1\n```<|im_end|>",
+        "Answer: ```python\nx = 1\n```",
+        "Answer: ```\nx = 1\n```",
+        "```python\nx = 1\n```\nTest it:\n```python\n# prints 1\n```",
         "```python\ndraft = 0\n```\nBetter:\n```python\nx = 1\n```",
         "```python\nx = 1\n```\nIt prints:\n```\n1\n```",
         "```python\nx = 1\n```\nRun it:\n```bash\npython a.py\n```",
@@ -44,6 +52,19 @@ def test_every_fence_spelling_gives_the_program(text: str) -> None:
     program = last_program(text)
     assert program is not None
     assert program.strip() == "x = 1"
+
+
+def test_a_block_in_the_thinking_is_no_program() -> None:
+    draft = "```python\nx = 1\n```"
+    for text in (f"<think>{draft}", f"<think>\n{draft}\n</think>\nI found none.", f"{draft}</think>"):
+        assert program_in(text) is None
+        assert not program_in(text, require_fence=False) or "x = 1" not in str(program_in(text, require_fence=False))
+
+
+def test_a_block_that_only_uses_the_program_is_not_the_program() -> None:
+    text = "```python\ndef f(): return 3\n```\nUsage:\n```python\nprint(f())\n```"
+    assert program_in(text, names=["f"]) == "def f(): return 3"
+    assert program_in(text) == "print(f())"
 
 
 def test_a_fence_within_a_longer_fence_is_content() -> None:

@@ -94,8 +94,13 @@ def test_brackets_within_strings_are_not_nesting() -> None:
         ("```json\n{}\n```\nDone.", (None, None, "{}")),
         ("So:\n```json\n{}\n```", (None, None, "{}")),
         ("```json\n{}\n```\n```json\n[]\n```", (None, None, None)),
-        ("So {}", (None, None, None)),
-        ("{} and so on", (None, None, None)),
+        ("So {}", (None, None, "{}")),
+        ('Here [1]: {"a": [2]} Done', (None, None, '{"a": [2]}')),
+        ("First {} then {}", (None, None, None)),
+        ("Only [1, 2] here", (None, None, "[1, 2]")),
+        ("<think>{} is it", (None, None, None)),
+        ("```json\n{}\n```</answer>", (None, None, "{}")),
+        ("{} and so on", (None, None, "{}")),
         ("x" * 60_000, (None, None, None)),
     ],
 )
@@ -241,3 +246,22 @@ def test_a_schema_that_an_empty_object_satisfies_is_pointed_out(
     assert caplog.text == ""
     JsonSchema(model="schema_models:Optional", checker=checker)
     assert "accepts {}" in caplog.text
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_keys_that_a_data_set_filled_with_null_are_not_there(as_text: bool, checker: SchemaChecker) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    filled: Any = {"name": "A", "age": 3, "city": None}
+    row = {"answer": json.dumps(filled) if as_text else filled}
+    texts = ('{"name": "A", "age": 3}', '{"name": "A", "age": 4}', '{"name": "A"}')
+    assert values_of(checker, *texts, schema=schema, row=row) == [1.0, 0.0, 0.0]
+
+
+def test_what_is_only_thought_is_no_json(checker: SchemaChecker) -> None:
+    texts = ('<think>{"a": 1}', '<think>{"a": 1}</think>', '<think>hm</think>{"a": 1}', '{"a": 1}</think> no')
+    assert values_of(checker, *texts, schema={"type": "object", "required": ["a"]}, around="text") == [0, 0, 1, 0]

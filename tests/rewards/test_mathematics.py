@@ -116,7 +116,9 @@ def test_a_hostile_answer_is_wrong_and_costs_at_most_the_time_limit(name: str, c
 
 
 def test_an_answer_over_the_limit_is_counted(checker: AnswerChecker) -> None:
-    reward = graded(Mathematics(checker=checker), r"\boxed{(x+1)^{999}}", "x^2")
+    reward = graded(
+        Mathematics(checker=checker), r"\boxed{\begin{vmatrix}a&b&c\\d&e&f\\g&h&i\end{vmatrix}^{60}}", "x^2"
+    )
     assert (reward.value, reward.error) == (0.0, None)
     assert reward.parts["over_limit"] == 1.0
     assert graded(Mathematics(checker=checker), r"\boxed{6}").parts["over_limit"] == 0.0
@@ -197,3 +199,14 @@ def test_a_completion_cut_off_in_a_thinking_that_the_prompt_began_says_nothing(c
     cut_off = [replace(completion_of(text), finish_reason="length") for text in texts]
     rewards = Mathematics(checker=checker)([prompt] * 3, cut_off)
     assert [reward.value for reward in rewards] == [0.0, 1.0, 0.0]
+
+
+def test_slow_answers_cost_their_own_verdict_and_no_right_one() -> None:
+    determinant = r"\begin{vmatrix}a&b&c\\d&e&f\\g&h&i\end{vmatrix}^{%d}"
+    texts = [rf"\boxed{{{determinant % (40 + k)}}}" if k % 3 == 0 else rf"\boxed{{y+x+{k}-{k}}}" for k in range(6)]
+    checker = AnswerChecker(timeout_seconds=0.6, workers=2)
+    rewards = Mathematics(checker=checker)([prompt_of("x+y")] * len(texts), [completion_of(text) for text in texts])
+    checker.close()
+    assert [reward.error for reward in rewards] == [None] * len(texts)
+    assert [reward.value for reward in rewards] == [0.0, 1.0, 1.0] * 2
+    assert [reward.parts["over_limit"] for reward in rewards] == [1.0, 0.0, 0.0] * 2

@@ -185,3 +185,14 @@ def test_a_schema_may_allow_arguments_that_it_does_not_declare() -> None:
 def test_limits_that_exclude_everything_are_refused() -> None:
     with pytest.raises(ConfigError, match="min_calls"):
         ToolCalls(min_calls=2, max_calls=1)
+
+
+def test_arguments_that_a_data_set_filled_with_null_are_not_there(checker: SchemaChecker) -> None:
+    row = {"tools": TOOLS, "answer": [{"name": "weather", "arguments": {"city": "Ulm", "days": None}}]}
+    assert values_of(checker, [call(city="Ulm")], [call(city="Ulm", days=2)], row=row) == [1.0, 0.0]
+
+
+def test_a_call_in_a_thinking_that_does_not_end_is_none(checker: SchemaChecker) -> None:
+    text = hermes(("weather", {"city": "Ulm"}))
+    written = ("<think>" + text, "<think>hm</think>" + text, text + "</think> no")
+    assert values_of(checker, *written, call_format="hermes", row=ROW) == [0.0, 1.0, 0.0]

@@ -272,3 +272,36 @@ def test_rewards_import_neither_torch_nor_transformers_nor_sympy() -> None:
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+@LINUX_ONLY
+def test_a_worker_that_interrupts_an_item_itself_goes_on() -> None:
+    pool = WorkerPool(HANDLER, workers=1, timeout_seconds=0.2, interrupts=True)
+    before = pool.map([{"do": "facts"}])[0].result["pid"]
+    outcomes = pool.map([{"do": "spin"}, {"do": "facts"}, {"do": "power"}, give(1)])
+    assert [outcome.error for outcome in outcomes] == ["timeout", None, "timeout", None]
+    assert outcomes[1].result["pid"] == before
+    pool.close()
+
+
+def test_slow_items_wait_until_the_others_are_done_and_none_is_left_without_an_outcome() -> None:
+    pool = WorkerPool(HANDLER, workers=1, timeout_seconds=0.5, batch_seconds=0.8, quick_seconds=0.1, interrupts=True)
+    spin = {"do": "spin"}
+    outcomes = pool.map([spin, give(1), spin, give(2), spin, give(3), spin, give(4)])
+    assert [outcome.error for outcome in outcomes] == ["timeout", None] * 4
+    assert [outcome.result for outcome in outcomes[1::2]] == [1, 2, 3, 4]
+    pool.close()
+
+
+@LINUX_ONLY
+def test_what_a_worker_has_started_ends_with_it() -> None:
+    pool = WorkerPool(HANDLER, workers=1)
+    child = pool.map([{"do": "child"}])[0].result
+    assert Path(f"/proc/{child}").exists()
+    pool.close()
+    state = Path(f"/proc/{child}/stat")
+    for _ in range(100):
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    raise AssertionError("the process that a worker has started is still there")
