@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from gpu_first_probe import Answer, Setting, judged
 
-from oncurve import wiring
 from oncurve.data.collate import collate
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Group, Prompt
+from oncurve.run.assemble import make_policy
 from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
@@ -54,7 +54,7 @@ class Gaps:
     tokens: int
 
 
-def make_policy(device: str, compute_type: str, model: str = "embedded", **policy: Any) -> TrainedPolicy:
+def policy_of(device: str, compute_type: str, model: str = "embedded", **policy: Any) -> TrainedPolicy:
     """A policy to train and to sample from, as a recipe makes it."""
     import yaml
 
@@ -65,7 +65,7 @@ def make_policy(device: str, compute_type: str, model: str = "embedded", **polic
         "policy": {"device": device, "compute_type": compute_type, **policy},
     }
     config = parse_config(yaml.safe_dump(recipe), source="a first hour on a GPU")
-    return wiring.make_policy(config, processes=ALONE)
+    return make_policy(config, processes=ALONE)
 
 
 def questions(policy: TrainedPolicy, count: int) -> list[Prompt]:
@@ -98,7 +98,7 @@ def compare(setting: Setting) -> Answer:
     """Greedy in float32 on both devices; sampled in bfloat16 against the trainer."""
     heard = Heard()
     count, most = (4, 16) if setting.tiny else (64, 96)
-    there, here = (make_policy(device, "float32") for device in (setting.device, "cpu"))
+    there, here = (policy_of(device, "float32") for device in (setting.device, "cpu"))
     greedy = SamplingParams(temperature=0.0, max_completion_tokens=most)
     prompts = questions(here, count)
     pairs = list(zip(*(sample(policy, prompts, 1, greedy) for policy in (there, here)), strict=True))
@@ -106,7 +106,7 @@ def compare(setting: Setting) -> Answer:
     drawn = SamplingParams(max_completion_tokens=most)
     found: dict[str, Gaps] = {}
     for kind in ("float32", "bfloat16"):
-        policy = make_policy(setting.device, kind)
+        policy = policy_of(setting.device, kind)
         found[kind] = gaps(policy, sample(policy, prompts, 2 if setting.tiny else 8, drawn))
     limit = {"float32": (1e-3, 1e-4), "bfloat16": (MEAN, KL)}
     wrong = [
@@ -133,7 +133,7 @@ def parting(one: Completion, other: Completion) -> float | None:
 def passes(device: str) -> None:
     """A few decode steps and a packed pass with its backward pass, in the types of a run on the device."""
     kind = "bfloat16" if device.startswith("cuda") else "float32"
-    policy = make_policy(device, kind)
+    policy = policy_of(device, kind)
     groups = sample(policy, questions(policy, 2), 2, SamplingParams(max_completion_tokens=6))
     batch = collate(groups, torch.tensor([[1.0, -1.0], [1.0, -1.0]]))
     logprobs, entropy = policy.logprobs(batch)

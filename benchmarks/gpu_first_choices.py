@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_first_agreement import make_policy, sample
+from gpu_first_agreement import policy_of, sample
 from gpu_first_probe import Answer, Setting, judged
 from gpu_first_sizes import half, throughput
 from gpu_first_timing import checkpoint, is_gpu, seconds_each, seconds_of
@@ -123,7 +123,7 @@ def two_levels(logits: Tensor, uniform: Tensor, *, width: int = 1024) -> Tensor:
 def rows_at_once(setting: Setting) -> dict[str, dict[str, float]]:
     """Tokens per second of 1,024 completions, by the rows that run together."""
     told = Setting(setting.work, setting.folder, setting.device, setting.tiny, {"model": "1.5B"})
-    policy = make_policy(setting.device, half(setting), str(checkpoint(setting.work, "1.5B")))
+    policy = policy_of(setting.device, half(setting), str(checkpoint(setting.work, "1.5B")))
     prompts = make_prompts(policy.tokenizer, count=128, num_tokens=64)
     found = {}
     for rows in (256, 512, 1024):

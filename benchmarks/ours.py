@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 from models import MEAN_TOKENS, SHAPES, CoinReward, build, make_prompts
 
-from oncurve import wiring
 from oncurve.batch import Batch
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.errors import ConfigError
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
+from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
 from oncurve.run.scoring import score
 
 GROUP_SIZE, PROMPTS, NEW_TOKENS = 8, 8, 128
@@ -96,8 +96,8 @@ class Ours:
     """One step at a time, timed by phase."""
 
     def __init__(self, config: Config, work: Work) -> None:
-        self.algorithm, self.sampler = wiring.make_algorithm(config), wiring.make_sampler(config)
-        self.policy = wiring.make_policy(config, with_reference=self.algorithm.needs_reference)
+        self.algorithm, self.sampler = make_algorithm(config), make_sampler(config)
+        self.policy = make_policy(config, with_reference=self.algorithm.needs_reference)
         self.prompts = make_prompts(self.policy.tokenizer, count=work.prompts, num_tokens=work.prompt_tokens)
         self.work, self.reward = work, CoinReward()
         self.tokens: list[int] = []

@@ -29,7 +29,6 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl_side import Clock, TrlSetting, trl_config
 
-from oncurve import wiring
 from oncurve.data.curriculum import Curriculum
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.progress import Progress
@@ -41,7 +40,9 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.terms import make_reward_function
+from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
 from oncurve.run.loop import train
+from oncurve.run.rendered import Rendered, make_prompts
 from oncurve.run.services import Run
 from oncurve.sample.base import PolicyView, end_token_ids
 
@@ -98,9 +99,9 @@ class Course:
 
     def measure(self, step: int, view: PolicyView) -> float:
         """The share of held-out problems that these weights solve, greedy, in the right form."""
-        sampler = wiring.make_sampler(self.config)
+        sampler = make_sampler(self.config)
         sampler.load_weights(view, version=step)
-        params = wiring.evaluation_sampling(self.config)
+        params = self.config.evaluation_sampling()
         solved = evaluate(self.prompts, sampler, self.reward, params=params, step=step).correct.fraction
         sampler.close()
         self.points.append({"step": step, "seconds": self.seconds, "correct_fraction": solved})
@@ -135,10 +136,10 @@ def recipe(seed: int, arguments: argparse.Namespace) -> Config:
     )
 
 
-def our_run(config: Config, course: Course, prompts: wiring.Rendered, scratch: Path) -> bool:
+def our_run(config: Config, course: Course, prompts: Rendered, scratch: Path) -> bool:
     """oncurve's own loop; whether it reached the accuracy."""
-    algorithm, sampler = wiring.make_algorithm(config), wiring.make_sampler(config)
-    policy = wiring.make_policy(config, with_reference=algorithm.needs_reference)
+    algorithm, sampler = make_algorithm(config), make_sampler(config)
+    policy = make_policy(config, with_reference=algorithm.needs_reference)
     data = Curriculum(prompts.train, config.run.prompts_per_step, seed=config.run.seed)
     console = Console(file=io.StringIO())
     with RunFolder(scratch / "run") as folder, Progress(config.run.steps, console=console, live=False) as progress:
@@ -188,7 +189,7 @@ class TrlCourse(Clock):
         control.should_training_stop = control.should_training_stop or self.reached
 
 
-def trl_run(config: Config, course: Course, prompts: wiring.Rendered, setting: TrlSetting) -> tuple[bool, Clock]:
+def trl_run(config: Config, course: Course, prompts: Rendered, setting: TrlSetting) -> tuple[bool, Clock]:
     """TRL's trainer on the same course; whether it reached the accuracy, and its times by phase."""
     from datasets import Dataset
     from trl import GRPOTrainer
@@ -231,9 +232,8 @@ def trl_run(config: Config, course: Course, prompts: wiring.Rendered, setting: T
 
 def trl_options(config: Config, setting: TrlSetting) -> Any:
     """The recipe's numbers under TRL's names."""
-    from oncurve.algorithm.table import resolve
 
-    row = resolve(wiring.algorithm_name(config), **wiring.algorithm_choices(config))
+    row = config.algorithm.row()
     if row.normalize != "sequence_mean" or row.kl_coef or config.updates_per_step != 1:
         raise SystemExit("this benchmark knows TRL's names for grpo without a KL term and with one update per step")
     return trl_config(
@@ -280,7 +280,7 @@ def one_run(system: str, seed: int, setting: TrlSetting, arguments: argparse.Nam
     config = recipe(seed, arguments)
     reward = make_reward_function(config.rewards)
     _, tokenizer = load_model(config.model)
-    prompts = wiring.make_prompts(config, tokenizer, context_tokens=None)
+    prompts = make_prompts(config, tokenizer, context_tokens=None)
     course = Course(config, prompts.test, reward, arguments.accuracy, arguments.every_steps)
     print(f"{system}, seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:

@@ -13,11 +13,10 @@ from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import find_template, template_arguments
 from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
-from oncurve.rewards.custom import load_object
 from oncurve.sample.base import Sampler
 from oncurve.sample.event_loop import require_aiohttp
 from oncurve.sample.settings import AgentProgram
-from oncurve.wiring.sampling_params import make_sampling
+from oncurve.user_code import load_object
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""
@@ -39,7 +38,7 @@ def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
         needs_reward=all(reward.type == "environment" for reward in config.rewards),
         takes_reward=any(reward.type == "environment" for reward in config.rewards),
     )
-    return AgentSampler(sampler, make_sampling(config), setup)
+    return AgentSampler(sampler, config.sampling(), setup)
 
 
 def make_agent(config: Config, given: Given) -> Agent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -17,7 +17,9 @@ from oncurve.algorithm.table import (
     LossName,
     NormalizerName,
     OldName,
+    Preset,
     ReferenceName,
+    resolve,
 )
 from oncurve.section import Section
 
@@ -96,6 +98,35 @@ class AlgorithmSection(Section):
     """Train only on this fraction of the tokens, the most uncertain ones."""
     mask_truncated: bool = False
     """Leave truncated completions out of the loss."""
+
+    def choices(self) -> dict[str, Any]:
+        """What it replaces in its row of the table, by the names of the table."""
+        chosen = self.model_dump(
+            exclude={
+                "type",
+                "group_size",
+                "function",
+                "advantage_function",
+                "mask_truncated",
+                "teacher",
+                "teacher_hint",
+            }
+        )
+        return {key: value for key, value in chosen.items() if value is not None}
+
+    @property
+    def row_name(self) -> str:
+        """The row of the table; a loss of the user's own stands in the row of grpo."""
+        return "grpo" if self.type == "custom" else self.type
+
+    def row(self) -> Preset:
+        """That row with what is replaced in it. Raises ValueError for what does not exist."""
+        return resolve(self.row_name, **self.choices())
+
+    @property
+    def has_served_teacher(self) -> bool:
+        """The teacher is the address of a server."""
+        return self.teacher is not None and self.teacher.startswith(("http://", "https://"))
 
     @model_validator(mode="after")
     def _check_group(self) -> AlgorithmSection:

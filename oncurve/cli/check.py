@@ -17,7 +17,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import load_config  # lazy
-    from oncurve.wiring.preflight import check_cheaply  # lazy
+    from oncurve.recipe.preflight import check_cheaply  # lazy
 
     config = load_config(find_recipe(recipe), overrides or ())
     check_cheaply(config)

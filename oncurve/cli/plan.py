@@ -121,7 +121,6 @@ def plan_inputs(
     from oncurve.plan.memory import rows_that_fit  # lazy
     from oncurve.plan.setup import Placement, Shard  # lazy
     from oncurve.recipe.load import load_config  # lazy
-    from oncurve.wiring.algorithm import is_served  # lazy
 
     config = load_config(recipe, overrides)
     table = load_devices(devices)
@@ -134,7 +133,7 @@ def plan_inputs(
         raise ConfigError(f"--placement {request.placement}: choose one of {', '.join(get_args(Placement))}")
     shape = find_shape(config.model, revision=config.policy.revision)
     work, setup = make_work(config, request, context_tokens=shape.max_tokens), make_setup(config, request)
-    if config.algorithm.teacher is not None and not is_served(config.algorithm.teacher):
+    if config.algorithm.teacher is not None and not config.algorithm.has_served_teacher:
         setup = replace(setup, teacher=find_shape(locate(config.algorithm.teacher)))
     check_ranks(work, setup)
     by_memory = config.rollouts.max_rows == "auto"

@@ -35,9 +35,9 @@ def train(
     """
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import load_config, read_text  # lazy
+    from oncurve.recipe.preflight import check_cheaply  # lazy
     from oncurve.recipe.run_folder import run_folder_path  # lazy
     from oncurve.run.status import clear_unbegun, progress_of  # lazy
-    from oncurve.wiring.preflight import check_cheaply  # lazy
 
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
 from oncurve.data.settings import Data
+from oncurve.sample.base import SamplingParams
 from oncurve.section import NonNegative, Section
 
 
@@ -29,3 +31,8 @@ class EvaluationSection(Section):
     """Nucleus sampling where the temperature is above 0."""
     samples: PositiveInt = 1
     """Completions per problem; more than one needs a temperature above 0."""
+
+    def sampling(self, training: SamplingParams) -> SamplingParams:
+        """How completions are drawn when the model is measured: random numbers apart from those of training."""
+        seed = training.seed + 1_000_003
+        return replace(training, temperature=self.temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed)

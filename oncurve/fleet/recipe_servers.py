@@ -29,7 +29,6 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.policy.lora import base_of, is_adapter
 from oncurve.recipe.schema import Config
 from oncurve.sample.event_loop import require_aiohttp
-from oncurve.wiring.sampling_params import make_sampling
 
 if TYPE_CHECKING:
     from oncurve.fleet.servers.nccl_group import GroupPush
@@ -49,7 +48,7 @@ def make_server_sampler(config: Config) -> ServerSampler:
     elif chosen.own_servers:
         local = start_own(config)
     return ServerSampler(
-        make_sampling(config),
+        config.sampling(),
         urls=chosen.servers,
         registry=None if chosen.registry is None else Path(chosen.registry),
         weights_folder=Path(chosen.weights_folder or config.run.folder),

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from oncurve import wiring
 from oncurve.agents.recipe_agent import make_frames, with_own_chat
 from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
 from oncurve.recipe.load import parse_config
+from oncurve.run.assemble import make_policy
+from oncurve.sample.base import context_of
 from oncurve.sample.event_loop import require_aiohttp
 
 
@@ -36,11 +37,11 @@ def serve_model(
     token = os.environ.get(TOKEN_VARIABLE)
     check_host(host, token)
     config = parse_config("{data: {type: word_problems}}", [f"model={model}", *overrides], source="oncurve serve")
-    policy = wiring.make_policy(config)
+    policy = make_policy(config)
     server = SamplingServer(
         policy,
         max_rows=max_rows,
-        context_tokens=wiring.context_of(policy.model.config) or 2**31,
+        context_tokens=context_of(policy.model.config) or 2**31,
         token=token,
         cuda_graphs=config.rollouts.cuda_graphs,
         frames=make_frames(with_own_chat(config, policy.tokenizer), policy.tokenizer),

@@ -13,10 +13,12 @@ from pydantic import Field, model_validator
 
 from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.data.settings import Data, SftSection, with_type
+from oncurve.errors import ConfigError
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.rewards.settings import R1ZeroReward, Reward
 from oncurve.run.settings import RunSection
+from oncurve.sample.base import SamplingParams
 from oncurve.sample.settings import RolloutSection
 from oncurve.section import Section
 
@@ -60,6 +62,30 @@ class Config(Section):
     def has_default_reward(self) -> bool:
         """It names no reward, and something is graded."""
         return self.sft is None and "rewards" not in self.model_fields_set
+
+    def sampling(self) -> SamplingParams:
+        """How completions are drawn in training."""
+        return self.rollouts.sampling(self.run.seed)
+
+    def evaluation_sampling(self) -> SamplingParams:
+        """How completions are drawn when the model is measured."""
+        return self.evaluation.sampling(self.sampling())
+
+    def prompt_limit(self, context_tokens: int | None) -> int | None:
+        """The longest prompt that leaves room for a completion in the model's context; None where nothing limits it.
+
+        Raises ConfigError where none does.
+        """
+        asked, completion = self.data.max_prompt_tokens, self.rollouts.max_completion_tokens
+        if context_tokens is None:
+            return asked
+        room = context_tokens - completion
+        if room < 1:
+            raise ConfigError(
+                f"rollouts.max_completion_tokens is {completion}, which leaves no room for a prompt in the model's "
+                f"context of {context_tokens} tokens. Use at most {context_tokens // 2}"
+            )
+        return min(asked, room) if asked else room
 
     @property
     def completions_per_step(self) -> int:

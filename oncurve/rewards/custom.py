@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.errors import ConfigError, Failure, attempt
@@ -29,71 +24,6 @@ CompletionsAs = Literal["auto", "text", "messages"]
 _VALUE_KEYS = ("reward", "score", "value")
 _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
-
-
-def load_function(location: str, *, where: str = "rewards: function") -> Any:
-    """What ``module:name`` or ``path/to/file.py:name`` names; a class is called without arguments.
-
-    Raises ConfigError, saying what is missing where.
-    """
-    found, kind = load_object(location, where=where), where.partition(":")[0]
-    if inspect.isclass(found):
-        made = attempt(found)
-        if isinstance(made, Failure):
-            raise ConfigError(f"{kind}: {location} is a class that cannot be made without arguments: {made.detail}")
-        found = made
-    if not callable(found):
-        raise ConfigError(f"{kind}: {location} is {type(found).__name__}, which cannot be called.")
-    return found
-
-
-def load_object(location: str, *, where: str) -> Any:
-    """What ``module:name`` or ``path/to/file.py:name`` names, as it is; ``where`` begins messages.
-
-    Raises ConfigError, saying what is missing where.
-    """
-    place, colon, name = location.rpartition(":")
-    if not colon or not place or not name:
-        raise ConfigError(f"{where} is {location!r}; write module:name or path/to/file.py:name.")
-    kind = where.partition(":")[0]
-    module = _import_file(Path(place), kind) if place.endswith(".py") else _import_module(place, kind)
-    found = vars(module).get(name)
-    if found is None:
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"{kind}: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
-    return found
-
-
-def _import_file(path: Path, kind: str) -> Any:
-    if not os.path.isfile(path):  # also where a folder above it is closed to this user
-        raise ConfigError(f"{kind}: there is no file {path} (seen from {Path.cwd()}).")
-    if str(path.resolve().parent) not in sys.path:  # so that it may import the files beside it
-        sys.path.append(str(path.resolve().parent))
-    name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{kind}: {path} cannot be read as Python.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
-    loader = spec.loader
-    try:
-        failure = attempt(lambda: loader.exec_module(module))
-    except SystemExit:
-        del sys.modules[name]
-        raise ConfigError(f"{kind}: {path} ends the program when it is imported. Remove its sys.exit()") from None
-    if isinstance(failure, Failure):
-        del sys.modules[name]
-        raise ConfigError(f"{kind}: {path} cannot be imported: {failure.detail}")
-    return module
-
-
-def _import_module(name: str, kind: str) -> Any:
-    if str(Path.cwd()) not in sys.path:  # as `python script.py` would have it
-        sys.path.append(str(Path.cwd()))
-    module = attempt(lambda: importlib.import_module(name))
-    if isinstance(module, Failure):
-        raise ConfigError(f"{kind}: module {name!r} cannot be imported: {module.detail}")
-    return module
 
 
 def from_function(

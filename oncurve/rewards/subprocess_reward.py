@@ -10,8 +10,9 @@ from typing import Any
 
 from oncurve.records import Completion, Prompt, Reward, Segment, ToolCall
 from oncurve.rewards.base import RewardFunction, grade
-from oncurve.rewards.custom import from_function, load_function
+from oncurve.rewards.custom import from_function
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
+from oncurve.user_code import load_function
 
 
 class SubprocessReward:

@@ -8,10 +8,11 @@ from pydantic import PositiveFloat
 
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
-from oncurve.rewards.custom import asks_for, from_function, load_function, reads_answer
+from oncurve.rewards.custom import asks_for, from_function, reads_answer
 from oncurve.rewards.parameters import check_parameters
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.subprocess_reward import SubprocessReward
+from oncurve.user_code import load_function
 
 
 class CustomReward(RewardSection):

@@ -10,23 +10,25 @@ from typing import Any, cast
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from oncurve import wiring
 from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
+from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.prompt_check import shown_prompt
 from oncurve.data.prompts import find_template, render_prompts, write_gold
 from oncurve.data.settings import DataSection
 from oncurve.errors import ConfigError, counted
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
+from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
-from oncurve.sample.base import SamplingParams
+from oncurve.run.assemble import make_policy
+from oncurve.run.rendered import evaluation_section, make_prompts, split_rows
+from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
-from oncurve.wiring.data import evaluation_section
 
 Pays = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
 """Rewards of completions of prompts."""
@@ -47,7 +49,7 @@ def ask(
     if count > 1 and temperature == 0:
         raise ConfigError(f"--count {count} at temperature 0 would print the same completion; add --temperature 1")
     config = Config.model_validate({"model": model, "data": {"type": "word_problems"}})
-    policy = wiring.make_policy(config)
+    policy = make_policy(config)
     params = SamplingParams(temperature=temperature, max_completion_tokens=max_tokens)
     engine = InProcessEngine(params)
     engine.load_weights(policy, version=0)
@@ -75,29 +77,27 @@ def _typed(console: Console) -> Sequence[str]:
 
 def check_recipe(config: Config, *, console: Console) -> bool:
     """Load everything but the weights of the model: True if nothing fatal was found."""
-    for finding in wiring.check_algorithm(config):
+    for finding in check_algorithm(config):
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
     for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False)
     if any(reward.is_sandboxed for reward in config.rewards):
         console.print(describe_isolation().text, markup=False, highlight=False)
     find_template(config.data.template)
-    parts = wiring.split_rows(config)
-    columns = wiring.shared_columns(parts)
+    parts = split_rows(config)
+    columns = shared_columns(parts)
     with closing(make_reward_function(config.rewards, columns=columns)) as reward_function:
         return _check_rows(config, parts, partial(grade, reward_function), console)
 
 
-def _check_rows(
-    config: Config, parts: tuple[wiring.Rows, wiring.Rows, wiring.Rows, wiring.Rows], pays: Pays, console: Console
-) -> bool:
+def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays, console: Console) -> bool:
     """What the rewards pay for the right answers of the rows and for answers that are wrong."""
     rows, few_shot, during, test = parts
     console.print(f"training data: {statistics(rows).describe()}", markup=False, highlight=False)
     model_config, tokenizer = load_tokenizer(
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
-    limit = wiring.prompt_limit(config, context_tokens=wiring.context_of(model_config))
+    limit = config.prompt_limit(context_of(model_config))
     has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
@@ -144,11 +144,11 @@ def _check_rows(
 
 def _rows_to_grade(
     config: Config,
-    parts: tuple[wiring.Rows, wiring.Rows, wiring.Rows, wiring.Rows],
+    parts: tuple[Rows, Rows, Rows, Rows],
     tokenizer: PreTrainedTokenizerBase,
     model_config: Any,
     console: Console,
-) -> tuple[wiring.Rows, wiring.Rows, DataSection]:
+) -> tuple[Rows, Rows, DataSection]:
     """Rows whose answers are graded, those held out from them, and how they are written.
 
     In a supervised stage the demonstrations are tokenized and counted, and where those have no answers, the rows of
@@ -158,7 +158,7 @@ def _rows_to_grade(
     held_out = [*during, *test]
     if config.sft is None:
         return rows, held_out, config.data
-    made = wiring.make_prompts(config, tokenizer, context_tokens=wiring.context_of(model_config), rows=parts)
+    made = make_prompts(config, tokenizer, context_tokens=context_of(model_config), rows=parts)
     tokens = sum(len(one.token_ids) for one in made.demonstrations)
     too_long = counted(len(made.excluded), "row")
     console.print(
@@ -172,8 +172,8 @@ def _rows_to_grade(
 def probe(
     config: Config,
     section: DataSection,
-    rows: wiring.Rows,
-    few_shot: wiring.Rows,
+    rows: Rows,
+    few_shot: Rows,
     tokenizer: PreTrainedTokenizerBase,
     pays: Pays,
 ) -> tuple[str, list[tuple[str, str]]]:

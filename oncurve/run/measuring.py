@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from oncurve import wiring
+from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.errors import ConfigError, Stopped, did_you_mean, listed
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import evaluate
@@ -25,8 +25,10 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
+from oncurve.run.assemble import make_policy, make_sampler
+from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
 from oncurve.run.session import keep_evaluation
-from oncurve.sample.base import Sampler, SamplingParams
+from oncurve.sample.base import Sampler, SamplingParams, context_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"
 """Recipes of the problems that others measure on too: data, template, reward and decoding."""
@@ -61,7 +63,7 @@ def evaluate_on_benchmark(
     path = find_benchmark(name)
     known = read_tree(path, ["model=embedded"])
     config = load_config(path, [*overrides, f"model={json.dumps(models[0])}"])
-    found = evaluate_models(config, models, output, rows=wiring.benchmark_rows(config), console=console)
+    found = evaluate_models(config, models, output, rows=benchmark_rows(config), console=console)
     published = known.get("evaluation", {}).get("num_prompts")
     measured = len(found[0].by_prompt())
     if published is not None and measured < published and config.data.type != "jsonl":
@@ -77,7 +79,7 @@ def evaluate_models(
     models: Sequence[str],
     output: Path,
     *,
-    rows: tuple[wiring.Rows, ...] | None = None,
+    rows: tuple[Rows, ...] | None = None,
     console: Console,
 ) -> list[Evaluation]:
     """Evaluate models on the same test problems with the same decoding; two of them are compared.
@@ -90,8 +92,8 @@ def evaluate_models(
         raise ConfigError(f"{output}: already holds a finished evaluation. Choose another --output, or remove it")
     console.print(f"evaluation: {output}", highlight=False)
     is_benchmark = rows is not None
-    rows = rows or wiring.split_rows(config)
-    columns = wiring.shared_columns(rows)
+    rows = rows or split_rows(config)
+    columns = shared_columns(rows)
     strict, loose = make_reward_function(config.rewards, columns=columns), make_loose_reward()
     try:
         evaluations = [
@@ -134,7 +136,7 @@ def _labels(models: Sequence[str]) -> list[str]:
 
 def _measured(
     config: Config,
-    rows: tuple[wiring.Rows, ...],
+    rows: tuple[Rows, ...],
     strict: RewardFunction,
     loose: RewardFunction,
     unfinished: Path,
@@ -143,15 +145,15 @@ def _measured(
     finds_chat: bool,
 ) -> Evaluation:
     """One model on the test problems; what was sampled before a stop is not sampled again."""
-    policy = wiring.make_policy(config)
+    policy = make_policy(config)
     if finds_chat and policy.tokenizer.chat_template:
         config = config.model_copy(update={"data": config.data.model_copy(update={"chat": True})})
         console.print(f"{config.model}: asked through its chat template (data.chat=false: plain text)", highlight=False)
-    context = wiring.context_of(policy.model.config)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
+    context = context_of(policy.model.config)
+    prompts = make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
     sampler, params, samples = (
-        wiring.make_sampler(config),
-        wiring.evaluation_sampling(config),
+        make_sampler(config),
+        config.evaluation_sampling(),
         config.evaluation.samples,
     )
     settings = {

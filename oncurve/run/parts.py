@@ -10,9 +10,9 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from oncurve import wiring
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.data.curriculum import Curriculum
+from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, counted
 from oncurve.extensions import extension
@@ -24,11 +24,13 @@ from oncurve.policy.teacher import OutsideTeacher
 from oncurve.recipe.schema import Config
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
+from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes
 from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.run.interruption import Interruption
+from oncurve.run.rendered import Rendered, make_prompts, split_rows
 from oncurve.run.state import checksum
-from oncurve.sample.base import PolicyView, Sampler
+from oncurve.sample.base import PolicyView, Sampler, context_of
 
 
 class ServerSide(Sampler, Protocol):
@@ -55,7 +57,7 @@ class Parts:
     algorithm: Algorithm
     sampler: Sampler
     reward_function: RewardFunction
-    prompts: wiring.Rendered
+    prompts: Rendered
     data: Curriculum
     servers: ServerSide | None = None
     """What talks to rollout servers, where this process does."""
@@ -95,18 +97,18 @@ def make_parts(
             "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
             "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
         )
-    rows = wiring.split_rows(config, given)  # what a user can mistake is found before the model is loaded
+    rows = split_rows(config, given)  # what a user can mistake is found before the model is loaded
     reward_function = make_reward_function(
-        config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+        config.rewards, seed=config.run.seed, given=given.rewards, columns=shared_columns(rows)
     )
-    algorithm = wiring.make_algorithm(config)
-    policy = wiring.make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
+    algorithm = make_algorithm(config)
+    policy = make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
     if processes.count > 1:
         reward_function = ShardedRewards(reward_function, processes, interruption)
     else:
         reward_function = with_early_grading(reward_function, config.rewards)
-    context = wiring.context_of(policy.model.config)
-    prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
+    context = context_of(policy.model.config)
+    prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     policy.reference_prompts = prompts.hinted
     data = Curriculum(
         prompts.train,
@@ -116,7 +118,7 @@ def make_parts(
         retire_above=config.data.retire_above,
         prefer_half_solved=config.data.prefer_half_solved,
     )
-    sampler, servers = make_sampler(config, processes, data, interruption, given)
+    sampler, servers = make_shared_sampler(config, processes, data, interruption, given)
     if config.sft is None:
         return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
     if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
@@ -129,7 +131,7 @@ def make_parts(
     )  # fmt: skip
 
 
-def make_sampler(
+def make_shared_sampler(
     config: Config,
     processes: Processes,
     data: Curriculum,
@@ -139,10 +141,10 @@ def make_sampler(
     """What the loop samples with, and what talks to rollout servers inside of it: only one process does."""
     several = processes.count > 1
     if config.rollouts.type != "servers":
-        sampler = wiring.make_sampler(config, given)
+        sampler = make_sampler(config, given)
         return ShardedSampler(sampler, processes, interruption) if several else sampler, None
     servers: ServerSide | None = extension("servers")(config) if processes.is_main else None
-    leader: Sampler | None = servers if servers is None else wiring.with_episodes(servers, config, given)
+    leader: Sampler | None = servers if servers is None else with_episodes(servers, config, given)
     if leader is not None and servers is not None and config.rollouts.staleness and config.sft is None:
         ahead = extension("look-ahead sampling")
         leader = ahead(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)
@@ -211,7 +213,7 @@ def recorded(config: Config) -> dict[str, Any]:
     return json.loads(json.dumps(redact_tree(config.model_dump(mode="json"))))
 
 
-def count_prompts(prompts: wiring.Rendered) -> dict[str, int]:
+def count_prompts(prompts: Rendered) -> dict[str, int]:
     """How many prompts there are for what, for the manifest."""
     return {
         "training": len(prompts.train),
@@ -221,7 +223,7 @@ def count_prompts(prompts: wiring.Rendered) -> dict[str, int]:
     }
 
 
-def arithmetic(config: Config, prompts: wiring.Rendered) -> str:
+def arithmetic(config: Config, prompts: Rendered) -> str:
     """How the numbers of the batch follow from each other, in a few lines; a run's page has all of them."""
     run, size, count = config.run, config.algorithm.group_size, config.completions_per_step
     updates = counted(config.updates_per_step, "update")

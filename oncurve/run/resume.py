@@ -22,14 +22,15 @@ from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import resolved
 from oncurve.recipe.run_folder import as_of_today, flat, read_run_config
 from oncurve.recipe.schema import Config
+from oncurve.run.assemble import make_algorithm
 from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep
 from oncurve.run.guards import KL_LIMIT, KlAlarm
 from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.parts import Parts, identity, make_parts, recorded
+from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Steps
 from oncurve.run.session import Session, keep_evaluation
 from oncurve.section import harmless_keys
-from oncurve.wiring.data import with_epochs
 
 Load = Callable[..., Parts]
 """What loads the parts of a run; see ``make_parts``."""
@@ -179,8 +180,6 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
 
     Raises the alarm again if there is no checkpoint below it.
     """
-    from oncurve import wiring  # lazy
-
     with lock_run(path):
         root = path / "checkpoints"
         good = [
@@ -192,7 +191,7 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
             raise alarm
         step, manifest = good[-1]
         quarantine(root, after=step)
-        return step, 2 * wiring.make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
+        return step, 2 * make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
 
 
 def _check_step(path: Path, config: Config, manifest: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from oncurve import wiring
 from oncurve.data.collate import collate
 from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
@@ -36,6 +35,7 @@ from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.loop import train
 from oncurve.run.parts import Parts
 from oncurve.run.profiling import Profiler
+from oncurve.run.rendered import Rendered
 from oncurve.run.result import Result, Steps
 from oncurve.run.services import Run, Step
 from oncurve.sample.base import Sampler, SamplingParams
@@ -110,7 +110,7 @@ class Session:
             parts.policy,
             parts.examining_sampler or parts.sampler,
             parts.examining_reward or parts.reward_function,
-            params=wiring.evaluation_sampling(parts.config),
+            params=parts.config.evaluation_sampling(),
             samples=parts.config.evaluation.samples,
             correct_means=describe_correct(parts.config.rewards),
             progress=self.progress,
@@ -283,7 +283,7 @@ def make_run(session: Session, facts: Mapping[str, Any], first_step: int) -> Run
     )
 
 
-def measure_during(evaluator: Evaluator, prompts: wiring.Rendered, step: int) -> dict[str, float]:
+def measure_during(evaluator: Evaluator, prompts: Rendered, step: int) -> dict[str, float]:
     """The held-out measurement in the middle of a run, as metrics."""
     started = time.perf_counter()
     metrics = evaluator.measure(prompts.during, name="during", step=step).metrics()

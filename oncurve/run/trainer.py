@@ -13,10 +13,11 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from oncurve import wiring
 from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
+from oncurve.episodes.from_settings import make_tools_of
 from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.terminal import quiet_libraries
@@ -27,12 +28,15 @@ from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.records import Group
 from oncurve.rewards.terms import make_reward_function
+from oncurve.run.assemble import make_policy, with_episodes
 from oncurve.run.parts import Parts, make_parts, weights_checksum
+from oncurve.run.rendered import make_prompts, split_rows
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.services import Step
 from oncurve.run.session import Evaluator
 from oncurve.run.training import recipe_steps, resume_steps
 from oncurve.run.training_request import KEPT_WITH_ROWS, ProgramObjects, TrainingRequest, request_of, request_of_recipe
+from oncurve.sample.base import context_of
 from oncurve.sample.engine import InProcessEngine
 
 
@@ -175,11 +179,11 @@ class Trainer:
             rollouts["max_completion_tokens"] = max_completion_tokens
         policy = self.policy
         tokenizer: Any = policy.tokenizer
-        tools_of = wiring.make_tools_of(self.config, self._given)
+        tools_of = make_tools_of(self.config.rollouts, self.config.data, self._given)
         prompts, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, tools_of=tools_of)
         settings = self.config.rollouts.model_copy(update=rollouts)
         config = self.config.model_copy(update={"rollouts": settings})
-        engine = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, self._given)
+        engine = with_episodes(InProcessEngine(config.sampling()), config, self._given)
         engine.load_weights(policy, version=policy.num_updates)
         self._asked += 1
         try:
@@ -198,13 +202,13 @@ class Trainer:
             config = validate_tree(tree, source="Trainer.evaluate")
             given = replace(given, evaluation_rows=rows)
         policy = self.policy
-        context, rows = wiring.context_of(policy.model.config), wiring.split_rows(config, given)
-        prompts = wiring.make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
+        context, rows = context_of(policy.model.config), split_rows(config, given)
+        prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
         reward_function = make_reward_function(
-            config.rewards, seed=config.run.seed, given=given.rewards, columns=wiring.shared_columns(rows)
+            config.rewards, seed=config.run.seed, given=given.rewards, columns=shared_columns(rows)
         )
-        sampler = wiring.with_episodes(InProcessEngine(wiring.make_sampling(config)), config, given)
-        params, samples = wiring.evaluation_sampling(config), config.evaluation.samples
+        sampler = with_episodes(InProcessEngine(config.sampling()), config, given)
+        params, samples = config.evaluation_sampling(), config.evaluation.samples
         evaluator = Evaluator(policy, sampler, reward_function, params=params, samples=samples)
         try:
             return evaluator.measure(prompts, name="evaluation", step=policy.num_updates)
@@ -223,7 +227,7 @@ class Trainer:
         """The model with its current weights; loaded when it is first needed."""
         if self._policy is None:
             quiet_libraries()
-            self._policy = wiring.make_policy(self.config, given=self._given)
+            self._policy = make_policy(self.config, given=self._given)
         return self._policy
 
     def hold_model(self) -> nn.Module:

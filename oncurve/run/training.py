@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from oncurve import wiring
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError, Stopped
 from oncurve.extensions import extension
@@ -20,12 +19,15 @@ from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import RunFolder
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_place
+from oncurve.policy.from_settings import make_processes
+from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_rewards
 from oncurve.run.guards import KlAlarm
 from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.parts import arithmetic, count_prompts, identity, make_parts
+from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Result, Steps, finish, report
 from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume
 from oncurve.run.session import Session
@@ -55,7 +57,7 @@ def recipe_steps(
 
     Without ``owns_process`` a signal never ends the process. ``load`` is what loads the parts.
     """
-    config = wiring.with_epochs(config, given)
+    config = with_epochs(config, given)
     with joined(config) as processes:
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
@@ -136,7 +138,7 @@ def _start(config: Config, recipe: str, request: ResumeRequest, processes: Proce
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
     for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for finding in wiring.check_algorithm(config):
+    for finding in check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
     for name, unseen in given.unseen.items():
         console.print(
@@ -182,7 +184,7 @@ def _joined(path: Path, overrides: Sequence[str]) -> Iterator[Processes]:
 @contextmanager
 def joined(config: Config) -> Iterator[Processes]:
     """The processes of the run; they take leave of each other at its end."""
-    processes = wiring.make_processes(config)
+    processes = make_processes(config.policy)
     try:
         with processes.watched():
             yield processes

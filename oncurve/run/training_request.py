@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from oncurve import wiring
 from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, episodes_of, recipe_of, recipe_text
+from oncurve.episodes.from_settings import NO_QUESTION, give_rewards
 from oncurve.errors import ConfigError
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.lora import lora_section
@@ -118,7 +118,7 @@ def _request(
     """With tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
     given = replace(given, model=objects.model, tokenizer=objects.tokenizer)
     given = agent_of(tree, episodes_of(tree, given, objects.tools, objects.environments), objects.agent)
-    if objects.agent is not None or (objects.environments is not None and wiring.give_rewards(objects.environments)):
+    if objects.agent is not None or (objects.environments is not None and give_rewards(objects.environments)):
         listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
         if "environment" not in [one.get("type") for one in listed]:
             tree["rewards"] = [*listed, {"type": "environment"}]
@@ -129,4 +129,4 @@ def _rows_of_environments(sections: Sections) -> list[dict[str, Any]]:
     """A row for every prompt of the run and those to measure on, where the environment alone says what is asked."""
     run, evaluation = RunSection(**sections.get("run", {})), EvaluationSection(**sections.get("evaluation", {}))
     count = run.steps * run.prompts_per_step + evaluation.num_prompts + evaluation.num_prompts_during
-    return [{"question": f"{wiring.NO_QUESTION} {number}"} for number in range(count)]
+    return [{"question": f"{NO_QUESTION} {number}"} for number in range(count)]

@@ -23,7 +23,6 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve import wiring
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
 from oncurve.batch import Batch
@@ -40,8 +39,9 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Group, Mean, Prompt, Reward, html_table
 from oncurve.rewards.parameters import columns_of
 from oncurve.rewards.terms import make_reward_function
+from oncurve.run.assemble import make_algorithm, make_policy
 from oncurve.run.scoring import score as grade_groups
-from oncurve.sample.base import SamplingParams
+from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 
 
@@ -62,8 +62,8 @@ class Policy:
     def __init__(self, config: Config) -> None:
         """See ``load_policy``."""
         self.config = config
-        self.algorithm = wiring.make_algorithm(config)
-        self.inner: TrainedPolicy = wiring.make_policy(config, with_reference=self.algorithm.needs_reference)
+        self.algorithm = make_algorithm(config)
+        self.inner: TrainedPolicy = make_policy(config, with_reference=self.algorithm.needs_reference)
         """The policy of the package, with everything that it can do."""
         self._sums: dict[str, Mean] = {}
 
@@ -73,7 +73,7 @@ class Policy:
         given = adapt_given_rows(
             [{"question": row} if isinstance(row, str) else dict(row) for row in rows], columns=data.columns
         )
-        limit = wiring.prompt_limit(self.config, context_tokens=wiring.context_of(self.inner.model.config))
+        limit = self.config.prompt_limit(context_of(self.inner.model.config))
         options: dict[str, Any] = {"template": data.template, "chat": data.chat, "max_prompt_tokens": limit}
         return render_prompts(given, tokenizer, **options)[0]  # type: ignore[arg-type]
 
@@ -125,7 +125,7 @@ class Engine:
         if unknown := [name for name in params if name not in known]:
             raise ConfigError(f"Engine: there is no {unknown[0]!r}. Known: {', '.join(known)}")
         self.policy = policy
-        self.params = replace(wiring.make_sampling(policy.config), **params)
+        self.params = replace(policy.config.sampling(), **params)
         self._engine = InProcessEngine(self.params)
         self._calls = 0
 

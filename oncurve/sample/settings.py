@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from oncurve.sample.base import SamplingParams
 from oncurve.section import Fraction, Harmless, NonNegative, Section
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -189,6 +191,11 @@ class RolloutSection(Section):
                     f"rollouts.servers names {url!r}. Write addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
                 )
         return self
+
+    def sampling(self, seed: int) -> SamplingParams:
+        """How completions are drawn in training."""
+        names = {each.name for each in fields(SamplingParams)} - {"seed"}
+        return SamplingParams(seed=seed, **self.model_dump(include=names))
 
     @property
     def has_episodes(self) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from oncurve import wiring
+from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
 from oncurve.observe.run_model import is_run, resolve_model
 from oncurve.rewards.terms import make_reward_function
@@ -93,7 +93,7 @@ class GRPOTrainer:
         self.oncurve: Trainer
         """The trainer behind this one."""
         self.reward_func_names = [reward.name for reward, _ in self.translation.rewards]
-        if environment_factory is not None and wiring.give_rewards(environment_factory):
+        if environment_factory is not None and give_rewards(environment_factory):
             self.reward_func_names.append(ENVIRONMENT_REWARD)
         self._make(is_said=SETTINGS.instead_of_training is not None)
         self._callbacks = Callbacks(self, callbacks or ())

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from oncurve import wiring
 from oncurve.convert.draft import Draft
 from oncurve.convert.options import Note, trl_version
 from oncurve.convert.recipe_file import write_recipe
+from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import ConfigError, OncurveError, Stopped
 from oncurve.trl.names import trl_resolved
 from oncurve.trl.rewards_of_scripts import reward_name
@@ -141,7 +141,7 @@ def _put_files(found: Translation, draft: Draft, script: Path, folder: Path, row
     for function, (reward, weight) in zip(asked.reward_funcs, found.rewards, strict=True):
         place = _place(function, "reward", draft, script, folder, name=reward.name)
         sections.append({"type": "custom", "function": place, "name": reward.name, "weight": weight})
-    if asked.environment_factory is not None and wiring.give_rewards(asked.environment_factory):
+    if asked.environment_factory is not None and give_rewards(asked.environment_factory):
         sections.append({"type": "environment"})
     draft.put("rewards", sections, comment="reward_funcs")
     factories = asked.environment_factory

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from oncurve import wiring
 from oncurve.convert.draft import Draft
 from oncurve.convert.options import Note
+from oncurve.episodes.from_settings import NO_QUESTION
 from oncurve.errors import ConfigError, DataError, listed
 from oncurve.records import SOURCE_ROW
 from oncurve.trl.chat import prompt_text
@@ -32,7 +32,7 @@ def placeholder_rows(args: Any, environments: Any, generated: int) -> list[dict[
     if args.max_steps <= 0:
         raise ConfigError("train_dataset is nothing, so the length of the training is not known. Set max_steps")
     prompt = [{"role": "user", "content": ""}]
-    return [{"prompt": prompt, "question": f"{wiring.NO_QUESTION} {place}"} for place in range(generated)]
+    return [{"prompt": prompt, "question": f"{NO_QUESTION} {place}"} for place in range(generated)]
 
 
 def episode_row(

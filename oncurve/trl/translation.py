@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oncurve import wiring
 from oncurve.convert.draft import Draft, tree_of
 from oncurve.convert.model_and_adapter import quantization
 from oncurve.convert.options import Note, OptionOutcome
 from oncurve.convert.trl import convert
+from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import ConfigError, DataError, listed
 from oncurve.policy.environment import read_place
 from oncurve.policy.model_folder import load_tokenizer
@@ -246,7 +246,7 @@ def _rewards(asked: TrainerArguments, names: Sequence[str], rows: Sequence[Row])
     if weights is not None and len(weights) != len(names):
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(names)} rewards. Give one for each")
     if not names:
-        if asked.environment_factory is not None and wiring.give_rewards(asked.environment_factory):
+        if asked.environment_factory is not None and give_rewards(asked.environment_factory):
             return []
         raise ConfigError("reward_funcs: there is none. Pass a function or a list of them")
     messages = is_conversational({"prompt": rows[0][SOURCE_ROW]["prompt"]})

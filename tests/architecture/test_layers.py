@@ -1,17 +1,16 @@
 """May a module import what it imports?
 
     0  records   batch   errors   stats   section   extensions
-    1  algorithm   sandbox   observe   recipes   tasks
+    1  algorithm   sandbox   observe   recipes   tasks   user_code
     2  model   rewards
     3  sample   data
     4  episodes   policy   evaluate   doctor
     5  recipe
     6  plan   convert
     7  report
-    8  wiring   coldstart
-    9  run
-    10 cli
-    11 __main__
+    8  run   coldstart
+    9  cli
+    10 __main__
 
     extensions, each of which may import those before it, and the core below ``cli``: agents   fleet   trl
 
@@ -35,15 +34,14 @@ from oncurve.extensions import TABLE
 
 LAYERS = (
     ("records", "batch", "errors", "stats", "section", "extensions"),
-    ("algorithm", "sandbox", "observe", "recipes", "tasks"),
+    ("algorithm", "sandbox", "observe", "recipes", "tasks", "user_code"),
     ("model", "rewards"),
     ("sample", "data"),
     ("episodes", "policy", "evaluate", "doctor"),
     ("recipe",),
     ("plan", "convert"),
     ("report",),
-    ("wiring", "coldstart"),
-    ("run",),
+    ("run", "coldstart"),
     ("cli",),
     ("__main__",),
 )
@@ -59,8 +57,8 @@ NEVER = {
 PLAIN = ("run.settings",)
 """Settings of a room above the recipe, which lists them."""
 TORCH_FREE = (
-    "records", "errors", "stats", "section", "recipe", "rewards", "sandbox", "tasks", "observe", "recipes", "data",
-    "doctor", "plan", "cli", "fleet.launch", "convert",
+    "records", "errors", "stats", "section", "user_code", "recipe", "rewards", "sandbox", "tasks", "observe", "recipes",
+    "data", "doctor", "plan", "cli", "fleet.launch", "convert",
 )  # fmt: skip
 EXCEPT = ("data.collate",)
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 
 from source import PACKAGE, files, imports, known, module_name, modules
 
-TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats", "section", "extensions"}
+TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats", "section", "extensions", "user_code"}
 """The only files at the top level of the package; everything else stands in a folder."""
 TWICE = {
-    "algorithm": {"algorithm.algorithm", "wiring.algorithm"},
     "base": {"rewards.base", "sample.base"},
-    "policy": {"policy.policy", "wiring.policy"},
 }
-"""Module names that stand in several folders, beside the ``settings`` of a room, and the files of ``cli``, which have
-the names of their commands."""
+"""Module names that stand in several folders, beside those of every room and the files of ``cli``."""
+OF_A_ROOM = ("settings", "from_settings")
+"""What a room is given of a recipe, and what it builds from that."""
 MAX_FLOORS = 13
 LAZY = "# lazy"
 
@@ -133,7 +132,8 @@ def test_a_module_name_stands_twice_only_where_the_folder_says_which() -> None:
     packages = {room(module) if "." not in module else module.rpartition(".")[0] for module in modules() if module}
     found = defaultdict(set)
     for module in modules():
-        if module and module not in packages and not module.endswith(".settings") and room(module) != "cli":
+        is_of_a_room = module.rpartition(".")[2] in OF_A_ROOM or room(module) == "cli"
+        if module and module not in packages and not is_of_a_room:
             found[module.rsplit(".", 1)[-1]].add(module)
     assert {name: places for name, places in found.items() if len(places) > 1 and places != TWICE.get(name)} == {}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.messages import known_keys
 from oncurve.recipe.schema import Config
-from oncurve.wiring.algorithm import check_algorithm
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

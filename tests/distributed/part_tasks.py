@@ -17,10 +17,10 @@ from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
+from oncurve.run.assemble import make_policy
 from oncurve.run.checkpoint_manifest import verify
 from oncurve.run.snapshot import capture
 from oncurve.run.state import restore, write
-from oncurve.wiring.policy import make_policy
 
 RECIPE = """
 model: {model}

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 from oncurve.recipe import schema
-from oncurve.rewards.custom import from_function, load_function
+from oncurve.rewards.custom import from_function
+from oncurve.user_code import load_function
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

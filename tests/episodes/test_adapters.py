@@ -15,11 +15,11 @@ from scripted import make_sampler, one
 from oncurve.agents.foreign_environments import environment_of
 from oncurve.data.given import Given
 from oncurve.episodes.environments import Kind
+from oncurve.episodes.from_settings import make_kinds
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.records import Prompt, Reward
-from oncurve.wiring.episodes import make_kinds
 
 MakePrompts = Callable[..., list[Prompt]]
 
@@ -75,7 +75,7 @@ def server() -> Iterator[str]:
 def kind_at(address: str) -> Kind:
     recipe = "{model: embedded, data: {type: word_problems}}"
     config = parse_config(recipe, [f"rollouts.environments={{counting: 'openenv:{address}'}}"])
-    return make_kinds(config, Given())["counting"]
+    return make_kinds(config.rollouts, Given())["counting"]
 
 
 def test_the_turn_is_the_action_of_an_openenv_server(

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve.cli.app import app
 from oncurve.data.given import NOTHING
+from oncurve.episodes.from_settings import make_tools
 from oncurve.episodes.tools import sandboxed_tool
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
@@ -24,7 +25,6 @@ from oncurve.records import Prompt
 from oncurve.sample.base import SamplingParams
 from oncurve.sandbox import describe_isolation, tiers
 from oncurve.sandbox.failures import SandboxUnavailable
-from oncurve.wiring.episodes import make_tools
 
 needs_sandbox = pytest.mark.skipif(
     describe_isolation().strongest != "bubblewrap", reason="bubblewrap does not work on this machine"
@@ -91,7 +91,7 @@ def tools_named(*places: str) -> list[Any]:
     """What a recipe's tools become."""
     named = "[" + ", ".join(f"'{place}'" for place in places) + "]"
     words = [f"rollouts.tools={named}", "rollouts.episodes.tool_seconds=4"]
-    return list(make_tools(load_config(find_recipe("word_problems"), words), NOTHING).values())
+    return list(make_tools(load_config(find_recipe("word_problems"), words).rollouts, NOTHING).values())
 
 
 @needs_sandbox

@@ -14,12 +14,14 @@ import pytest
 import torch
 
 import oncurve
-from oncurve import wiring
 from oncurve.errors import ConfigError, DataError, SamplerError
 from oncurve.fleet.servers.teacher_server import TeacherServer
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config
+from oncurve.run.assemble import make_policy
+from oncurve.run.rendered import make_prompts
+from oncurve.sample.base import context_of
 from oncurve.sample.settings import Deadlines
 
 if TYPE_CHECKING:
@@ -123,10 +125,10 @@ def test_a_base_that_reads_a_hint_teaches_its_adapter(tmp_path: Path) -> None:
     result = oncurve.train("embedded", policy={"lora": {"rank": 4}}, **sections)
     assert kls(result.folder)[0] > 0.01  # without the hint it is 0
     config = load_config(result.folder / "config.yaml")
-    policy = wiring.make_policy(config, with_reference=True)
+    policy = make_policy(config, with_reference=True)
     assert policy.reference is None
-    context = wiring.context_of(policy.model.config)
-    made = wiring.make_prompts(config, policy.tokenizer, context_tokens=context)
+    context = context_of(policy.model.config)
+    made = make_prompts(config, policy.tokenizer, context_tokens=context)
     first = made.train[0]
     seen = policy.tokenizer.decode(made.hinted[first.prompt_ids])
     assert seen == first.text.replace("\nAssistant", f"\nThe answer is {first.row['answer']}.\nAssistant")

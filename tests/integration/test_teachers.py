@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 import oncurve
-from oncurve import wiring
 from oncurve.cli.app import app
 from oncurve.cli.plan import plan_inputs
 from oncurve.errors import ConfigError
@@ -20,6 +19,7 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import Component, weight_parts
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
+from oncurve.run.assemble import make_policy
 from oncurve.run.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def test_an_adapter_learns_from_its_own_base_without_a_second_model(place: Path)
     sections = taught(place, name="adapter") | {"policy": {"lora": {"rank": 4}}}
     sections["algorithm"] = {"type": "distil", "group_size": 2, "reference": "base"}
     result = oncurve.train("embedded", **sections)
-    policy = wiring.make_policy(load_config(result.folder / "config.yaml"), with_reference=True)
+    policy = make_policy(load_config(result.folder / "config.yaml"), with_reference=True)
     assert policy.reference is None
     found = kls(result.folder)
     assert found[0] == pytest.approx(0, abs=1e-5)

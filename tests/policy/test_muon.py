@@ -15,12 +15,12 @@ import oncurve
 from oncurve.data.collate import collate
 from oncurve.errors import ConfigError
 from oncurve.policy.distributed import Processes
+from oncurve.policy.from_settings import make_sharding
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.recipe.load import parse_config
 from oncurve.records import Group
 from oncurve.run.trainer import Trainer
-from oncurve.wiring.policy import make_sharding
 
 MUON = OptimizerSettings(type="muon", learning_rate=1e-2, beta2=0.95, max_gradient_norm=0)
 ROWS = [{"prompt": f"User: {a}+{b}?\nAssistant:", "completion": f" It is {a + b}."} for a in range(6) for b in range(6)]
@@ -85,6 +85,6 @@ def test_a_run_with_muon_that_was_left_ends_at_the_same_bits(tmp_path: Path) -> 
 
 def test_weights_in_parts_are_refused_since_muon_needs_whole_matrices() -> None:
     text = "{model: embedded, data: {type: word_problems}, optimizer: {type: muon}, policy: {parallel: fsdp}}"
-    two = Processes(rank=0, count=2)
+    config, two = parse_config(text), Processes(rank=0, count=2)
     with pytest.raises(ConfigError, match=r"optimizer\.type is muon, which needs whole matrices"):
-        make_sharding(parse_config(text), two)
+        make_sharding(config.policy, config.optimizer, two)

@@ -11,10 +11,10 @@ import torch
 
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE
+from oncurve.policy.from_settings import where_whole
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.sharding import Sharding
 from oncurve.recipe.load import parse_config
-from oncurve.wiring.policy import where_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,9 +56,9 @@ def test_a_copy_shares_what_the_model_shares(tiny_model: MakeModel) -> None:
 def test_only_who_samples_or_publishes_has_all_weights() -> None:
     sharding, several = Sharding(), replace(ALONE, count=2)
     other = replace(several, rank=1)
-    here = parse_config(RECIPE, ["rollouts.type=engine"])
+    here = parse_config(RECIPE, ["rollouts.type=engine"]).rollouts
     assert where_whole(here, several, sharding) == where_whole(here, other, sharding) == "device"
-    servers = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.servers=[http://127.0.0.1:1]"])
+    servers = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.servers=[http://127.0.0.1:1]"]).rollouts
     assert where_whole(servers, several, sharding) == "cpu"
     assert where_whole(servers, other, sharding) == "none"
     assert where_whole(servers, other, ZeroSettings({})) == "device"

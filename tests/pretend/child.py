@@ -67,9 +67,6 @@ def serve() -> None:
     from pretend.loading import wait_for_torch
 
     wait_for_torch()
-    import oncurve.cli.app
-    import oncurve.run.session
-    import oncurve.wiring.policy  # noqa: F401
 
     print("ready", flush=True)
     for line in sys.stdin:

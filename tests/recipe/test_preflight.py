@@ -10,7 +10,7 @@ import pytest
 
 from oncurve.errors import OncurveError
 from oncurve.recipe.load import load_config, parse_config
-from oncurve.wiring.preflight import check_cheaply
+from oncurve.recipe.preflight import check_cheaply
 
 RECIPE = "model: embedded\ndata: {path: rows.jsonl}\n"
 
@@ -69,7 +69,7 @@ def test_nothing_heavy_is_loaded_for_it(here: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncurve.wiring.preflight.os.access", lambda place, mode: False)  # root may write anywhere
+    monkeypatch.setattr("oncurve.recipe.preflight.os.access", lambda place, mode: False)  # root may write anywhere
     with pytest.raises(OncurveError, match=r"cannot be written there, since .* is read-only\. Choose run\.folder"):
         check_cheaply(parse_config(RECIPE, []), new_folder=here / "runs" / "new")
     assert not (here / "runs").exists()

@@ -8,10 +8,10 @@ import pytest
 
 from oncurve.errors import ConfigError
 from oncurve.fleet.recipe_servers import make_server_sampler
+from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.wiring.algorithm import check_algorithm
 
 RECIPE = "{model: embedded, data: {type: word_problems}}"
 

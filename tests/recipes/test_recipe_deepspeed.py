@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from oncurve.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.from_settings import make_sharding
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.wiring.policy import make_sharding
 
 if TYPE_CHECKING:
     from nursery import Nursery
@@ -63,7 +63,8 @@ def test_one_process_is_killed_and_two_are_resumed(
 
 
 def sharding(processes: Processes, *overrides: str) -> object:
-    return make_sharding(load_config(find_recipe("gsm8k_lora_8gb"), overrides), processes)
+    config = load_config(find_recipe("gsm8k_lora_8gb"), overrides)
+    return make_sharding(config.policy, config.optimizer, processes)
 
 
 def test_deepspeed_is_used_by_one_process_and_under_weights_of_few_bits() -> None:

@@ -14,7 +14,8 @@ from oncurve.data.datasets import adapt_given_rows
 from oncurve.errors import ConfigError
 from oncurve.records import Reward
 from oncurve.rewards.base import RewardFunction, Term, WeightedSum, grade
-from oncurve.rewards.custom import from_function, load_function, to_reward
+from oncurve.rewards.custom import from_function, to_reward
+from oncurve.user_code import load_function
 
 ROW = {"answer": "5", "level": 1}
 

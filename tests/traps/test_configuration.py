@@ -9,11 +9,11 @@ import pytest
 
 from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import ALONE
+from oncurve.policy.from_settings import make_sharding
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.terms import make_reward_function
-from oncurve.wiring.policy import make_sharding
 
 RECIPE = "{model: embedded, data: {type: word_problems}}"
 
@@ -32,9 +32,12 @@ def test_data_parallel_is_one_whole_model_in_each_process() -> None:
     """torch's DataParallel would split a batch inside one process and add up gradients."""
     two = replace(ALONE, count=2)
     names = ("data_parallel", "ddp")
-    made = [make_sharding(parse_config(RECIPE, [f"policy.parallel={name}"]), two) for name in names]
+    config = parse_config(RECIPE, ["policy.parallel=fsdp"])
+    made = [
+        make_sharding(parse_config(RECIPE, [f"policy.parallel={name}"]).policy, config.optimizer, two) for name in names
+    ]
     assert made == [None, None], "nothing is cut into parts; processes add up gradients of their own rows"
-    assert make_sharding(parse_config(RECIPE, ["policy.parallel=fsdp"]), two) is not None
+    assert make_sharding(config.policy, config.optimizer, two) is not None
 
 
 def test_deepspeed_gets_what_its_file_says_beside_the_numbers_of_the_recipe() -> None:

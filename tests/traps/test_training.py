@@ -18,9 +18,9 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Group, Prompt
+from oncurve.run.assemble import make_policy as policy_of_recipe
 from oncurve.sample.base import SamplingParams
 from oncurve.sample.hf import HfSampler
-from oncurve.wiring import make_policy as policy_of_recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,30 +1,12 @@
-"""The algorithm of a recipe, and whether it goes together with the rest."""
+"""Whether the algorithm of a recipe goes together with the rest of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from oncurve.algorithm.pairings import Choices, Rule, check_pairing
+from oncurve.algorithm.table import Preset
 from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
-
-if TYPE_CHECKING:
-    from oncurve.algorithm.algorithm import Algorithm
-    from oncurve.algorithm.pairings import Rule
-    from oncurve.algorithm.table import Preset
-
-
-def algorithm_choices(config: Config) -> dict[str, Any]:
-    """What the recipe replaces in its row of the table, by the names of the table."""
-    chosen = config.algorithm.model_dump(
-        exclude={"type", "group_size", "function", "advantage_function", "mask_truncated", "teacher", "teacher_hint"}
-    )
-    return {key: value for key, value in chosen.items() if value is not None}
-
-
-def algorithm_name(config: Config) -> str:
-    """The row of the table; a loss of the user's own stands in the row of grpo."""
-    return "grpo" if config.algorithm.type == "custom" else config.algorithm.type
 
 
 def check_algorithm(config: Config) -> list[Rule]:
@@ -34,11 +16,8 @@ def check_algorithm(config: Config) -> list[Rule]:
     """
     if config.sft is not None:
         return []  # nothing of it is the user's choice
-    from oncurve.algorithm.pairings import Choices, check_pairing  # lazy
-    from oncurve.algorithm.table import resolve  # lazy
-
     try:
-        row = resolve(algorithm_name(config), **algorithm_choices(config))
+        row = config.algorithm.row()
     except ValueError as error:
         raise ConfigError(f"algorithm: {error}") from None
     if (row.reference == "teacher" and row.kl_coef > 0) != (config.algorithm.teacher is not None):
@@ -71,14 +50,9 @@ def check_algorithm(config: Config) -> list[Rule]:
     return findings
 
 
-def is_served(teacher: str | None) -> bool:
-    """The teacher is the address of a server."""
-    return teacher is not None and teacher.startswith(("http://", "https://"))
-
-
 def _check_teacher(config: Config, row: Preset) -> None:
     """Raises ConfigError for what a teacher cannot do."""
-    if is_served(config.algorithm.teacher) and config.rollouts.temperature != 1:
+    if config.algorithm.has_served_teacher and config.rollouts.temperature != 1:
         raise ConfigError(
             f"algorithm.teacher is {config.algorithm.teacher}, and servers score tokens at temperature 1, but "
             f"rollouts.temperature is {config.rollouts.temperature:g}. Set it to 1, or load the teacher in this process"
@@ -89,23 +63,3 @@ def _check_teacher(config: Config, row: Preset) -> None:
             "algorithm.teacher_hint is a text for a reference that teaches, and this one does not. Use algorithm.type "
             "distil, with reference teacher, base or frozen"
         )
-
-
-def make_algorithm(config: Config) -> Algorithm:
-    """The row of the table of algorithms, with the recipe's choices and functions."""
-    from oncurve.algorithm.presets import build  # lazy
-    from oncurve.rewards.custom import load_function  # lazy
-
-    own: dict[str, Any] = algorithm_choices(config)
-    if config.algorithm.function is not None:
-        own["loss"] = load_function(config.algorithm.function, where="algorithm.function")
-    if config.algorithm.advantage_function is not None:
-        place = config.algorithm.advantage_function
-        own["advantage"] = load_function(place, where="algorithm.advantage_function")
-    return build(
-        algorithm_name(config),
-        group_size=config.algorithm.group_size,
-        max_completion_tokens=config.rollouts.max_completion_tokens,
-        part_weights=part_weights(config.rewards),
-        **own,
-    )

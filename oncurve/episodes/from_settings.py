@@ -1,61 +1,37 @@
-"""Tools and environments of a recipe, and the sampler around which they put episodes."""
+"""The tools and environments that the sections of a recipe ask for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from transformers import PreTrainedTokenizerBase
 
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.given import NOTHING, Given
+from oncurve.data.prompts import ToolsOf, find_template, render_prompts, template_arguments
+from oncurve.data.settings import DataSection
+from oncurve.episodes.dialects import ChatDialect, Dialect, TagDialect
+from oncurve.episodes.environments import Kind
+from oncurve.episodes.episode import EpisodeLimits
+from oncurve.episodes.episode_setup import EpisodeSetup
+from oncurve.episodes.tools import Tool, calculator, python_tool, sandboxed_tool, tools_of
 from oncurve.errors import ConfigError, did_you_mean
 from oncurve.extensions import extension
-from oncurve.recipe.schema import Config
-from oncurve.records import SOURCE_ROW
-from oncurve.sample.settings import OPENENV, SANDBOX, VERIFIERS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from oncurve.data.prompts import ToolsOf
-    from oncurve.episodes.dialects import Dialect
-    from oncurve.episodes.environments import Kind
-    from oncurve.episodes.episode_setup import EpisodeSetup
-    from oncurve.episodes.tools import Tool
-    from oncurve.records import Prompt
-    from oncurve.sample.base import Sampler
+from oncurve.records import SOURCE_ROW, Prompt
+from oncurve.sample.settings import OPENENV, SANDBOX, VERIFIERS, RolloutSection
+from oncurve.user_code import load_object
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""
 OWN_TOOLS = ("calculator", "python")
 
 
-def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
-    """The sampler, or one whose completions are episodes where the recipe has tools or environments."""
-    if not config.rollouts.has_episodes:
-        return cast("Sampler", sampler)
-    from oncurve.episodes.episode_sampler import EpisodeSampler  # lazy
-    from oncurve.wiring.sampling_params import make_sampling  # lazy
-
-    if config.rollouts.sleep:
-        raise ConfigError(
-            "rollouts.sleep is true, and a server that gives its memory back between steps cannot be asked turn by "
-            "turn yet. Set `rollouts.sleep=false`, or go without rollouts.tools, environments and agent"
-        )
-    if config.rollouts.agent is not None:
-        return extension("agents")(sampler, config, given)
-    made = EpisodeSampler(sampler, make_sampling(config), make_setup(config, given))
-    made.staleness = config.rollouts.staleness
-    return made
-
-
-def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
+def make_setup(rollouts: RolloutSection, data: DataSection, given: Given = NOTHING) -> EpisodeSetup:
     """What happens in the episodes of a recipe. Raises ConfigError for tools or environments that cannot be used."""
-    from oncurve.episodes.episode import EpisodeLimits  # lazy
-    from oncurve.episodes.episode_setup import EpisodeSetup  # lazy
-
-    tools, kinds = make_tools(config, given), make_kinds(config, given)
-    if kinds and config.data.few_shot:
+    tools, kinds = make_tools(rollouts, given), make_kinds(rollouts, given)
+    if kinds and data.few_shot:
         raise ConfigError(
             "data.few_shot shows worked examples, and there are none of what happens in rollouts.environments. Set "
             "`data.few_shot=0`"
@@ -65,32 +41,30 @@ def make_setup(config: Config, given: Given = NOTHING) -> EpisodeSetup:
             raise ConfigError(
                 f"rollouts: the tool {sorted(both)[0]!r} is also a method of the environment {kind.name}. Rename one"
             )
-    limits = config.rollouts.episodes.model_dump(exclude={"agent_seconds", "forks"})  # those of agents
+    limits = rollouts.episodes.model_dump(exclude={"agent_seconds", "forks"})  # those of agents
     return EpisodeSetup(
         tools=tools,
         kinds=kinds,
-        make_dialect=lambda tokenizer: make_dialect(config, tokenizer, tools, kinds),
-        rerender=lambda tokenizer, prompt, words: rerender(config, tokenizer, prompt, words, tools, kinds),
+        make_dialect=lambda tokenizer: make_dialect(data, tokenizer, tools, kinds),
+        rerender=lambda tokenizer, prompt, words: rerender(data, tokenizer, prompt, words, tools, kinds),
         limits=EpisodeLimits(**limits),
     )
 
 
-def make_tools(config: Config, given: Given) -> dict[str, Tool]:
+def make_tools(rollouts: RolloutSection, given: Given) -> dict[str, Tool]:
     """The tools of all episodes."""
-    from oncurve.episodes.tools import Tool, calculator, python_tool, sandboxed_tool, tools_of  # lazy
-
     found: list[Tool] = []
-    for place in config.rollouts.tools:
+    for place in rollouts.tools:
         if place == "calculator":
             found.append(Tool.of(calculator))
         elif place == "python":
-            found.append(python_tool(config.rollouts.episodes.tool_seconds))
+            found.append(python_tool(rollouts.episodes.tool_seconds))
         elif place.startswith(GIVEN):
             name = place.removeprefix(GIVEN)
             found.append(Tool.of(_given(given.tools, name, "tools"), name))
         elif place.startswith(SANDBOX) and ":" in (inside := place.removeprefix(SANDBOX)):
             function = _load(inside, "rollouts.tools: one")
-            found.append(sandboxed_tool(function, config.rollouts.episodes.tool_seconds))
+            found.append(sandboxed_tool(function, rollouts.episodes.tool_seconds))
         elif ":" in place and not place.startswith(SANDBOX):
             found.append(Tool.of(_load(place, "rollouts.tools: one")))
         else:
@@ -101,12 +75,10 @@ def make_tools(config: Config, given: Given) -> dict[str, Tool]:
     return tools_of(found)
 
 
-def make_kinds(config: Config, given: Given) -> dict[str, Kind]:
+def make_kinds(rollouts: RolloutSection, given: Given) -> dict[str, Kind]:
     """The environments by name."""
-    from oncurve.episodes.environments import Kind  # lazy
-
     kinds: dict[str, Kind] = {}
-    for name, place in config.rollouts.environments.items():
+    for name, place in rollouts.environments.items():
         if place.startswith(GIVEN):
             found = _given(given.environments, place.removeprefix(GIVEN), "environments")
         elif place.startswith((OPENENV, VERIFIERS)):
@@ -122,39 +94,34 @@ def give_rewards(environments: Any) -> bool:
 
     Raises ConfigError for an object that is none.
     """
-    from oncurve.episodes.environments import Kind  # lazy
-
     named = environments if isinstance(environments, Mapping) else {"default": environments}
     made = extension("foreign environments")
     return any(isinstance(one, str) or Kind.of(name, made(one)).gives_reward for name, one in named.items())
 
 
-def make_tools_of(config: Config, given: Given) -> ToolsOf | None:
+def make_tools_of(rollouts: RolloutSection, data: DataSection, given: Given) -> ToolsOf | None:
     """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
-    if not config.rollouts.has_episodes or not config.data.chat or config.rollouts.agent is not None:
+    if not rollouts.has_episodes or not data.chat or rollouts.agent is not None:
         return None
-    setup = make_setup(config, given)
+    setup = make_setup(rollouts, data, given)
     return lambda row: [tool.schema for tool in setup.tools_of(row).values()] or None
 
 
 def make_dialect(
-    config: Config, tokenizer: PreTrainedTokenizerBase, tools: Mapping[str, Tool], kinds: Mapping[str, Kind]
+    data: DataSection, tokenizer: PreTrainedTokenizerBase, tools: Mapping[str, Tool], kinds: Mapping[str, Kind]
 ) -> Dialect:
     """How the model is spoken with: by its chat template, or in tags. Raises ConfigError for one that cannot be."""
-    from oncurve.data.prompts import find_template, template_arguments  # lazy
-    from oncurve.episodes.dialects import ChatDialect, TagDialect  # lazy
-
-    if config.data.chat:
+    if data.chat:
         has_tools = bool(tools) or any(kind.tools for kind in kinds.values())
         has_words = any(kind.has_steps for kind in kinds.values())
-        arguments = template_arguments(config.data.chat)
+        arguments = template_arguments(data.chat)
         return ChatDialect(tokenizer, has_tools=has_tools, has_words=has_words, arguments=arguments)
-    template = find_template(config.data.template)
+    template = find_template(data.template)
     return TagDialect(tokenizer, turn=f"\n{template.turn}{template.opening}")
 
 
 def rerender(
-    config: Config,
+    data: DataSection,
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,
     words: str,
@@ -162,8 +129,6 @@ def rerender(
     kinds: Mapping[str, Kind],
 ) -> tuple[str, tuple[int, ...]]:
     """The text and tokens of a prompt with further words at the end of its question, as TRL puts them there."""
-    from oncurve.data.prompts import render_prompts  # lazy
-
     own = kinds.get(str(prompt.row.get("environment")), next(iter(kinds.values())))
     told = [tool.schema for tool in {**tools, **own.tools}.values()] or None
     asked = str(prompt.row.get("question", ""))
@@ -176,8 +141,8 @@ def rerender(
     [made], _ = render_prompts(
         [row],
         cast("Any", tokenizer),
-        template=config.data.template,
-        chat=config.data.chat,
+        template=data.template,
+        chat=data.chat,
         tools_of=lambda row: told,
     )
     return made.text, made.prompt_ids
@@ -197,6 +162,4 @@ def _given(things: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _load(place: str, where: str) -> Any:
-    from oncurve.rewards.custom import load_object  # lazy
-
     return load_object(place, where=where)

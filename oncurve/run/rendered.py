@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from transformers import PreTrainedTokenizerBase
+
+from oncurve.data.datasets import hold_out
+from oncurve.data.demonstrations import Demonstration, render_demonstrations
+from oncurve.data.from_settings import Rows, make_rows
 from oncurve.data.given import NOTHING, Given
-from oncurve.data.settings import DataSection, DemonstrationsData, GivenData, SftSection, WordProblemsData
+from oncurve.data.hints import with_hint
+from oncurve.data.prompts import Excluded, render_prompts
+from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
+from oncurve.episodes.from_settings import make_tools_of
 from oncurve.errors import ConfigError, DataError
 from oncurve.recipe.schema import Config
+from oncurve.records import Prompt
 from oncurve.rewards.terms import have_right_answer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from oncurve.data.demonstrations import Demonstration
-    from oncurve.data.prompts import Excluded
-    from oncurve.records import Prompt
-
-Rows = list[dict[str, Any]]
 log = logging.getLogger(__name__)
 
 
@@ -45,52 +46,6 @@ class Rendered:
         return any(prompt.row.get("answer") for prompt in self.test)
 
 
-def make_rows(
-    data: DataSection,
-    *,
-    seed: int,
-    given: Rows | None = None,
-    needs_answer: bool = True,
-    demonstrated: bool = False,
-) -> Rows:
-    """The rows of a data section; ``given`` are those that a Python program passed. ``demonstrated`` rows may hold
-    completions, messages or text instead of answers.
-
-    Without ``needs_answer`` rows of files may have none.
-
-    Raises ConfigError where such rows are needed and missing.
-    """
-    from oncurve.data.datasets import adapt_given_rows, load_rows  # lazy
-    from oncurve.data.demonstrations import demonstrated_row, taught_rows  # lazy
-
-    if isinstance(data, DemonstrationsData):
-        if not demonstrated:
-            raise ConfigError("data.type is demonstrations, which have no answers to reward. Train with `oncurve sft`")
-        return taught_rows(data.task, count=data.limit, lesson_fraction=data.lesson_fraction, seed=seed)
-    adapt = demonstrated_row if demonstrated else None
-    if isinstance(data, GivenData):
-        if given is None:
-            raise ConfigError(
-                "data.type is given: the rows were passed from Python, and a recipe cannot hold them. Train or resume "
-                "from the program, with oncurve.Trainer and the same rows; or write them to a file for data.type=jsonl"
-            )
-        return adapt_given_rows(given, columns=data.columns, adapt=adapt)[: data.limit]
-
-    extra: dict[str, Any] = {"levels": data.levels} if isinstance(data, WordProblemsData) else {}
-    return load_rows(
-        data.type,  # type: ignore[attr-defined]  # every section of the union has one
-        path=data.path,
-        split=data.split,
-        subset=data.subset,
-        columns=data.columns or None,
-        limit=data.limit,
-        seed=seed,
-        needs_answer=needs_answer,
-        adapt=adapt,
-        **extra,
-    )
-
-
 def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
     """The rows of ``data`` as test problems, as ``split_rows`` gives those of a run; nothing to train on.
 
@@ -104,8 +59,6 @@ def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
 
 def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
-    from oncurve.data.datasets import hold_out  # lazy
-
     seed = config.evaluation.split_seed
     kind = {
         "needs_answer": have_right_answer(config.rewards, given.rewards),
@@ -130,15 +83,6 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
             rows, count=_held_out(rows, config.evaluation.num_prompts_during, "num_prompts_during", config), seed=seed
         )
     return rows, few_shot, during, test
-
-
-def shared_columns(rows: tuple[Rows, Rows, Rows, Rows]) -> list[str]:
-    """Columns that a reward function may ask for: those of the training and of the evaluation rows."""
-    from oncurve.records import SOURCE_ROW  # lazy
-    from oncurve.rewards.parameters import columns_of  # lazy
-
-    train, _, during, test = rows
-    return columns_of(*([row.get(SOURCE_ROW) or row for row in part] for part in (train, during, test)))
 
 
 def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
@@ -171,7 +115,7 @@ def make_prompts(
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
     train_rows, few_shot, during, test = rows or split_rows(config, given)
-    limit = prompt_limit(config, context_tokens=context_tokens)
+    limit = config.prompt_limit(context_tokens)
     writer = _Writer(config, tokenizer, few_shot, limit, context_tokens, given)
     demonstrations: list[Demonstration] = []
     shown_during: list[Demonstration] = []
@@ -210,9 +154,6 @@ class _Writer:
     """Rows that were too long."""
 
     def prompts(self, part: Rows, data: DataSection) -> list[Prompt]:
-        from oncurve.data.prompts import render_prompts  # lazy
-        from oncurve.wiring.episodes import make_tools_of  # lazy
-
         if not part:
             return []
         prompts, too_long = render_prompts(
@@ -222,7 +163,7 @@ class _Writer:
             chat=data.chat,
             few_shot=self.few_shot,
             max_prompt_tokens=self.limit,
-            tools_of=make_tools_of(self.config, self.given),
+            tools_of=make_tools_of(self.config.rollouts, self.config.data, self.given),
         )
         self.excluded += too_long
         return prompts
@@ -232,9 +173,6 @@ class _Writer:
 
         Raises DataError for a column that a row lacks, and for a prompt that leaves no room for a completion.
         """
-        from oncurve.data.hints import with_hint  # lazy
-        from oncurve.data.prompts import render_prompts  # lazy
-
         data = self.config.data
         rows = [with_hint(one.row, str(self.config.algorithm.teacher_hint), place=one.index) for one in prompts]
         tokenizer = cast("Any", self.tokenizer)
@@ -251,8 +189,6 @@ class _Writer:
         return found
 
     def shown(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
-        from oncurve.data.demonstrations import render_demonstrations  # lazy
-
         if not part:
             return []
         most = [one for one in (sft.max_tokens, self.context_tokens) if one is not None]
@@ -280,17 +216,3 @@ def with_epochs(config: Config, given: Given = NOTHING) -> Config:
 def evaluation_section(config: Config) -> DataSection:
     """How test prompts are written: as the evaluation's data say, or as in training."""
     return config.evaluation.data or config.data
-
-
-def prompt_limit(config: Config, *, context_tokens: int | None) -> int | None:
-    """The longest prompt that leaves room for a completion in the model's context; None where nothing limits it."""
-    asked = config.data.max_prompt_tokens
-    if context_tokens is None:
-        return asked
-    room = context_tokens - config.rollouts.max_completion_tokens
-    if room < 1:
-        raise ConfigError(
-            f"rollouts.max_completion_tokens is {config.rollouts.max_completion_tokens}, which leaves no room for a "
-            f"prompt in the model's context of {context_tokens} tokens. Use at most {context_tokens // 2}"
-        )
-    return min(asked, room) if asked else room

@@ -1,0 +1,63 @@
+"""The rows of a data section, and how long a prompt made of one may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncurve.data.datasets import adapt_given_rows, load_rows
+from oncurve.data.demonstrations import demonstrated_row, taught_rows
+from oncurve.data.settings import DataSection, DemonstrationsData, GivenData, WordProblemsData
+from oncurve.errors import ConfigError
+from oncurve.records import SOURCE_ROW
+from oncurve.rewards.parameters import columns_of
+
+Rows = list[dict[str, Any]]
+
+
+def make_rows(
+    data: DataSection,
+    *,
+    seed: int,
+    given: Rows | None = None,
+    needs_answer: bool = True,
+    demonstrated: bool = False,
+) -> Rows:
+    """The rows of a data section; ``given`` are those that a Python program passed. ``demonstrated`` rows may hold
+    completions, messages or text instead of answers.
+
+    Without ``needs_answer`` rows of files may have none.
+
+    Raises ConfigError where such rows are needed and missing.
+    """
+    if isinstance(data, DemonstrationsData):
+        if not demonstrated:
+            raise ConfigError("data.type is demonstrations, which have no answers to reward. Train with `oncurve sft`")
+        return taught_rows(data.task, count=data.limit, lesson_fraction=data.lesson_fraction, seed=seed)
+    adapt = demonstrated_row if demonstrated else None
+    if isinstance(data, GivenData):
+        if given is None:
+            raise ConfigError(
+                "data.type is given: the rows were passed from Python, and a recipe cannot hold them. Train or resume "
+                "from the program, with oncurve.Trainer and the same rows; or write them to a file for data.type=jsonl"
+            )
+        return adapt_given_rows(given, columns=data.columns, adapt=adapt)[: data.limit]
+
+    extra: dict[str, Any] = {"levels": data.levels} if isinstance(data, WordProblemsData) else {}
+    return load_rows(
+        data.type,  # type: ignore[attr-defined]  # every section of the union has one
+        path=data.path,
+        split=data.split,
+        subset=data.subset,
+        columns=data.columns or None,
+        limit=data.limit,
+        seed=seed,
+        needs_answer=needs_answer,
+        adapt=adapt,
+        **extra,
+    )
+
+
+def shared_columns(rows: tuple[Rows, Rows, Rows, Rows]) -> list[str]:
+    """Columns that a reward function may ask for: those of the training and of the evaluation rows."""
+    train, _, during, test = rows
+    return columns_of(*([row.get(SOURCE_ROW) or row for row in part] for part in (train, during, test)))

@@ -1,0 +1,243 @@
+"""The model of a recipe, loaded and put where it is trained: its weights, tokenizer, adapter, device and parts."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oncurve.algorithm.table import ReferenceName
+from oncurve.data.given import NOTHING, Given
+from oncurve.errors import ConfigError
+from oncurve.observe.run_model import locate
+from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
+from oncurve.policy.distributed import ALONE, Processes, start
+from oncurve.policy.environment import read_place
+from oncurve.policy.lora import (
+    Adapter,
+    add_adapter,
+    around,
+    base_of,
+    is_adapter,
+    is_trained,
+    open_adapter,
+    read_adapter,
+)
+from oncurve.policy.model_folder import load_model, load_tokenizer
+from oncurve.policy.policy import ComputeType, ReplicaPlace
+from oncurve.policy.settings import OptimizerSettings, PolicySection
+from oncurve.policy.sharding import Sharding
+from oncurve.policy.unread_model import NotByParts, Unread, unread_model
+from oncurve.sample.settings import RolloutSection
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The model that a recipe names, how it is loaded, and what a Python program passed in its place."""
+
+    name: str
+    section: PolicySection
+    seed: int = 0
+    """Of a fresh adapter."""
+    given: Given = NOTHING
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with what belongs to it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    adapter: Adapter | None = None
+    unread: Unread | None = None
+    """Weights that stay in their files until they are cut into parts."""
+
+
+def make_device(name: str) -> torch.device:
+    """The device of a recipe; auto takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"policy.device is {name!r}, which this machine or its torch does not have. Set policy.device=auto"
+        ) from None
+    return device
+
+
+def own_device(name: str) -> torch.device:
+    """This process's device of that name: with several GPUs on a machine, the one of its number there."""
+    device, place = make_device(name), read_place()
+    if device.type == "cuda" and device.index is None and place.count > 1:
+        return torch.device("cuda", place.local_rank)
+    return device
+
+
+def own_compute_type(section: PolicySection, device: torch.device) -> ComputeType:
+    """Type of the arithmetic: the recipe's, or bfloat16 on a GPU and float32 on a CPU."""
+    if section.compute_type != "auto":
+        return section.compute_type
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+def make_processes(section: PolicySection) -> Processes:
+    """The processes of the run, which are joined here.
+
+    Raises ConfigError where the recipe wants one process and the launcher started more.
+    """
+    count = read_place().count
+    if count == 1:
+        return ALONE
+    if section.parallel == "none":
+        raise ConfigError(
+            f"policy.parallel is none, but {count} processes were started. Set it to ddp or fsdp, or start one process"
+        )
+    device = own_device(section.device)
+    return start(device, timeout_seconds=section.timeout_seconds, silent_seconds=section.silent_seconds)
+
+
+def make_sharding(
+    section: PolicySection, optimizer: OptimizerSettings, processes: Processes
+) -> Sharding | ZeroSettings | None:
+    """How weights, gradients and moments are kept in parts; None where each process has all of them.
+
+    DeepSpeed is asked also by one process alone, whose moments it can leave to the CPU.
+
+    Raises ConfigError for what cannot be cut into parts.
+    """
+    if section.parallel != "deepspeed" and (section.parallel != "fsdp" or processes.count == 1):
+        return None
+    zero = read_settings(section.deepspeed, offload=section.offload) if section.parallel == "deepspeed" else None
+    keeps_weights = zero is not None and zero.stage < 3  # it cuts what belongs to the adapter alone
+    if optimizer.type == "muon":
+        raise ConfigError(
+            f"optimizer.type is muon, which needs whole matrices, and policy.parallel is {section.parallel}. Set "
+            f"policy.parallel=ddp, or optimizer.type=adamw"
+        )
+    if (section.quantization and not keeps_weights) or optimizer.type != "adamw":
+        raise ConfigError(
+            f"policy.parallel is {section.parallel}, which cannot cut weights or moments of few bits into parts. "
+            "Set it to ddp, or leave out policy.quantization and optimizer.type; DeepSpeed takes quantized weights "
+            "in its stages 1 and 2"
+        )
+    if zero is not None:
+        return zero
+    return Sharding(reshard_after_forward=section.reshard_after_forward, offload=section.offload)
+
+
+def where_whole(
+    rollouts: RolloutSection, processes: Processes, sharding: Sharding | ZeroSettings | None
+) -> ReplicaPlace:
+    """Where this process has all weights when they are cut: to sample, or to publish files, which one process does.
+
+    Under DeepSpeed each has them on its device.
+    """
+    apart = rollouts.type == "servers" and rollouts.transfer in ("auto", "fetch")
+    if not apart or not isinstance(sharding, Sharding):
+        return "device"
+    return "cpu" if processes.is_main else "none"
+
+
+def load(source: ModelSource, device: torch.device) -> LoadedModel:
+    """The model and the adapter in it: a fresh one, or that of the folder which the recipe names as its model.
+
+    Without ``policy.lora``, the adapter of such a folder becomes part of the weights.
+    """
+    if source.given.model is not None:
+        return _take(source)
+    chosen = source.section
+    place, base, revision = _places(source)
+    model, tokenizer = load_model(
+        base,
+        device=device,
+        revision=revision,
+        trust_remote_code=chosen.trust_remote_code,
+        quantization=chosen.quantization,
+    )
+    tokenizer = source.given.tokenizer or tokenizer
+    if place is not None and chosen.lora is None:
+        return LoadedModel(open_adapter(model, place).merge(), tokenizer)
+    return LoadedModel(model, tokenizer, _put_adapter(source, model))
+
+
+def load_by_parts(source: ModelSource, device: torch.device) -> LoadedModel | None:
+    """The same with weights that stay in their files until they are cut; None where they must be loaded whole."""
+    place, base, revision = _places(source)
+    options = {"revision": revision, "trust_remote_code": source.section.trust_remote_code}
+    try:
+        if place is not None and source.section.lora is None:
+            raise NotByParts("an adapter is to be added to its weights")
+        found, tokenizer = load_tokenizer(base, **options)
+        model, unread = unread_model(locate(base), found, device, **options)
+    except NotByParts as reason:
+        log.warning("%s is loaded whole by every process before it is cut: %s", source.name, reason)
+        return None
+    return LoadedModel(model, tokenizer, _put_adapter(source, model), unread)
+
+
+def _take(source: ModelSource) -> LoadedModel:
+    """A model that a program loaded: its own weights are trained, in float32 unless they have few bits."""
+    given = source.given
+    adapter = around(given.model)
+    model = given.model if adapter is None else adapter.model
+    if source.section.quantization is None:
+        model.float()
+    model.eval()
+    adapter = adapter or _put_adapter(source, model)
+    return LoadedModel(model, given.tokenizer or load_tokenizer(source.name)[1], adapter)
+
+
+def _places(source: ModelSource) -> tuple[str | None, str, str | None]:
+    """The folder of the adapter that the recipe names as its model, if it does; the base and its revision."""
+    place = locate(source.name)
+    if not is_adapter(place):
+        return None, source.name, source.section.revision
+    _check_continued(source, place)
+    return place, *base_of(place)
+
+
+def _put_adapter(source: ModelSource, model: PreTrainedModel) -> Adapter | None:
+    """The adapter of the recipe, put into the model: that of the folder which it names, or a fresh one."""
+    if source.section.lora is None:
+        return None
+    place, base, revision = _places(source)
+    if place is not None:
+        return open_adapter(model, place)
+    folder = locate(base)
+    name = base if base == "embedded" or not Path(folder).is_dir() else str(Path(folder).resolve())
+    return add_adapter(model, source.section.lora, base=name, revision=revision, seed=source.seed)
+
+
+def _check_continued(source: ModelSource, place: str) -> None:
+    """Refuse to train further an adapter that is not the one that the recipe describes."""
+    lora = source.section.lora
+    if lora is None:
+        return
+    saved = read_adapter(place)
+    for key, wanted, found in (("rank", lora.rank, saved.get("r")), ("alpha", lora.alpha, saved.get("lora_alpha"))):
+        if wanted != found:
+            raise ConfigError(f"policy.lora.{key} is {wanted}, but the adapter {source.name!r} has {found}. Set it so")
+
+
+def needs_copy(source: ModelSource, reference: ReferenceName) -> bool:
+    """Whether a reference must be a model of its own.
+
+    Raises ConfigError where the base is asked for and training changes it.
+    """
+    if source.section.lora is None:
+        return True
+    keeps_base = source.section.lora.bias == "none"
+    if reference == "base" and not keeps_base:
+        raise ConfigError(
+            f"policy.lora.bias is {source.section.lora.bias}, which trains biases of the base, so that algorithm."
+            f"reference base would move. Set policy.lora.bias to none, or algorithm.reference to frozen"
+        )
+    fresh = not is_adapter(locate(source.name)) and not is_trained(source.given.model)
+    return not (reference == "base" or (reference == "frozen" and fresh and keeps_base))

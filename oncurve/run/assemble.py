@@ -1,0 +1,144 @@
+"""The parts of a run, made from the sections of its recipe: algorithm, policy and sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from oncurve.algorithm.algorithm import Algorithm
+from oncurve.algorithm.presets import build
+from oncurve.data.given import NOTHING, Given
+from oncurve.episodes.episode_sampler import EpisodeSampler
+from oncurve.episodes.from_settings import make_setup
+from oncurve.errors import ConfigError
+from oncurve.extensions import extension
+from oncurve.model.allocator import keep_freed_memory
+from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.from_settings import (
+    LoadedModel,
+    ModelSource,
+    load,
+    load_by_parts,
+    make_sharding,
+    needs_copy,
+    own_compute_type,
+    own_device,
+    where_whole,
+)
+from oncurve.policy.half_precision import halve_frozen_matrices
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.sharding import Sharding
+from oncurve.policy.teacher import load_teacher
+from oncurve.policy.unread_model import copy_unread
+from oncurve.recipe.schema import Config
+from oncurve.rewards.terms import part_weights
+from oncurve.sample.base import Sampler
+from oncurve.sample.event_loop import require_aiohttp
+from oncurve.sample.from_settings import make_own_sampler
+from oncurve.user_code import load_function
+
+
+def make_algorithm(config: Config) -> Algorithm:
+    """The row of the table of algorithms, with the recipe's choices and functions."""
+    own: dict[str, Any] = config.algorithm.choices()
+    if config.algorithm.function is not None:
+        own["loss"] = load_function(config.algorithm.function, where="algorithm.function")
+    if config.algorithm.advantage_function is not None:
+        place = config.algorithm.advantage_function
+        own["advantage"] = load_function(place, where="algorithm.advantage_function")
+    return build(
+        config.algorithm.row_name,
+        group_size=config.algorithm.group_size,
+        max_completion_tokens=config.rollouts.max_completion_tokens,
+        part_weights=part_weights(config.rewards),
+        **own,
+    )
+
+
+def make_policy(
+    config: Config, *, with_reference: bool = False, processes: Processes | None = None, given: Given = NOTHING
+) -> TrainedPolicy:
+    """The model of the recipe, or the ``given`` one, ready to be trained, with a reference if the algorithm needs one.
+
+    The reference is a copy of the model; or, with a fresh adapter, the base under it, which takes no memory.
+    Without ``processes`` to train it, a policy is only there to be sampled from, and nothing of it is kept in parts.
+    """
+    device = own_device(config.policy.device)
+    if device.type == "cpu":
+        keep_freed_memory(always=not config.policy.gradient_checkpointing)
+    compute = own_compute_type(config.policy, device)
+    sharding = None if processes is None else make_sharding(config.policy, config.optimizer, processes)
+    few_bits = config.policy.quantization is not None  # which are packed on the device itself
+    by_parts = isinstance(sharding, Sharding) and given.model is None and config.algorithm.teacher is None
+    source = ModelSource(config.model, config.policy, config.run.seed, given)
+    loaded = load_by_parts(source, device) if by_parts else None
+    loaded = loaded or load(source, device if few_bits else torch.device("cpu"))
+    model, tokenizer = loaded.model, loaded.tokenizer
+    if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
+        halve_frozen_matrices(model)
+    if not few_bits and loaded.unread is None:
+        nn.Module.to(model, device)
+    teacher = None
+    if with_reference and config.algorithm.has_served_teacher:
+        require_aiohttp()
+        asked = str(config.algorithm.teacher), tokenizer, config.model, config.rollouts.deadlines
+        teacher = extension("teacher behind a server")(*asked)
+    reference = _make_reference(config, source, loaded, device) if with_reference and not teacher else None
+    return TrainedPolicy(
+        model,
+        tokenizer,
+        optimizer=config.optimizer,
+        total_updates=config.run.steps * config.updates_per_step,
+        temperature=config.rollouts.temperature,
+        compute_type=compute,
+        tokens_per_microbatch=config.policy.tokens_per_microbatch,
+        gradient_checkpointing=config.policy.gradient_checkpointing,
+        offload_activations=config.policy.offload_activations,
+        packing=config.policy.packing,
+        reference=reference,
+        adapter=loaded.adapter,
+        processes=processes or ALONE,
+        sharding=sharding,
+        replica_place=where_whole(config.rollouts, processes or ALONE, sharding),
+        unread=loaded.unread,
+        teacher=teacher,
+    )
+
+
+def _make_reference(
+    config: Config, source: ModelSource, loaded: LoadedModel, device: torch.device
+) -> PreTrainedModel | None:
+    """The teacher, or a copy of the model; None where the base under the adapter is the reference."""
+    if config.algorithm.teacher is not None:
+        teacher = load_teacher(config.algorithm.teacher, config.model, loaded.tokenizer)
+        nn.Module.to(teacher, device)
+        return teacher
+    reference = config.algorithm.row().reference
+    return copy_unread(loaded.model).requires_grad_(False) if needs_copy(source, reference) else None
+
+
+def make_sampler(config: Config, given: Given = NOTHING) -> Sampler:
+    """What samples completions; ``given`` holds the tools and environments that a Python program passed."""
+    is_here = config.rollouts.type != "servers"
+    turns = make_own_sampler(config.rollouts, seed=config.run.seed) if is_here else extension("servers")(config)
+    return with_episodes(turns, config, given)
+
+
+def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
+    """The sampler, or one whose completions are episodes where the recipe has tools, environments or an agent."""
+    rollouts = config.rollouts
+    if not rollouts.has_episodes:
+        return sampler
+    if rollouts.sleep:
+        raise ConfigError(
+            "rollouts.sleep is true, and a server that gives its memory back between steps cannot be asked turn by "
+            "turn yet. Set `rollouts.sleep=false`, or go without rollouts.tools, environments and agent"
+        )
+    if rollouts.agent is not None:
+        return extension("agents")(sampler, config, given)
+    made = EpisodeSampler(sampler, config.sampling(), make_setup(rollouts, config.data, given))
+    made.staleness = rollouts.staleness
+    return made
