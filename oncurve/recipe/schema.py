@@ -18,8 +18,7 @@ from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.rewards.settings import R1ZeroReward, Reward
 from oncurve.run.settings import RunSection
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.settings import RolloutSection
+from oncurve.sample.settings import RolloutSection, SamplingParams
 from oncurve.section import Section
 
 SUPERVISED = {"type": "rft", "group_size": 1}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from oncurve.errors import SamplerError
 from oncurve.records import Completion, FinishReason, Group, Prompt
+from oncurve.sample.settings import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,26 +19,6 @@ if TYPE_CHECKING:
 
 Sampled = tuple[list[int], list[float], FinishReason]
 """Tokens of a completion, their log-probabilities, and why it ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are drawn. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
-
-    temperature: float = 1.0
-    """Divides the logits; 0 takes the most likely token (greedy)."""
-    max_completion_tokens: int = 256
-    min_completion_tokens: int = 0
-    """The end token and stop strings cannot end a completion before it has this many tokens."""
-    top_p: float = 1.0
-    """Smallest set of tokens with at least this probability; 1 keeps all."""
-    top_k: int = 0
-    """Number of most likely tokens to keep; 0 keeps all."""
-    min_p: float = 0.0
-    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a completion; they stay in its text and tokens."""
-    seed: int = 0
 
 
 class PolicyView(Protocol):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.sample.base import SamplingParams
 from oncurve.section import Fraction, Harmless, NonNegative, Section
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -18,6 +17,26 @@ SANDBOX = "sandbox:"
 """Stands before a tool that runs in the sandbox."""
 OPENENV, VERIFIERS = "openenv:", "verifiers:"
 """Stand before the address of an environment's server, and the name of a taskset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token (greedy)."""
+    max_completion_tokens: int = 256
+    min_completion_tokens: int = 0
+    """The end token and stop strings cannot end a completion before it has this many tokens."""
+    top_p: float = 1.0
+    """Smallest set of tokens with at least this probability; 1 keeps all."""
+    top_k: int = 0
+    """Number of most likely tokens to keep; 0 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay in its text and tokens."""
+    seed: int = 0
 
 
 class DeltaSettings(Section):
