@@ -67,6 +67,9 @@ def serve() -> None:
     from pretend.loading import wait_for_torch
 
     wait_for_torch()
+    import oncurve.cli.app
+    import oncurve.run.assemble
+    import oncurve.run.session  # noqa: F401
 
     print("ready", flush=True)
     for line in sys.stdin:
