@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 from oncurve.data.settings import DemonstrationsData
 from oncurve.errors import ConfigError
@@ -137,7 +138,7 @@ def make_setup(config: Config, request: PlanRequest) -> Setup:
         raise ConfigError("--sampler-gpus needs --placement split or disaggregated: colocated devices do both")
     return Setup(
         method="full" if lora is None else "lora",
-        **({} if lora is None else {"rank": lora.rank}),
+        **cast("dict[str, Any]", {} if lora is None else {"rank": lora.rank}),
         targets=None if targets is None or isinstance(targets, str) else tuple(targets),
         quantization=policy.quantization,
         compute=compute,

@@ -99,10 +99,11 @@ def declared_end_ids(name: str, tokenizer: PreTrainedTokenizerBase, *, revision:
     place, _ = check_place(name)
     if is_adapter(place):
         place, revision = base_of(place)
+    options: dict[str, Any] = {"revision": revision}
     try:
-        listed = GenerationConfig.from_pretrained(place, revision=revision).eos_token_id
+        listed = GenerationConfig.from_pretrained(place, **options).eos_token_id
     except OSError:  # a folder without such settings
-        listed = AutoConfig.from_pretrained(place, revision=revision).eos_token_id
+        listed = AutoConfig.from_pretrained(place, **options).eos_token_id
     ids = [tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]
     return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))
 

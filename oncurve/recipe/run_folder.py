@@ -50,9 +50,9 @@ def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
     recorded: dict[str, Any] = dict(tree)
     for place, gone in GONE.items():
         *outer, name = place.split(".")
-        holder = recorded
+        holder: Any = recorded
         for part in outer:
-            holder = holder.get(part)
+            holder = holder.get(part) if isinstance(holder, dict) else None
         section = holder.get(name) if isinstance(holder, dict) else None
         if isinstance(section, Mapping):
             known = cast("Mapping[str, Any]", section)

@@ -204,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
     name point to this machine and read the dashboard through the visitor's browser.
     """
 
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         """Answer with a page, or say why not."""

@@ -225,7 +225,7 @@ class _PerSample(_Adapted):
             if self._is_first:
                 result = self.function(shown, **arguments)
             else:
-                result = self.function(**{self._taken: shown}, **arguments)
+                result = self.function(**{str(self._taken): shown}, **arguments)
             is_undecided = self.completions_as == "auto"  # the first one alone, before the others run together
             return self._wait_for(result) if is_undecided else result
 

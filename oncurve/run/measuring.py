@@ -79,7 +79,7 @@ def evaluate_models(
     models: Sequence[str],
     output: Path,
     *,
-    rows: tuple[Rows, ...] | None = None,
+    rows: tuple[Rows, Rows, Rows, Rows] | None = None,
     console: Console,
 ) -> list[Evaluation]:
     """Evaluate models on the same test problems with the same decoding; two of them are compared.

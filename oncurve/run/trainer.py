@@ -171,7 +171,7 @@ class Trainer:
         rows = [questions] if isinstance(questions, (str, Mapping)) else list(questions)
         data, rollouts = self.config.data, {}
         rows = adapt_given_rows(
-            [{"question": row} if isinstance(row, str) else row for row in rows], columns=data.columns
+            [{"question": row} if isinstance(row, str) else dict(row) for row in rows], columns=data.columns
         )
         if temperature is not None:
             rollouts["temperature"] = temperature

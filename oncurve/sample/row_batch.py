@@ -268,8 +268,8 @@ class RowBatch:
             past = places[:, PAST]
             tokens = np.where(past < rows.lengths[running], rows.tokens[running, past], NEWEST)
             rows.places[running, PAST] = past + 1
-            given = (torch.from_numpy(part) for part in (tokens, places[:, PROMPT_TOKENS] + past, places))
-            drawn = self._decoder.draw(*given, uniforms(rows.keys[running], written), self._choose)
+            given, at, where = (torch.from_numpy(one) for one in (tokens, places[:, PROMPT_TOKENS] + past, places))
+            drawn = self._decoder.draw(given, at, where, uniforms(rows.keys[running], written), self._choose)
             started = DrawUnderWay(running, rows.serials[running], drawn)
         self._finish_step()
         self._under_way = started

@@ -15,7 +15,7 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from . import frames
 from .caught import Caught, describe
@@ -369,7 +369,7 @@ class Peer:
             kind = getattr(builtins, base, None)
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 kind = Exception
-            self.exceptions[name] = type(name, (kind,), {})
+            self.exceptions[name] = cast("type[Exception]", type(name, (kind,), {}))
         return self.exceptions[name]
 
     def _rebuilt(self, reply: frames.Frame) -> BaseException:
