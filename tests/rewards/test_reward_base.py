@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -140,7 +141,9 @@ def test_a_function_that_returns_the_wrong_thing_is_an_error(wrong: list[object]
     assert [reward.error for reward in rewards] == ["crashed"] * 2
 
 
-def test_keyboard_interrupt_is_not_caught() -> None:
+def test_ctrl_c_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
+
     class Interrupted(Fixed):
         def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
             raise KeyboardInterrupt
