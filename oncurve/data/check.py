@@ -16,7 +16,7 @@ from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 from oncurve.rewards.base import categorize
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
-Verdict = Literal["accepted", "wrong", "bad_format", "failed"]
+Verdict = Literal["accepted", "wrong", "unpaid", "bad_format", "failed"]
 
 
 def check_data(
@@ -118,15 +118,22 @@ def find_refused_gold(
 ) -> list[DataFinding]:
     """Rows whose own reference answer does not earn full reward; wrong, badly formed and failed are different findings.
 
-    A reward function that names the part "correct" must set it to 1; any other must pay more than 0, and a warning
-    says where it pays less than what evaluations count as correct.
+    A reward function that names the part "correct" must set it to 1; any other must pay more than 0 or, as a penalty
+    does, more than for the answer of another row. A warning says where it pays less than what evaluations count as
+    correct.
     """
     completions = [_as_completion(prompt, gold(prompt.row)) for prompt in prompts]
     rewards = grade(prompts, completions)
+    low = [
+        (prompt, reward.value)
+        for prompt, reward in zip(prompts, rewards, strict=True)
+        if has_right_answer and reward.value is not None and reward.value <= 0 and _by_value(reward, decided_by_value)
+    ]
+    unpaid = _unpaid(low, prompts, grade, gold)
     ungraded = [place for place, reward in enumerate(rewards) if reward.error == NOT_APPLICABLE]
     refused: dict[tuple[Verdict, str], list[tuple[Prompt, Completion, Reward]]] = {}
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
-        verdict = _verdict(reward, decided_by_value=decided_by_value, has_right_answer=has_right_answer)
+        verdict = _verdict(reward, decided_by_value=decided_by_value, is_unpaid=prompt.index in unpaid)
         if verdict != "accepted":
             refused.setdefault((verdict, reward.error or ""), []).append((prompt, completion, reward))
     num_refused = sum(len(cases) for cases in refused.values())
@@ -216,13 +223,44 @@ def _as_completion(prompt: Prompt, text: str) -> Completion:
     return Completion(prompt.prompt_ids, (), text, (), "stop", policy_version=0, index=0)
 
 
-def _verdict(reward: Reward, *, decided_by_value: bool, has_right_answer: bool) -> Verdict:
+def _by_value(reward: Reward, decided_by_value: bool) -> bool:
+    """Whether the value alone says if an answer is right: no part "correct" does, and the form is kept."""
+    return decided_by_value or ("correct" not in reward.parts and reward.parts.get("format", 1.0) >= 1)
+
+
+def _unpaid(
+    low: Sequence[tuple[Prompt, float]],
+    prompts: Sequence[Prompt],
+    grade: Grade,
+    gold: Callable[[Mapping[str, Any]], str],
+) -> frozenset[int]:
+    """Indices of rows whose reference answer earns no more than the answer of another row in its place.
+
+    ``low`` are the rows whose reference answer earns 0 or less. A penalty, such as a distance with a minus, pays the
+    best answer 0; only the reward of another answer tells it from a wrong one.
+    """
+    if not low:
+        return frozenset()
+    answers = list(dict.fromkeys(str(prompt.row.get("answer", "")) for prompt in prompts))
+    others = [
+        next((answer for answer in answers[:2] if answer != str(prompt.row.get("answer", ""))), f"{answers[0]}7")
+        for prompt, _ in low
+    ]
+    written = [
+        _as_completion(prompt, gold({**prompt.row, "answer": other}))
+        for (prompt, _), other in zip(low, others, strict=True)
+    ]
+    compared = zip(low, grade([prompt for prompt, _ in low], written), strict=True)
+    return frozenset(prompt.index for (prompt, value), other in compared if other.value is None or value <= other.value)
+
+
+def _verdict(reward: Reward, *, decided_by_value: bool, is_unpaid: bool) -> Verdict:
     if reward.error == NOT_APPLICABLE:
         return "accepted"
     if reward.value is None:
         return "failed"
-    if decided_by_value or ("correct" not in reward.parts and reward.parts.get("format", 1.0) >= 1):
-        return "accepted" if reward.value > 0 or not has_right_answer else "wrong"
+    if _by_value(reward, decided_by_value):
+        return "unpaid" if is_unpaid else "accepted"
     category = categorize(reward)
     return "bad_format" if category == "bad_format" else "accepted" if category == "correct" else "wrong"
 
@@ -235,10 +273,12 @@ def _refusal(
 ) -> DataFinding:
     what = {
         "wrong": "the reward calls the row's own reference answer wrong",
+        "unpaid": "the reward pays the row's own reference answer 0 or less, and no more than another row's answer",
         "bad_format": "the reward does not accept the format of the reference completion",
     }.get(verdict, f"grading the row's own reference answer failed ({error})")
     remedy = {
         "wrong": "Check that the answers are in the format that the reward reads, or use another reward.",
+        "unpaid": "Check that the answers are in the format that the reward reads, or use another reward.",
         "bad_format": "Choose a template and a reward with the same format: data.template and rewards.",
     }.get(verdict, "Correct the reward function, or drop rows whose answer it cannot read.")
     prompt, completion, reward = cases[0]

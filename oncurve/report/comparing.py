@@ -147,11 +147,18 @@ def _against(first: Side, side: Side, notes: list[str]) -> Cell:
     except DataError as error:
         notes.append(f"{first.name} and {side.name} cannot be paired: {error}")
         return Cell("-")
+    if not compared.is_binary and _rewards(first) != _rewards(side):
+        notes.append(f"{side.name} was rewarded by another function than {first.name}: their rewards are not compared.")
+        return Cell("-")
     row = compared.rows[0] if compared.is_binary else compared.reward
     p_value = "p < 0.0001" if row.p_value < 1e-4 else f"p = {row.p_value:.4f}"
     if isinstance(row, RewardChange):
         return Cell(f"reward {row.change:+.3f}", f"[{row.low:+.3f}, {row.high:+.3f}] {p_value}")
     return Cell(f"{100 * row.change:+.1f} points", f"[{100 * row.low:+.1f}, {100 * row.high:+.1f}] {p_value}")
+
+
+def _rewards(side: Side) -> dict[str, str]:
+    return {key: value for key, value in side.config.items() if key.split(".")[0] == "rewards"}
 
 
 def _without_seed(evaluation: Evaluation) -> Evaluation:
@@ -222,8 +229,8 @@ def _code(side: Side) -> Cell:
 
 _ROWS: tuple[tuple[str, Callable[[Side], Cell]], ...] = (
     ("steps done", _state),
-    ("test problems solved, before", _measured("base")),
-    ("test problems solved, after", _measured("trained")),
+    ("test problems, before", _measured("base")),
+    ("test problems, after", _measured("trained")),
     ("held-out, last measurement", _held_out),
     ("reward, last tenth", _last_tenth("reward/mean", number)),
     ("correct, last tenth", _last_tenth("reward/correct", _percent)),

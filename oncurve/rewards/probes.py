@@ -171,9 +171,10 @@ def judge_probes(results: Sequence[ProbeResult], gold: ProbeResult) -> list[tupl
         ))  # fmt: skip
     elif found:
         names = ", ".join(one.name for one in found[:4]) + (", ..." if len(found) > 4 else "")
+        share = f"{MAX_SHARE:.0%} of " if gold.mean_reward > 0 else ""
         verdicts.append((
             "warning",
-            f"{len(found)} of {len(results)} probes earn more than {MAX_SHARE:.0%} of what the reference answers earn "
+            f"{len(found)} of {len(results)} probes earn more than {share}what the reference answers earn "
             f"({names}; marked <- above): training can find such completions and exploit the reward. Compare the whole "
             f"answer instead of searching for it, as type r1_zero and mathematics do",
         ))  # fmt: skip
@@ -195,6 +196,7 @@ LEGEND = (
     "then the mean of each part."
 )
 MARKED = " A reward that cannot be hacked gives probes about 0; <- marks the others."
+MARKED_BELOW = " A reward that cannot be hacked gives probes less than them; <- marks the others."
 
 
 def describe_probes(
@@ -208,7 +210,8 @@ def describe_probes(
     parts = list(dict.fromkeys(name for result in (gold, *results) for name in result.parts))
     widths = [max(len(name), 6) + 2 for name in parts]
     headers = "".join(f"{name:>{width}}" for name, width in zip(parts, widths, strict=True))
-    legend = LEGEND.format(rows=gold.num_tried) + (MARKED if has_right_answer else "")
+    marked = MARKED_BELOW if gold.mean_reward <= 0 else MARKED
+    legend = LEGEND.format(rows=gold.num_tried) + (marked if has_right_answer else "")
     lines = [legend, f"{'completion':<24}{'mean':>8}{'best':>8}  failed   n/a{headers}"]
     for result in (gold, *results):
         line = f"{result.name:<24}{_cell(result.mean_reward):>8}{_cell(result.max_reward):>8}"

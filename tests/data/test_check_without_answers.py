@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 
-FUNCTIONS = """
+FUNCTIONS = r"""
+import re
+
 def short(completion):
     return -abs(len(completion) - 40) / 40
 
@@ -25,6 +27,15 @@ def right(completion, answer):
 
 def wrong(completion, answer):
     return -1.0
+
+
+def distance(completion, answer):
+    found = re.findall(r"-?\d+", completion)
+    return -abs(int(found[-1]) - int(answer.split()[0])) if found else -100
+
+
+def shorter(completion, answer):
+    return -1.0 - len(completion) / 10
 
 
 def broken(completion):
@@ -66,7 +77,19 @@ def test_a_reward_that_looks_at_an_answer_must_pay_for_it(tmp_path: Path) -> Non
     assert check(tmp_path, "{type: custom, function: 'rewards.py:right'}", answers=True)[0] == 0
     code, output = check(tmp_path, "{type: custom, function: 'rewards.py:wrong'}", answers=True)
     assert code == 1
-    assert "the reward calls the row's own reference answer wrong" in output
+    assert "pays the row's own reference answer 0 or less, and no more than another row's" in output
+
+
+def test_a_penalty_must_pay_the_right_answer_more_than_another(tmp_path: Path) -> None:
+    code, output = check(tmp_path, "{type: custom, function: 'rewards.py:distance'}", answers=True)
+    assert code == 0, output  # the best answer earns 0, every other less
+    assert "gives probes less than them" in output
+    assert "<- '" not in output
+    code, output = check(tmp_path, "{type: custom, function: 'rewards.py:shorter'}", answers=True)
+    assert code == 1
+    assert "no more than another row's" in output
+    assert "probes earn more than what the reference answers earn" in output
+    assert "20%" not in output
 
 
 def test_a_grader_that_fails_never_passes(tmp_path: Path) -> None:

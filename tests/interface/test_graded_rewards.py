@@ -87,6 +87,13 @@ def test_runs_of_graded_rewards_are_compared_by_their_mean_reward(tmp_path: Path
     assert any("+0.000" in cell.text for cell in rows["  difference from the first"])
 
 
+def test_rewards_of_two_functions_are_not_compared(tmp_path: Path) -> None:
+    first, second = train(tmp_path / "a", points), train(tmp_path / "b", penalty)
+    compared = compare_runs([first.folder, second.folder])
+    assert [cell.text for cell in dict(compared.rows).get("  difference from the first", [])] in ([], ["-", "-"])
+    assert any("rewarded by another function" in note for note in compared.notes)
+
+
 def test_what_counts_as_correct_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     section = {"type": "custom", "function": f"{__file__}:points", "correct_at": 5}
     result = train(tmp_path, section)

@@ -68,7 +68,7 @@ def test_runs_are_compared_with_intervals_and_recipes(made_run: MakeRun, tmp_pat
     second = made_run("second", config=other, right=[True] * 38 + [False] * 2)
     compared = compare_runs([first, second])
     rows = {name.strip(): cells for name, cells in compared.rows}
-    assert rows["test problems solved, after"][1].text == "95.0%"
+    assert rows["test problems, after"][1].text == "95.0%"
     against = rows["difference from the first"]
     assert against[0].text == "-"
     assert against[1].text == "+45.0 points"
