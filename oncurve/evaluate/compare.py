@@ -239,7 +239,7 @@ class Comparison:
         return share_change(name, pairs, holds, shares, seed=self.seed)
 
     def _header(self) -> tuple[str, ...]:
-        return ("", *self.names, "points", "factor", "p")
+        return ("", *self.names, "points" if self.is_binary else "change", "factor", "p")
 
     def headline(self) -> list[str]:
         """Before and after in a line or two: the mean reward where it says more than what is correct, and that."""

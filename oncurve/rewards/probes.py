@@ -216,14 +216,14 @@ def describe_probes(
     for result in (gold, *results):
         line = f"{result.name:<24}{_cell(result.mean_reward):>8}{_cell(result.max_reward):>8}"
         line += f"{result.num_failed:>8}{result.num_not_applicable:>6}"
-        cells = (f"{result.parts[name]:.3f}" if name in result.parts else "-" for name in parts)
+        cells = (_cell(result.parts.get(name, math.nan)) for name in parts)
         line += "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         lines.append(f"{line}  <- {shortened(result.example, 60)!r}" if result in found else line)
     return "\n".join(lines)
 
 
 def _cell(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
+    return "-" if math.isnan(value) else f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def _cases(prompts: Sequence[Prompt], gold: Callable[[Row], str], *, seed: int, max_rows: int) -> list[_Case]:

@@ -103,7 +103,7 @@ function comparedCard(compared) {
   return el("div", { class: "card whole" },
     el("h3", {}, `${compared.names.join(" and ")} on ${number(compared.num_prompts)} ${compared.problems}`),
     el("div", { class: "wide" }, el("table", {},
-      el("thead", {}, el("tr", {}, el("th", {}), ...compared.names.map((name) => el("th", { class: "num" }, name)), el("th", { class: "num" }, "points"), el("th", { class: "num" }, "p"))),
+      el("thead", {}, el("tr", {}, el("th", {}), ...compared.names.map((name) => el("th", { class: "num" }, name)), el("th", { class: "num" }, compared.is_binary === false ? "change" : "points"), el("th", { class: "num" }, "p"))),
       el("tbody", {}, compared.is_binary === false ? rewardRow(compared.reward) : null, compared.rows.map((row) => el("tr", {}, el("td", {}, row.name), el("td", { class: "num" }, share(row.before)), el("td", { class: "num" }, share(row.after)),
         el("td", { class: "num" }, points(row.change), " ", interval(row.low, row.high, points)),
         el("td", { class: "num" }, row.p_value < 1e-4 ? "<0.0001" : row.p_value.toFixed(4))))))),
