@@ -120,15 +120,15 @@ def make_samplers(policy: Any) -> dict[str, tuple[Any, Recorder, list[dict[str, 
     from oncurve.agents.conversation_frames import TagFrames
     from oncurve.episodes.dialects import ChatDialect, TagDialect
     from oncurve.episodes.environments import Kind
-    from oncurve.episodes.episode import EpisodeLimits
     from oncurve.episodes.episode_sampler import EpisodeSampler
     from oncurve.episodes.episode_setup import EpisodeSetup
+    from oncurve.episodes.settings import EpisodeSection
     from oncurve.episodes.tools import tools_of
     from oncurve.sample.base import SamplingParams
     from oncurve.sample.engine import InProcessEngine
 
     params = SamplingParams(max_completion_tokens=MOST_TOKENS)
-    limits = EpisodeLimits(
+    limits = EpisodeSection(
         max_turns=TURNS, max_answer_tokens=24, max_malformed_calls=9, tool_seconds=900.0, environment_seconds=900.0
     )
 
@@ -152,7 +152,7 @@ def make_samplers(policy: Any) -> dict[str, tuple[Any, Recorder, list[dict[str, 
     agents = AgentSetup(
         agent=FunctionAgent(converse, "converse"),
         make_frames=lambda tokenizer: TagFrames(tokenizer, turn="U: {user}\nA:"),
-        at_once=16,
+        limits=EpisodeSection(threads=16),
     )
     named: dict[str, tuple[Any, Recorder]] = {
         "tool": around(tags, [echo], {}),

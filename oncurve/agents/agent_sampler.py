@@ -175,7 +175,10 @@ class _Run:
     ) -> None:
         self.owner, self.setup, self.loop, self.endpoint, self.frames = owner, owner.setup, loop, endpoint, frames
         self.limits = SessionLimits(
-            loop.params.max_completion_tokens, self.setup.max_turns, context_tokens, self.setup.may_fork
+            loop.params.max_completion_tokens,
+            self.setup.limits.max_turns,
+            context_tokens,
+            self.setup.limits.forks == "rows",
         )
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._code = EventLoopThread("oncurve-agent-code")
@@ -222,7 +225,7 @@ class _Run:
         closing.join(CLOSE_SECONDS)  # code that blocks the loop, or refuses to end, is left behind with it
 
     def _begin(self) -> None:
-        while self._waiting and len(self._running) < self.setup.at_once:
+        while self._waiting and len(self._running) < self.setup.limits.threads:
             episode = self._waiting.popleft()
             self._running[episode] = None
             url = self.endpoint.add(episode.api_key, episode)
@@ -290,9 +293,9 @@ class _Run:
 
     def _end_late(self) -> None:
         now = time.monotonic()
-        for episode in [one for one in self._running if one.seconds(now) > self.setup.seconds]:
+        for episode in [one for one in self._running if one.seconds(now) > self.setup.limits.agent_seconds]:
             episode.stop()
-            late = f"it took more than {self.setup.seconds:g} s (rollouts.episodes.agent_seconds)"
+            late = f"it took more than {self.setup.limits.agent_seconds:g} s (rollouts.episodes.agent_seconds)"
             self._end(episode, None, Failure("agent_timeout", late))
 
     def _gave(self, episode: _Episode, given: Any) -> None:

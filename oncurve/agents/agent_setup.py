@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from oncurve.agents.agent_programs import Agent
 from oncurve.agents.conversation_frames import Frames
+from oncurve.episodes.settings import EpisodeSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,13 +20,7 @@ class AgentSetup:
 
     agent: Agent
     make_frames: Callable[[PreTrainedTokenizerBase], Frames]
-    max_turns: int = 8
-    may_fork: bool = True
-    """Forks and further conversations are rows; otherwise they are refused."""
-    seconds: float = 600.0
-    """Of an agent in one episode, apart from the time that it waits for the policy."""
-    at_once: int = 64
-    """Agents that run at the same time."""
+    limits: EpisodeSection = field(default_factory=EpisodeSection)
     needs_reward: bool = False
     """Nothing else grades: an agent that gives no reward has failed."""
     takes_reward: bool = True

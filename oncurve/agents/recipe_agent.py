@@ -11,11 +11,11 @@ from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import find_template, template_arguments
+from oncurve.episodes.settings import AgentProgram
 from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
 from oncurve.sample.base import Sampler
 from oncurve.sample.event_loop import require_aiohttp
-from oncurve.sample.settings import AgentProgram
 from oncurve.user_code import load_object
 
 GIVEN = "given:"
@@ -27,14 +27,10 @@ def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
     require_aiohttp()
     from oncurve.agents.agent_sampler import AgentSampler  # lazy
 
-    limits = config.rollouts.episodes
     setup = AgentSetup(
         agent=make_agent(config, given),
         make_frames=lambda tokenizer: make_frames(config, tokenizer),
-        max_turns=limits.max_turns,
-        may_fork=limits.forks == "rows",
-        seconds=limits.agent_seconds,
-        at_once=limits.threads,
+        limits=config.rollouts.episodes,
         needs_reward=all(reward.type == "environment" for reward in config.rewards),
         takes_reward=any(reward.type == "environment" for reward in config.rewards),
     )

@@ -55,8 +55,7 @@ class EpisodeSampler:
         self._policy, self._version = policy, version
         if self._dialect is None:
             self._dialect = self.setup.make_dialect(policy.tokenizer)
-            context = context_of(policy.model.config)
-            self.setup = replace(self.setup, limits=replace(self.setup.limits, context_tokens=context))
+            self.setup = replace(self.setup, context_tokens=context_of(policy.model.config))
 
     def sample(
         self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
@@ -196,8 +195,8 @@ class _Run:
         first = episodes[0]
         first.started = first.started or time.monotonic()
         room = self.params.max_completion_tokens - first.num_written
-        if self.limits.context_tokens is not None:
-            room = min(room, self.limits.context_tokens - len(first.read_ids))
+        if self.setup.context_tokens is not None:
+            room = min(room, self.setup.context_tokens - len(first.read_ids))
         if room < 1:
             for episode in episodes:
                 self._end(episode, "context")
@@ -307,7 +306,7 @@ class _Run:
 
     def _go_on(self, episode: Episode, told: Callable[..., tuple[list[int], str]]) -> None:
         """Tell the policy, and let it write another turn, if a limit does not end the episode here."""
-        limits = self.limits
+        limits, context = self.limits, self.setup.context_tokens
         if episode.num_turns >= limits.max_turns:
             self._end(episode, "turns")
         elif episode.num_written >= self.params.max_completion_tokens:
@@ -317,7 +316,7 @@ class _Run:
         else:
             ended = bool(episode.token_ids) and episode.token_ids[-1] in self.loop.end_ids
             ids, text = told(ended=ended, limit=limits.max_answer_tokens)
-            if limits.context_tokens is not None and len(episode.read_ids) + len(ids) >= limits.context_tokens:
+            if context is not None and len(episode.read_ids) + len(ids) >= context:
                 self._end(episode, "context")
                 return
             episode.add_told(ids, text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncurve.episodes.dialects import MakeDialect
 from oncurve.episodes.environments import Kind
-from oncurve.episodes.episode import EpisodeLimits
+from oncurve.episodes.settings import EpisodeSection
 from oncurve.episodes.tools import Tool
 from oncurve.errors import ConfigError
 from oncurve.records import Prompt
@@ -30,7 +30,9 @@ class EpisodeSetup:
     """Environments by name; rows name theirs in the column ``environment`` where there are several."""
     make_dialect: MakeDialect
     rerender: Rerender
-    limits: EpisodeLimits
+    limits: EpisodeSection
+    context_tokens: int | None = None
+    """Prompt, turns and answers together; None where nothing limits them."""
 
     @property
     def is_deterministic(self) -> bool:

@@ -14,13 +14,12 @@ from oncurve.data.prompts import ToolsOf, find_template, render_prompts, templat
 from oncurve.data.settings import DataSection
 from oncurve.episodes.dialects import ChatDialect, Dialect, TagDialect
 from oncurve.episodes.environments import Kind
-from oncurve.episodes.episode import EpisodeLimits
 from oncurve.episodes.episode_setup import EpisodeSetup
+from oncurve.episodes.settings import OPENENV, SANDBOX, VERIFIERS, EpisodeKeys
 from oncurve.episodes.tools import Tool, calculator, python_tool, sandboxed_tool, tools_of
 from oncurve.errors import ConfigError, did_you_mean
 from oncurve.extensions import extension
 from oncurve.records import SOURCE_ROW, Prompt
-from oncurve.sample.settings import OPENENV, SANDBOX, VERIFIERS, RolloutSection
 from oncurve.user_code import load_object
 
 GIVEN = "given:"
@@ -28,7 +27,7 @@ GIVEN = "given:"
 OWN_TOOLS = ("calculator", "python")
 
 
-def make_setup(rollouts: RolloutSection, data: DataSection, given: Given = NOTHING) -> EpisodeSetup:
+def make_setup(rollouts: EpisodeKeys, data: DataSection, given: Given = NOTHING) -> EpisodeSetup:
     """What happens in the episodes of a recipe. Raises ConfigError for tools or environments that cannot be used."""
     tools, kinds = make_tools(rollouts, given), make_kinds(rollouts, given)
     if kinds and data.few_shot:
@@ -41,17 +40,16 @@ def make_setup(rollouts: RolloutSection, data: DataSection, given: Given = NOTHI
             raise ConfigError(
                 f"rollouts: the tool {sorted(both)[0]!r} is also a method of the environment {kind.name}. Rename one"
             )
-    limits = rollouts.episodes.model_dump(exclude={"agent_seconds", "forks"})  # those of agents
     return EpisodeSetup(
         tools=tools,
         kinds=kinds,
         make_dialect=lambda tokenizer: make_dialect(data, tokenizer, tools, kinds),
         rerender=lambda tokenizer, prompt, words: rerender(data, tokenizer, prompt, words, tools, kinds),
-        limits=EpisodeLimits(**limits),
+        limits=rollouts.episodes,
     )
 
 
-def make_tools(rollouts: RolloutSection, given: Given) -> dict[str, Tool]:
+def make_tools(rollouts: EpisodeKeys, given: Given) -> dict[str, Tool]:
     """The tools of all episodes."""
     found: list[Tool] = []
     for place in rollouts.tools:
@@ -75,7 +73,7 @@ def make_tools(rollouts: RolloutSection, given: Given) -> dict[str, Tool]:
     return tools_of(found)
 
 
-def make_kinds(rollouts: RolloutSection, given: Given) -> dict[str, Kind]:
+def make_kinds(rollouts: EpisodeKeys, given: Given) -> dict[str, Kind]:
     """The environments by name."""
     kinds: dict[str, Kind] = {}
     for name, place in rollouts.environments.items():
@@ -99,7 +97,7 @@ def give_rewards(environments: Any) -> bool:
     return any(isinstance(one, str) or Kind.of(name, made(one)).gives_reward for name, one in named.items())
 
 
-def make_tools_of(rollouts: RolloutSection, data: DataSection, given: Given) -> ToolsOf | None:
+def make_tools_of(rollouts: EpisodeKeys, data: DataSection, given: Given) -> ToolsOf | None:
     """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
     if not rollouts.has_episodes or not data.chat or rollouts.agent is not None:
         return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from oncurve.episodes.settings import EpisodeSection
 from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan.shape import ModelShape
 from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection
 from oncurve.run.settings import RunSection
-from oncurve.sample.settings import EpisodeSection
 
 Method = Literal["full", "lora"]
 Shard = Literal["none", "zero1", "zero2", "zero3"]

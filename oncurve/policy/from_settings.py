@@ -31,7 +31,6 @@ from oncurve.policy.policy import ComputeType, ReplicaPlace
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.unread_model import NotByParts, Unread, unread_model
-from oncurve.sample.settings import RolloutSection
 
 log = logging.getLogger(__name__)
 
@@ -132,15 +131,12 @@ def make_sharding(
     return Sharding(reshard_after_forward=section.reshard_after_forward, offload=section.offload)
 
 
-def where_whole(
-    rollouts: RolloutSection, processes: Processes, sharding: Sharding | ZeroSettings | None
-) -> ReplicaPlace:
+def where_whole(processes: Processes, sharding: Sharding | ZeroSettings | None, *, are_fetched: bool) -> ReplicaPlace:
     """Where this process has all weights when they are cut: to sample, or to publish files, which one process does.
 
-    Under DeepSpeed each has them on its device.
+    ``are_fetched``: as files, by servers. Under DeepSpeed each has them on its device.
     """
-    apart = rollouts.type == "servers" and rollouts.transfer in ("auto", "fetch")
-    if not apart or not isinstance(sharding, Sharding):
+    if not are_fetched or not isinstance(sharding, Sharding):
         return "device"
     return "cpu" if processes.is_main else "none"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from oncurve.sample.settings import SANDBOX
+from oncurve.episodes.settings import SANDBOX
 
 INPUTS = (
     "model",

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oncurve.data.settings import CsvData, DataSection, JsonlData
+from oncurve.episodes.settings import SANDBOX
 from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import refuse_existing
 from oncurve.observe.run_model import check_place
 from oncurve.recipe.schema import Config
-from oncurve.sample.settings import SANDBOX
 
 
 def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:

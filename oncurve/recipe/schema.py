@@ -13,16 +13,22 @@ from pydantic import Field, model_validator
 
 from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.data.settings import Data, SftSection, with_type
+from oncurve.episodes.settings import EpisodeKeys
 from oncurve.errors import ConfigError
 from oncurve.evaluate.settings import EvaluationSection
+from oncurve.fleet.settings import ServerKeys
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.rewards.settings import R1ZeroReward, Reward
 from oncurve.run.settings import RunSection
-from oncurve.sample.settings import RolloutSection, SamplingParams
+from oncurve.sample.settings import SamplingParams
 from oncurve.section import Section
 
 SUPERVISED = {"type": "rft", "group_size": 1}
 """The loss of a supervised stage: the mean of -log p over all tokens of an update's demonstrations."""
+
+
+class RolloutSection(EpisodeKeys, ServerKeys):
+    """How completions are sampled, where, and who answers in them."""
 
 
 class Config(Section):

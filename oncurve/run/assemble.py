@@ -102,7 +102,7 @@ def make_policy(
         adapter=loaded.adapter,
         processes=processes or ALONE,
         sharding=sharding,
-        replica_place=where_whole(config.rollouts, processes or ALONE, sharding),
+        replica_place=where_whole(processes or ALONE, sharding, are_fetched=config.rollouts.fetches_weights),
         unread=loaded.unread,
         teacher=teacher,
     )

@@ -6,10 +6,10 @@ from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.sample.base import Sampler
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sample.hf import HfSampler
-from oncurve.sample.settings import RolloutSection
+from oncurve.sample.settings import SamplingKeys
 
 
-def make_own_sampler(section: RolloutSection, *, seed: int) -> Sampler:
+def make_own_sampler(section: SamplingKeys, *, seed: int) -> Sampler:
     """The engine, or transformers' own generation."""
     params, rows = section.sampling(seed), section.max_rows
     if section.type == "transformers":

@@ -54,8 +54,8 @@ NEVER = {
     ("algorithm", "errors"),
 }
 """Pairs that the layers would allow: sampling knows no rewards, and formulas no files."""
-PLAIN = ("run.settings",)
-"""Settings of a room above the recipe, which lists them."""
+PLAIN = ("run.settings", "fleet.settings")
+"""Settings of rooms above the recipe, which lists them."""
 TORCH_FREE = (
     "records", "errors", "stats", "section", "user_code", "recipe", "rewards", "sandbox", "tasks", "observe", "recipes",
     "data", "doctor", "plan", "cli", "fleet.launch", "convert",

@@ -14,6 +14,7 @@ from oncurve.agents.agent_programs import Agent, FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
+from oncurve.episodes.settings import EpisodeSection
 from oncurve.records import Completion, Prompt
 from oncurve.sample.base import SamplingParams
 
@@ -59,14 +60,15 @@ def play(
     *,
     group_size: int = 1,
     make_frames: Callable[[Any], Frames] = plain,
-    **setup: Any,
+    limits: EpisodeSection = EpisodeSection(),
+    needs_reward: bool = False,
 ) -> list[Completion]:
     """What becomes of the episodes of an agent."""
     made = agent if hasattr(agent, "start") else FunctionAgent(agent, "agent")
     sampler = AgentSampler(
         ScriptedSampler(script),
         SamplingParams(max_completion_tokens=200),
-        AgentSetup(agent=made, make_frames=make_frames, **setup),
+        AgentSetup(agent=made, make_frames=make_frames, limits=limits, needs_reward=needs_reward),
     )
     sampler.load_weights(policy, version=3)
     try:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
-from oncurve.episodes.episode import EpisodeLimits
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
+from oncurve.episodes.settings import EpisodeSection
 from oncurve.episodes.tools import tools_of
 from oncurve.records import Completion, Prompt
 from oncurve.sample.base import SamplingParams
@@ -90,7 +90,7 @@ def make_sampler(
         kinds={name: Kind.of(name, factory) for name, factory in (environments or {}).items()},
         make_dialect=lambda tokenizer: TagDialect(tokenizer, turn="\nU: {user}\nA:"),
         rerender=rerender,
-        limits=EpisodeLimits(**limits),
+        limits=EpisodeSection(**limits),
     )
     made = EpisodeSampler(ScriptedSampler(script), params or SamplingParams(max_completion_tokens=200), setup)
     made.load_weights(policy, version=3)

@@ -19,6 +19,7 @@ from agent_kit import ADD, HERMES, hermes, play, post, say
 from oncurve.agents.agent_programs import FunctionAgent, ProgramAgent
 from oncurve.agents.conversation_frames import ChatFrames, Frames
 from oncurve.data.collate import collate
+from oncurve.episodes.settings import EpisodeSection
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Group, Prompt, Reward
@@ -103,7 +104,9 @@ def test_forks_and_second_conversations_are_rows_or_refused(
                 refused.append(str(error))
         return 1.0
 
-    [completion] = play(policy, counting, forks, make_prompts("q"), may_fork=may_fork)
+    [completion] = play(
+        policy, counting, forks, make_prompts("q"), limits=EpisodeSection(forks="rows" if may_fork else "refuse")
+    )
     assert segments(completion)[:3] == [(True, " turn 1"), (False, "\nU: left\nA:"), (True, " turn 2")]
     if not may_fork:
         assert completion.branches == ()
@@ -282,7 +285,7 @@ def test_an_agent_that_hangs_costs_its_own_episode(policy: TrainedPolicy, make_p
         return 1.0
 
     try:
-        hung, fine = play(policy, counting, hangs, make_prompts("q", "r"), seconds=5.0)
+        hung, fine = play(policy, counting, hangs, make_prompts("q", "r"), limits=EpisodeSection(agent_seconds=5.0))
     finally:
         release.set()
     assert (hung.failure, hung.num_turns) == ("agent_timeout", 1)
@@ -300,7 +303,7 @@ def test_an_async_agent_that_blocks_its_loop_ends_with_its_step(
         return 1.0
 
     try:
-        [hung] = play(policy, counting, blocks, make_prompts("q"), seconds=0.5)
+        [hung] = play(policy, counting, blocks, make_prompts("q"), limits=EpisodeSection(agent_seconds=0.5))
     finally:
         release.set()
     assert hung.failure == "agent_timeout"
@@ -324,7 +327,13 @@ def test_nothing_is_left_of_agents_that_crash_and_of_those_that_do_not(
     once(1)
     before = left()
     once(8)
-    [completion] = play(policy, counting, ProgramAgent([sys.executable, str(hangs)]), make_prompts("q"), seconds=1.0)
+    [completion] = play(
+        policy,
+        counting,
+        ProgramAgent([sys.executable, str(hangs)]),
+        make_prompts("q"),
+        limits=EpisodeSection(agent_seconds=1.0),
+    )
     assert completion.failure == "agent_timeout"
     for _ in range(100):
         gc.collect()
@@ -389,6 +398,6 @@ def test_a_function_says_what_it_takes(policy: TrainedPolicy, make_prompts: Make
 
 
 def test_more_agents_than_run_at_once_take_turns(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
-    found = play(policy, counting, two_turns, make_prompts(*"abcdef"), group_size=2, at_once=3)
+    found = play(policy, counting, two_turns, make_prompts(*"abcdef"), group_size=2, limits=EpisodeSection(threads=3))
     assert [one.environment_reward for one in found] == [Reward(1.0)] * 12
     assert [str(one.own_prompt)[9] for one in found] == list("aabbccddeeff")

@@ -32,7 +32,7 @@ def wire(policy: TrainedPolicy, make_prompts: MakePrompts) -> Wire:
     """Runs a function of a base URL as an agent; what it returned, and the completion."""
 
     def run(
-        talk: Callable[[str], Any], script: Callable[[str], str] = lambda read: "fine<|end|>", **setup: Any
+        talk: Callable[[str], Any], script: Callable[[str], str] = lambda read: "fine<|end|>", **options: Any
     ) -> tuple[Any, Completion]:
         found: list[Any] = []
 
@@ -40,7 +40,7 @@ def wire(policy: TrainedPolicy, make_prompts: MakePrompts) -> Wire:
             found.append(talk(base_url))
             return 1.0
 
-        [completion] = play(policy, script, agent, make_prompts("q"), **setup)
+        [completion] = play(policy, script, agent, make_prompts("q"), **options)
         assert completion.failure in (None, "agent_silent"), completion.failure_detail
         return found[0], completion
 

@@ -19,9 +19,9 @@ from scripted import make_sampler, one
 import oncurve
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Environment, Kind, reward_of
-from oncurve.episodes.episode import EpisodeLimits
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
+from oncurve.episodes.settings import EpisodeSection
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt, Reward
@@ -287,7 +287,7 @@ def real(
             prompt.text + words,
             tuple(tokenizer.encode(prompt.text + words, add_special_tokens=False)),
         ),
-        limits=EpisodeLimits(max_turns=6),
+        limits=EpisodeSection(max_turns=6),
     )
     made = EpisodeSampler(sampler, params, setup)
     made.load_weights(policy, version=1)

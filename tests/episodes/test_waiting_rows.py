@@ -12,9 +12,9 @@ from test_environments import Echoing
 
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
-from oncurve.episodes.episode import EpisodeLimits
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
+from oncurve.episodes.settings import EpisodeSection
 from oncurve.model.decoding import Decoder
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
@@ -47,7 +47,7 @@ def sample(policy: TrainedPolicy, prompts: list[Prompt], factory: type, *, max_r
         kinds={"echo": Kind.of("echo", factory)},
         make_dialect=lambda tokenizer: TagDialect(tokenizer, turn="\nU: {user}\nA:"),
         rerender=lambda tokenizer, prompt, words: (prompt.text, prompt.prompt_ids),
-        limits=EpisodeLimits(max_turns=6),
+        limits=EpisodeSection(max_turns=6),
     )
     sampler = EpisodeSampler(InProcessEngine(PARAMS, max_rows=max_rows), PARAMS, setup)
     sampler.load_weights(policy, version=1)

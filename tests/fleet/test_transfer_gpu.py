@@ -17,13 +17,13 @@ from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.server_sampler import ServerSampler
+from oncurve.fleet.settings import Deadlines
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Completion, Prompt
 from oncurve.sample.base import SamplingParams
-from oncurve.sample.settings import Deadlines
 
 GPUS = torch.cuda.device_count()
 pytestmark = [

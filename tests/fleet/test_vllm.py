@@ -29,6 +29,7 @@ from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.servers.teacher_server import TeacherServer
+from oncurve.fleet.settings import Deadlines, DeltaSettings
 from oncurve.fleet.weights.endpoints import packing
 from oncurve.fleet.weights.host import Bandwidth
 from oncurve.fleet.weights.weight_stream import make_shipment
@@ -39,7 +40,6 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.records import Completion, Group, Prompt
 from oncurve.sample.base import SamplingParams
-from oncurve.sample.settings import Deadlines, DeltaSettings
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -20,6 +20,7 @@ from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.server_sampler import ServerSampler
+from oncurve.fleet.settings import Deadlines
 from oncurve.fleet.weights.weight_stream import Shipment
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
@@ -27,7 +28,6 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.records import Completion, Group
 from oncurve.sample.base import SamplingParams
-from oncurve.sample.settings import Deadlines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

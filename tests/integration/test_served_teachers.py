@@ -16,13 +16,13 @@ import torch
 import oncurve
 from oncurve.errors import ConfigError, DataError, SamplerError
 from oncurve.fleet.servers.teacher_server import TeacherServer
+from oncurve.fleet.settings import Deadlines
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config
 from oncurve.run.assemble import make_policy
 from oncurve.run.rendered import make_prompts
 from oncurve.sample.base import context_of
-from oncurve.sample.settings import Deadlines
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -56,9 +56,13 @@ def test_a_copy_shares_what_the_model_shares(tiny_model: MakeModel) -> None:
 def test_only_who_samples_or_publishes_has_all_weights() -> None:
     sharding, several = Sharding(), replace(ALONE, count=2)
     other = replace(several, rank=1)
-    here = parse_config(RECIPE, ["rollouts.type=engine"]).rollouts
-    assert where_whole(here, several, sharding) == where_whole(here, other, sharding) == "device"
-    servers = parse_config(RECIPE, ["rollouts.type=servers", "rollouts.servers=[http://127.0.0.1:1]"]).rollouts
-    assert where_whole(servers, several, sharding) == "cpu"
-    assert where_whole(servers, other, sharding) == "none"
-    assert where_whole(servers, other, ZeroSettings({})) == "device"
+    here = parse_config(RECIPE, ["rollouts.type=engine"]).rollouts.fetches_weights
+    assert (
+        where_whole(several, sharding, are_fetched=here) == where_whole(other, sharding, are_fetched=here) == "device"
+    )
+    servers = parse_config(
+        RECIPE, ["rollouts.type=servers", "rollouts.servers=[http://127.0.0.1:1]"]
+    ).rollouts.fetches_weights
+    assert where_whole(several, sharding, are_fetched=servers) == "cpu"
+    assert where_whole(other, sharding, are_fetched=servers) == "none"
+    assert where_whole(other, ZeroSettings({}), are_fetched=servers) == "device"

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 
 from oncurve.errors import SamplerError
 from oncurve.fleet.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
+from oncurve.fleet.settings import Deadlines
 from oncurve.fleet.weights.weight_manifest import Manifest
-from oncurve.sample.settings import Deadlines
 
 State = Literal["down", "stale", "syncing", "ready", "asleep", "poisoned"]
 """down: no sign of life. stale: alive, with other weights than the current ones. syncing: taking them. ready: samples.

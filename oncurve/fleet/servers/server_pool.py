@@ -23,9 +23,9 @@ from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed, ServerLost, ServerSlow
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.rollout_server import RolloutServer, State
+from oncurve.fleet.settings import Deadlines
 from oncurve.fleet.weights.side_thread import aside
 from oncurve.fleet.weights.weight_manifest import Manifest
-from oncurve.sample.settings import Deadlines
 
 if TYPE_CHECKING:
     from oncurve.fleet.servers.nccl_group import GroupPush

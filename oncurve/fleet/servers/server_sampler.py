@@ -22,6 +22,7 @@ from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.registry import registered
 from oncurve.fleet.servers.server_pool import ServerPool
 from oncurve.fleet.servers.server_turns import ServerTurns
+from oncurve.fleet.settings import Deadlines, DeltaSettings
 from oncurve.fleet.weights.delta_store import DeltaStore
 from oncurve.fleet.weights.endpoints import give_back_cache
 from oncurve.fleet.weights.fallback import Copies
@@ -34,7 +35,6 @@ from oncurve.records import Group, Prompt
 from oncurve.sample.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.sample.engine import occurrence_indices
 from oncurve.sample.event_loop import EventLoopThread
-from oncurve.sample.settings import Deadlines, DeltaSettings
 from oncurve.sample.streams import stream_keys
 
 

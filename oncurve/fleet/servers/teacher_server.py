@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import Backoff, ServerClient, ServerFailed, ServerLost
+from oncurve.fleet.settings import Deadlines
 from oncurve.sample.event_loop import EventLoopThread
-from oncurve.sample.settings import Deadlines
 
 Answer = TypeVar("Answer")
 AT_ONCE = 32

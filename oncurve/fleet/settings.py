@@ -1,0 +1,195 @@
+"""The part of a recipe's section ``rollouts`` about rollout servers."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from oncurve.sample.settings import SamplingKeys
+from oncurve.section import Harmless, NonNegative, Section
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that mean this machine."""
+
+
+class DeltaSettings(Section):
+    """How servers get weights as differences from the version before."""
+
+    anchor_every: Harmless[PositiveInt] = 20
+    """Versions after which one is written whole as well, for servers that join."""
+    mbit: Harmless[PositiveFloat | None] = None
+    """Megabits per second that the trainer sends over rollouts.weights_address, to all servers together; None: no
+    limit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_relay(cls, tree: object) -> object:
+        if isinstance(tree, dict) and "relay" in tree:
+            raise ValueError(
+                "rollouts.deltas.relay is removed: servers fetch from the trainer, or take an object store behind "
+                "rollouts.weights_address"
+            )
+        return tree
+
+
+class Deadlines(Section):
+    """Timeouts of rollout servers, in seconds."""
+
+    connect_seconds: Harmless[PositiveFloat] = 5.0
+    """To open a connection."""
+    request_seconds: Harmless[PositiveFloat] = 600.0
+    """For the completions of one prompt."""
+    push_seconds: Harmless[PositiveFloat] = 300.0
+    """For each part of a weight transfer: fetching, loading."""
+    silent_seconds: Harmless[PositiveFloat] = 10.0
+    """Without a heartbeat, before a server is dropped and its prompts go to others."""
+    gone_seconds: Harmless[PositiveFloat] = 300.0
+    """Without any server, before the run saves and stops."""
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Between two questions to a server that is well."""
+        return self.silent_seconds / 4
+
+
+class ServerKeys(SamplingKeys):
+    """Sampling in this process or on rollout servers."""
+
+    servers: Harmless[tuple[str, ...]] = ()
+    """servers: their addresses, such as [http://10.0.0.5:8100]."""
+    registry: Harmless[str | None] = None
+    """servers: a folder in which servers register, also during the run."""
+    own_servers: NonNegative = 0
+    """servers: number of `oncurve serve` processes to start on this machine."""
+    vllm_servers: NonNegative = 0
+    """servers: number of vLLM servers to start on this machine."""
+    tensor_parallel: PositiveInt = 1
+    """servers: GPUs per vLLM server."""
+    vllm_python: Harmless[str | None] = None
+    """servers: Python of the vLLM environment; None reads ONCURVE_VLLM_PYTHON."""
+    vllm_options: tuple[str, ...] = ()
+    """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
+    transfer: Harmless[Literal["auto", "fetch", "nccl"]] = "auto"
+    """servers: how new weights reach them. fetch: files with checksums. nccl: broadcast from the trainer's GPU to
+    vLLM servers. auto: nccl for vLLM servers of this run on other GPUs, if this process has the same vLLM; otherwise
+    fetch."""
+    sleep: bool = False
+    """servers: the one vLLM server shares the trainer's GPU and frees its memory during training."""
+    weights_folder: Harmless[str | None] = None
+    """servers: where new weights are written. None: this machine's memory for servers that the run starts, if two
+    versions fit; otherwise run.folder."""
+    weights_address: Harmless[str | None] = None
+    """servers: host:port from which servers without access to that folder download weights; with rollouts.deltas also
+    a URL, such as that of an object store with the content of rollouts.weights_folder."""
+    deltas: DeltaSettings | None = None
+    """servers: with {}, send only what changed, in bfloat16, for slow links; null sends all weights."""
+    staleness: Annotated[int, Field(ge=0, le=1)] = 0
+    """servers: 1 samples the next step while this one trains."""
+    deadlines: Deadlines = Deadlines()
+    """servers: timeouts."""
+
+    @model_validator(mode="after")
+    def _check_servers(self) -> ServerKeys:
+        has_servers = bool(self.servers or self.registry or self.vllm_servers or self.own_servers)
+        if self.type == "servers" and not has_servers:
+            raise ValueError(
+                "rollouts.type is servers, and none is named. Start some with `rollouts.own_servers=1` or "
+                "`rollouts.vllm_servers=1`, name a folder where they leave their addresses, as in "
+                "`rollouts.registry=runs/servers`, or their addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
+            )
+        if self.own_servers and self.vllm_servers:
+            raise ValueError(
+                "rollouts.own_servers and rollouts.vllm_servers are both set, and a run starts one kind. Set "
+                "`rollouts.own_servers=0` or `rollouts.vllm_servers=0`"
+            )
+        if self.type != "servers" and (asked := self.asked_of_servers()):
+            start, without = "" if has_servers else " rollouts.own_servers=1", " ".join(self.without_servers())
+            raise ValueError(
+                f"rollouts.type is {self.type}, and {', '.join(f'rollouts.{key}' for key in asked)} is for "
+                f"rollouts.type servers. Set `rollouts.type=servers{start}`, or go without: `{without}`"
+            )
+        for url in self.servers:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(
+                    f"rollouts.servers names {url!r}. Write addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
+                )
+        return self
+
+    @property
+    def fetches_weights(self) -> bool:
+        """Servers get new weights as files."""
+        return self.type == "servers" and self.transfer in ("auto", "fetch")
+
+    def asked_of_servers(self) -> list[str]:
+        """The keys that are set here and mean something for rollouts.type servers alone."""
+        return [key for key in ("servers", "registry", "own_servers", "vllm_servers", "staleness") if self._is_set(key)]
+
+    def without_servers(self) -> list[str]:
+        """What to type so that nothing is left in this section that asks for servers."""
+        keys = [*self.asked_of_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
+        keys += ["transfer"] if self.transfer == "nccl" else []
+        defaults = {key: type(self).model_fields[key].default for key in keys}
+        typed = {key: value if isinstance(value, str) else json.dumps(value) for key, value in defaults.items()}
+        return [f"rollouts.{key}={value}" for key, value in typed.items()]
+
+    def _is_set(self, key: str) -> bool:
+        return self.model_dump(include={key})[key] != type(self).model_fields[key].default
+
+    @model_validator(mode="after")
+    def _check_transfer(self) -> ServerKeys:
+        is_device = self.transfer == "nccl"
+        wanted = f"rollouts.transfer is {self.transfer}" if is_device else "rollouts.sleep is true"
+        if not is_device and not self.sleep:
+            return self
+        if self.type not in ("auto", "servers") or self.own_servers:
+            raise ValueError(
+                f"{wanted}, which is for vLLM servers. Set `rollouts.type=servers rollouts.own_servers=0 "
+                f"rollouts.vllm_servers=1`, or go without: `rollouts.transfer=auto rollouts.sleep=false`"
+            )
+        if self.sleep and self.transfer == "nccl":
+            raise ValueError(
+                "rollouts.sleep is true and rollouts.transfer is nccl, which cannot connect two processes on one GPU. "
+                "Set `rollouts.transfer=fetch`"
+            )
+        if self.sleep and self.staleness:
+            raise ValueError(
+                "rollouts.sleep is true, so that sampling and training take turns, and rollouts.staleness is 1, for "
+                "which they overlap. Set `rollouts.sleep=false` or `rollouts.staleness=0`"
+            )
+        if self.sleep and self.type == "servers" and not self._is_beside_the_trainer():
+            raise ValueError(
+                f"{wanted}, which takes one vLLM server on the trainer's own GPU. Set `rollouts.servers=[] "
+                f"rollouts.registry=null rollouts.vllm_servers=1 rollouts.tensor_parallel=1`, or name one address of "
+                f"this machine in rollouts.servers"
+            )
+        return self
+
+    def _is_beside_the_trainer(self) -> bool:
+        """There is one server, and it is on this machine."""
+        is_here = all(urlsplit(url).hostname in LOOPBACK for url in self.servers)
+        is_one = self.vllm_servers + len(self.servers) == 1 and self.registry is None
+        return is_one and is_here and self.tensor_parallel == 1
+
+    @model_validator(mode="after")
+    def _check_deltas(self) -> ServerKeys:
+        is_url = self.weights_address is not None and self.weights_address.startswith(("http://", "https://"))
+        if is_url and self.deltas is None:
+            raise ValueError(
+                f"rollouts.weights_address is the URL {self.weights_address}, which only rollouts.deltas can use. Set "
+                f"`rollouts.deltas={{}}`, or give host:port where this process listens, as in "
+                f"`rollouts.weights_address=10.0.0.5:8200`"
+            )
+        if is_url and self.weights_folder is None:
+            raise ValueError(
+                f"rollouts.weights_address is the URL {self.weights_address}, and rollouts.weights_folder is not set. "
+                f"Name the folder whose files are found there, as in `rollouts.weights_folder=/mnt/bucket`"
+            )
+        if self.deltas is not None and (self.transfer == "nccl" or self.sleep):
+            raise ValueError(
+                "rollouts.deltas is set, which is for servers that fetch files, not for those on the trainer's GPUs. "
+                "Set `rollouts.transfer=fetch rollouts.sleep=false`, or `rollouts.deltas=null`"
+            )
+        return self
