@@ -60,7 +60,7 @@ def play(
     *,
     group_size: int = 1,
     make_frames: Callable[[Any], Frames] = plain,
-    limits: EpisodeSection = EpisodeSection(),
+    limits: EpisodeSection | None = None,
     needs_reward: bool = False,
 ) -> list[Completion]:
     """What becomes of the episodes of an agent."""
@@ -68,7 +68,7 @@ def play(
     sampler = AgentSampler(
         ScriptedSampler(script),
         SamplingParams(max_completion_tokens=200),
-        AgentSetup(agent=made, make_frames=make_frames, limits=limits, needs_reward=needs_reward),
+        AgentSetup(agent=made, make_frames=make_frames, limits=limits or EpisodeSection(), needs_reward=needs_reward),
     )
     sampler.load_weights(policy, version=3)
     try:
