@@ -27,6 +27,7 @@ from oncurve.rewards.shapes import (
     named_members,
     plain_braces,
     read_chain,
+    read_congruence,
     read_date,
     read_range,
     read_ratio,
@@ -123,6 +124,10 @@ def _same_shape(candidate: str, gold: str, oracle: Oracle) -> bool | None:
     """Dates, ranges and amounts in several units, compared member by member; None if the reference is none of them."""
     if (date := read_date(gold)) is not None:
         return read_date(candidate) == date
+    if (congruence := read_congruence(gold)) is not None:
+        found = read_congruence(candidate)
+        is_same_name = found is not None and ("" in (found[0], congruence[0]) or found[0] == congruence[0])
+        return found is not None and is_same_name and found[1:] == congruence[1:]
     if (chain := read_chain(gold)) is not None:
         return read_chain(candidate) == chain
     if (ends := read_range(gold)) is not None:
@@ -186,12 +191,12 @@ def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
     members = [match[1] for text in (candidate, gold) if (match := _MEMBER.match(text))]
     if len(set(members)) > 1:  # statements about different variables
         return False
+    if len(_marks(gold)) > 1:
+        return _same_marked(candidate, gold, oracle)
     if read_ratio(gold) is not None or len(split_top(candidate, ":")) > 1:
         return _same_ratio(candidate, gold, oracle)
     if is_region(candidate) or is_region(gold):
         return _ask(_right_hand_side(candidate) if _ASSIGNMENT.match(candidate) else candidate, gold, oracle)
-    if len(_marks(gold)) > 1:
-        return _same_marked(candidate, gold, oracle)
     candidate, gold = _without_names(candidate, gold)
     if candidate == "":
         return False
@@ -223,8 +228,8 @@ def _marks(text: str) -> set[object]:
     """The names or labels of a list that has a different one for some of its members; empty for any other list."""
     opening, inside, _ = bracketed(text)
     members = list_members(inside if opening == r"\{" else text)
-    found = marks_of(members)
     pairs = named_members(members)
+    found = marks_of(pairs)
     return set(found) if (len(members) > 1 or len(pairs) > 1) and all(found) else set()
 
 
@@ -237,7 +242,7 @@ def _same_marked(candidate: str, gold: str, oracle: Oracle) -> bool:
         found = named_members(list_members(inside))
     if len(found) != len(wanted):
         return False
-    marks = marks_of([f"{name}={value}" if name else value for name, value in found])
+    marks = marks_of(found)
     if not any(marks):  # in order; a set has none
         if opening == r"\{":
             return False
@@ -309,6 +314,10 @@ def _radians(text: str) -> str:
 def _same_ratio(candidate: str, gold: str, oracle: Oracle) -> bool:
     """The members of two ratios are in proportion; times of day, such as 2:00, are compared as they are."""
     members, gold_members = read_ratio(candidate), read_ratio(gold)
+    if members is None and gold_members is not None and len(gold_members) == 2 and not _CLOCK.fullmatch(gold):
+        shares = [evaluate(member) for member in gold_members]
+        value = evaluate(candidate) if re.search("/|frac", candidate) else None  # 3:2 as a fraction
+        return None not in shares and shares[1] != 0 and value == shares[0] / shares[1]  # type: ignore[operator]
     if members is None or gold_members is None or len(members) != len(gold_members):
         return False
     if all(_equal(member, other, oracle) for member, other in zip(members, gold_members, strict=True)):

@@ -32,11 +32,13 @@ _NUMBER = re.compile(
 _AMOUNTS = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:\\text\{\s*)?([a-zA-Z]+)\.?\s*\}?(?:\s*(?:,|\\text\{\s*and\s*\}|and(?=\s)))?\s*"
 )
+_FEET_AND_INCHES = re.compile(r"(\d+)\s*(?:'|\^\{?\\prime\}?)\s*(\d+(?:\.\d+)?)\s*(?:\"|''|\^\{\\prime\\prime\})")
 _TRAILING_UNIT = re.compile(
     r"(.*?\S)((?:\s*(?:\\text\{[^{}]*\}|\^\{\\circ\}|\\?%|\\Omega(?![a-zA-Z])|\\cdot(?=\s*\\text)|\^(?:\{-?\d\}|\d))"
     r"|(?<=[\d})])\s+[a-zA-Z]{2,}[a-zA-Z/ ]*)+)",
     re.DOTALL,
 )
+_ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\{?)?\s*(?:\\text\{)?(?:st|nd|rd|th)(?![a-zA-Z])\}{0,2}")
 _UNIT_BEGINS = re.compile(r"\s|\\(?:text|Omega|%|\$|frac\{\\text)|\^\{\\circ\}|[%$€£°]")
 _FACTORS = {
     "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
@@ -97,17 +99,17 @@ def read_quantity(answer: str) -> Quantity | None:
     if not any(sign.isdigit() for sign in answer):
         value = number_in_words(answer)
         return None if value is None else Quantity(value)
-    match = _NUMBER.fullmatch(answer)
+    match = _NUMBER.fullmatch(_ORDINAL.sub("", answer))
     value = _value(match) if match else None
     if match is None or value is None:
         return None
     factor, rest = _multiplier(match["rest"])
-    unit = _unit_behind(rest)
+    currency = next((sign for sign in "$€£" if sign in answer[: match.start("rest")]), "")
+    unit = read_unit(rest) if currency and rest.startswith("/") else _unit_behind(rest)
     if unit is None:
         return None
-    currency = next((sign for sign in "$€£" if sign in answer[: match.start("rest")]), "")
-    if currency and not unit.dimensions:
-        unit = Unit(((currency, 1),), label=unit.label)
+    if currency and all(power < 0 for _, power in unit.dimensions):
+        unit = Unit(tuple(sorted(((currency, 1), *unit.dimensions))), unit.factor, unit.label)
     base = int(match["base"].strip("_{}")) if match["base"] else 10
     return Quantity(value * factor, unit, None if base == 10 else base)
 
@@ -223,6 +225,7 @@ def read_amount(answer: str) -> Quantity | None:
     >>> str(read_amount("5 feet 6 inches").value)
     '11/2'
     """
+    answer = _FEET_AND_INCHES.sub(r"\1 ft \2 in", answer)
     pieces = _AMOUNTS.findall(answer) if len(answer) <= MAX_NUMBER_CHARACTERS else []
     if len(pieces) < 2 or _AMOUNTS.sub("", answer).strip():
         return None
@@ -240,12 +243,16 @@ def read_amount(answer: str) -> Quantity | None:
 def same_quantity(candidate: Quantity, gold: Quantity) -> bool:
     """Both state the same number, and neither contradicts the unit or the base of the other.
 
-    A unit may be missing on one side; where both have one, they are converted.
+    A unit may be missing on one side, and so may the "per day" of an amount of money; where both have one, they are
+    converted.
     """
     if candidate.base is not None and candidate.base != gold.base:
         return False
     if candidate.unit.is_percent != gold.unit.is_percent:
         return not (candidate.unit and gold.unit) and bool(candidate.values & gold.values)
+    is_rate = [len(quantity.unit.dimensions) > 1 for quantity in (candidate, gold)]
+    if candidate.unit.money is not None and candidate.unit.money == gold.unit.money and is_rate[0] != is_rate[1]:
+        return candidate.value * candidate.unit.top == gold.value * gold.unit.top
     if not candidate.unit.agrees_with(gold.unit):
         return False
     if candidate.unit.dimensions and gold.unit.dimensions:

@@ -55,6 +55,7 @@ _SAME = (  # patterns and what they are the same as
     (r"\\text\s*\{\s*([-+$\d(\\][^{}]*\d[^{}]*|\d|[^{}]*[a-z:]\s+\$?\d[^{}]*)\}", r"\1"),
     (r"\{([^{}]*?)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
     (r"^(?:minus|negative)\s+(?=\d)", "-"),
+    (r"^half an?\s+(?=[a-z]+$)", r"\\frac{1}{2} "),
 )  # fmt: skip
 _SAME_COMPILED = tuple((re.compile(pattern), same) for pattern, same in _SAME)
 

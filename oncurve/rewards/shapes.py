@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from itertools import product
 
+from oncurve.rewards.arithmetic import evaluate
 from oncurve.rewards.exact import Quantity, read_quantity
 from oncurve.rewards.latex import nesting, split_top
 
@@ -39,8 +40,14 @@ _JOIN = re.compile(
 )
 _NAME = r"[a-zA-Z](?:_(?:\{\w+\}|\w))?'?(?:\([a-z]\))?|\\[a-z]+"
 _NAMED = re.compile(rf"\s*({_NAME})\s*=(?!=)\s*(.+)", re.DOTALL)
+_LABELLED = re.compile(r"\s*(?:\\text\{)?\s*([A-Za-z][a-z][A-Za-z ]*)\}?\s*[:=]\s*\}?\s*([-\\$€£]*\d[^:]*)", re.DOTALL)
 _NAMED_TUPLE = re.compile(rf"\(\s*((?:{_NAME})(?:\s*,\s*(?:{_NAME}))+)\s*\)\s*=\s*\((.+)\)", re.DOTALL)
 _RELATION = re.compile(r"<|>|\\(?:le|ge|lt|gt|neq)(?![a-zA-Z])")
+_CONGRUENCE = re.compile(
+    r"(?:(?P<name>[a-zA-Z])\s*(?:\\equiv|≡|=)\s*)?(?P<residues>[^\\()a-zA-Z]+|.*\\text.*?)\s*"
+    r"(?:\\pmod|\(?\s*(?:\\bmod|\\mod|\\text\{\s*mod\s*\}|mod)(?![a-zA-Z]))\s*\{?\s*(?P<modulus>\d{1,9})\s*\}?\s*\)?"
+)
+_BOUND = re.compile(r"(?P<name>[a-zA-Z])\s*(?P<sign><|>|\\(?:le|ge|lt|gt)(?![a-zA-Z]))(?P<value>[^<>]+)")
 _REGION = re.compile(r"<|>|\\(?:le|ge|lt|gt|neq|cup|cap|setminus|infty|mathbb)(?![a-zA-Z])")
 _BUILDER = re.compile(
     r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid(?![a-zA-Z])|\\vert|\||:)(?P<rest>.+)\\\}",
@@ -132,6 +139,20 @@ def _unit_text(quantity: str) -> str:
     return match[1] if match else ""
 
 
+def read_congruence(text: str) -> tuple[str, int, frozenset[int]] | None:
+    r"""Variable, modulus and residues of ``x \equiv 3 \pmod 7``, whose variable may be missing; None for anything else.
+
+    >>> read_congruence(r"x \equiv 10 \pmod{7}") == ("x", 7, frozenset({3}))
+    True
+    """
+    match = _CONGRUENCE.fullmatch(text.strip())
+    residues = [evaluate(member) for member in list_members(match["residues"])] if match else []
+    modulus = int(match["modulus"]) if match else 0
+    if match is None or not modulus or any(value is None or value.denominator != 1 for value in residues):
+        return None
+    return match["name"] or "", modulus, frozenset(int(value) % modulus for value in residues if value is not None)
+
+
 def read_ratio(text: str) -> list[str] | None:
     """The members of ``2:3`` or ``2 to 3``; None for anything else."""
     members = split_top(text, ":")
@@ -186,7 +207,12 @@ def named_members(members: list[str]) -> list[tuple[str, str]]:
         names, values = (split_top(match[group]) for group in (1, 2))
         if len(names) == len(values):
             return list(zip(names, values, strict=True))
-    return [(match[1], match[2].strip()) if (match := _NAMED.fullmatch(member)) else ("", member) for member in members]
+    return [
+        (match[1], match[2].strip())
+        if (match := _NAMED.fullmatch(member) or _LABELLED.fullmatch(member))
+        else ("", member)
+        for member in members
+    ]
 
 
 def bracketed(text: str) -> tuple[str, str, str]:
@@ -223,6 +249,7 @@ def as_region(text: str) -> str:
     if _INTERVAL.fullmatch(text) and (text[0] == "]" or text[-1] == "["):
         opening, closing = ("(" if text[0] == "]" else text[0]), (")" if text[-1] == "[" else text[-1])
         text = opening + text[1:-1].replace(";", ",") + closing
+    text = _with_word(text)
     pieces = _OR_AND.split(text)
     if len(pieces) > 1 and all(_RELATION.search(piece) for piece in pieces[::2]):
         signs = [r" \cup " if re.search("or|vee", piece) else r" \cap " for piece in pieces[1::2]]
@@ -230,10 +257,23 @@ def as_region(text: str) -> str:
     return text
 
 
-def marks_of(members: list[str]) -> list[object]:
-    """What tells the members of a list apart besides their values: a name, or the unit and label of an amount."""
+def _with_word(text: str) -> str:
+    """Two bounds of one variable with the word that their comma stands for: ``x > 2, x < -2`` leaves the middle out."""
+    found = [_BOUND.fullmatch(piece.strip()) for piece in split_top(text)]
+    if len(found) != 2 or found[0] is None or found[1] is None or found[0]["name"] != found[1]["name"]:
+        return text
+    values = [evaluate(match["value"].strip()) for match in found if match is not None]
+    is_above = [match["sign"] in (">", "\\ge", "\\gt") for match in found if match is not None]
+    if None in values or is_above[0] == is_above[1]:
+        return text
+    low, high = (values[is_above.index(True)], values[is_above.index(False)])
+    return (" or " if low >= high else " and ").join(split_top(text))  # type: ignore[operator]
+
+
+def marks_of(members: list[tuple[str, str]]) -> list[object]:
+    """What tells named members of a list apart besides their values: a name, or the unit and label of an amount."""
     marks: list[object] = []
-    for name, value in named_members(members):
+    for name, value in members:
         quantity: Quantity | None = read_quantity(value)
         unit = quantity.unit if quantity is not None else None
         marks.append(name or ((unit.dimensions, unit.factor, unit.label) if unit else ""))

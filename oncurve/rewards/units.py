@@ -52,6 +52,7 @@ kmh   5/18               m.s-1        - kph kmph
 fps   0.3048             m.s-1        -
 lb    0.45359237         kg           - pound
 oz    0.028349523125     kg           - ounce
+floz  0.0000295735295625 m3           -
 t     1000               kg           p tonne ton
 gal   0.003785411784     m3           - gallon
 qt    0.000946352946     m3           - quart
@@ -117,6 +118,8 @@ class Unit:
     """Of the base units."""
     label: frozenset[str] = frozenset()
     """The words that are no known unit, in the singular, such as "egg"."""
+    top: Fraction = Fraction(1)
+    """The factor of what stands before "per"."""
 
     @property
     def is_percent(self) -> bool:
@@ -125,6 +128,13 @@ class Unit:
 
     def __bool__(self) -> bool:
         return bool(self.dimensions or self.label)
+
+    @property
+    def money(self) -> str | None:
+        """The currency of an amount of money, or of money per something else; None for anything else."""
+        powers = dict(self.dimensions)
+        positive = [base for base, power in powers.items() if power > 0]
+        return positive[0] if len(positive) == 1 and positive[0] in "$€£" and powers[positive[0]] == 1 else None
 
     def agrees_with(self, other: Unit) -> bool:
         """Whether both can be said of one amount: the same dimensions, and no word that contradicts."""
@@ -198,6 +208,7 @@ def _plain(text: str) -> str | None:
     text = re.sub(r"\\([$%])", r"\1", text)
     text = re.sub(r"per\s+cent(?![a-z])", "percent", text)
     text = re.sub(r"([kMGmµ])\s+Ω", r"\1Ω", text)
+    text = re.sub(r"(?<![a-zA-Z])fl(?:uid)?\.?\s*(?:oz|ounces?)(?![a-zA-Z])", "floz", text, flags=re.IGNORECASE)
     return None if re.search(r"[\\{}=<>_+!|\d](?<![\^a-zA-Z\-]\d)(?<![\^\-]\d\d)", text) else text.strip()
 
 
@@ -214,7 +225,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.factor, self.powers, self.label = Fraction(1), dict[str, int](), set[str]()
-        self.sign, self.pending = 1, 1
+        self.top, self.sign, self.pending = Fraction(1), 1, 1
         self.last: tuple[tuple[Fraction, dict[str, int]], int] | None = None
 
     def take(self, token: str) -> bool:
@@ -238,7 +249,7 @@ class _Reader:
         if self.powers.keys() & {"°C", "°F"}:
             self.powers.pop("°", None)
         dimensions = tuple(sorted((base, power) for base, power in self.powers.items() if power))
-        return Unit(dimensions, self.factor, frozenset(self.label))
+        return Unit(dimensions, self.factor, frozenset(self.label), self.top)
 
     def _raise(self, power: int) -> bool:
         if self.last is None or abs(power) > MAX_POWER:
@@ -255,6 +266,7 @@ class _Reader:
             self.last = (entry, self.sign * self.pending)
             self.factor, self.powers = _times(self.factor, self.powers, *self.last)
             self.pending = 1
+            self.top *= entry[0] if self.sign > 0 else 1
         elif word not in _FILLERS:
             self.label.add(_singular(word))
         return True
