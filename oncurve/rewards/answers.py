@@ -21,6 +21,13 @@ _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 MAX_CLAUSE_CHARACTERS = 2_000
 """Of a text without marks; its last expression is looked for here."""
 
+_NAMES = r"(?:seed:)?think(?:ing)?|reasoning|thoughts?"
+_THINKING_BEGINS = re.compile(
+    rf"<(?:{_NAMES})>|\[THINK\]|◁think▷|<\|channel\|>\s*analysis(?:\s*<\|message\|>)?", re.IGNORECASE
+)
+_THINKING_ENDS = re.compile(
+    rf"</(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final\s*<\|message\|>", re.IGNORECASE
+)
 _HASH = re.compile(r"(?<!#)####(?!#)")
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|;|(?:,\s*)?\\?(?:text\{\s*)?(?:and|or)(?:\s*\})?|&)[\s$]*")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
@@ -181,15 +188,19 @@ def _is_mathematics(word: str) -> bool:
 def after_thinking(text: str, *, is_open: bool = False) -> str:
     """What a completion says outside of its thinking: behind ``</think>``, before a ``<think>`` that stays open.
 
-    ``is_open`` says that it begins within its thinking, and has to close it.
+    Marks of other model families count as well: ``<thinking>``, ``<reasoning>``, ``<thought>``, ``[THINK]``,
+    ``<seed:think>``, the signs of Kimi, and the analysis channel of harmony. ``is_open`` says that the completion
+    begins within its thinking, and has to close it.
 
     >>> after_thinking("<think>5</think> 6"), after_thinking("<think> 5"), after_thinking("5 or 6", is_open=True)
     (' 6', '', '')
     """
-    _, closing, rest = text.rpartition("</think>")
-    if not closing and is_open:
+    closings = list(_THINKING_ENDS.finditer(text))
+    if not closings and is_open:
         return ""
-    return rest.partition("<think>")[0]
+    rest = text[closings[-1].end() :] if closings else text
+    opening = _THINKING_BEGINS.search(rest)
+    return rest[: opening.start()] if opening else rest
 
 
 def said_by(prompt: Prompt, completion: Completion) -> str:
@@ -197,7 +208,8 @@ def said_by(prompt: Prompt, completion: Completion) -> str:
 
     A completion that ends by itself has ended its thinking, whether it says so or not; one that was cut off has not.
     """
-    is_open = completion.is_truncated and prompt.text.rstrip().endswith("<think>")
+    begins = list(_THINKING_BEGINS.finditer(prompt.text.rstrip()))
+    is_open = completion.is_truncated and bool(begins) and begins[-1].end() == len(prompt.text.rstrip())
     return after_thinking(completion.text, is_open=is_open)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
+from reward_records import completion_of, prompt_of
 
 from oncurve.rewards.answers import (
     AnswerPlace,
@@ -14,6 +16,7 @@ from oncurve.rewards.answers import (
     find_answer,
     last_boxed,
     last_expression,
+    said_by,
 )
 
 
@@ -151,3 +154,25 @@ def test_a_megabyte_costs_no_time(unit: str) -> None:
     for place in ("boxed", "answer_tag", "hash", "any"):
         find_answer(text, place)
     assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ("<think>", "</think>"),
+        ("<thinking>", "</thinking>"),
+        ("<reasoning>", "</reasoning>"),
+        ("<Thought>", "</Thought>"),
+        ("[THINK]", "[/THINK]"),
+        ("<seed:think>", "</seed:think>"),
+        ("◁think▷", "◁/think▷"),
+        ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ],
+)
+def test_no_family_of_models_is_paid_for_its_thinking(opening: str, closing: str) -> None:
+    draft = r"\boxed{5}"
+    assert find_answer(f"{opening} {draft} {closing} none", "boxed") is None
+    assert find_answer(f"{opening} {draft}", "boxed") is None
+    assert find_answer(f"{opening} {draft} {closing} It is \\boxed{{6}}.", "boxed") == "6"
+    prompt, cut_off = prompt_of("5", text=f"Question {opening}"), replace(completion_of(draft), finish_reason="length")
+    assert said_by(prompt, cut_off) == ""
