@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
+import pickletools
 import re
 import textwrap
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,6 +27,17 @@ _ENTRY_POINTS = ("entry_point", "fn_name", "func_name", "function")
 _ANY_TYPE = ("testtype", "type")
 MISSING: Payload = ["missing"]
 """In the place of an output that a row does not give."""
+MAX_UNPACKED_BYTES = 256 * 2**20
+"""Of the compressed tests of one row."""
+_SOLUTION_IMPORTS = """from typing import *
+import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, OrderedDict, defaultdict, deque
+from functools import cache, cmp_to_key, lru_cache, reduce
+from heapq import heapify, heappop, heappush, heappushpop, heapreplace, nlargest, nsmallest
+from itertools import accumulate, chain, combinations, groupby, pairwise, permutations, product
+from math import ceil, comb, factorial, floor, gcd, inf, isqrt, lcm, log2, sqrt
+"""
 _SETUPS = ("test_imports", "test_setup_code", "setup")
 
 
@@ -88,16 +102,18 @@ def read_tests(row: Mapping[str, Any], *, column: str | None = None, checker: st
 
     Understood are lists of assertions (MBPP), ``check(candidate)`` with ``entry_point`` (HumanEval), inputs with
     outputs (APPS and TACO: ``{"inputs", "outputs", "fn_name"}``; LiveCodeBench and others: a list of ``{"input",
-    "output"}`` with a ``testtype`` or ``type``), unittest classes, functions of pytest without fixtures, and any code
-    with assertions; JSON text is read first. With a ``checker`` an output may be missing.
+    "output"}`` with a ``testtype`` or ``type``, its packed private tests too), unittest classes, functions of pytest
+    without fixtures, and any code with assertions; JSON text is read first. With a ``checker`` outputs may be missing.
 
     Raises UnusableTests.
     """
     name = column or next((name for name in COLUMNS if row.get(name)), None)
     if name is None or not row.get(name):
         raise UnusableTests(f"no tests in the row: looked for {column or ', '.join(COLUMNS)}")
-    value = {"inputs": row[name], "outputs": row.get("outputs")} if name == "inputs" else _from_json(row[name])
     try:
+        value = {"inputs": row[name], "outputs": row.get("outputs")} if name == "inputs" else _from_json(row[name])
+        if name == "public_test_cases" and row.get("private_test_cases"):
+            value = [*value, *_from_json(row["private_test_cases"])]
         tests = _read(value, _entry_point(row), row)
         if checker is None:
             if isinstance(tests, ProgramCases) and any(case.expected is MISSING for case in tests.cases):
@@ -108,17 +124,33 @@ def read_tests(row: Mapping[str, Any], *, column: str | None = None, checker: st
         return replace(tests, checker=checker)
     except UnusableTests:
         raise
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, zlib.error) as error:
         raise UnusableTests(f"column {name!r}: {type(error).__name__}: {error}") from error
 
 
 def _from_json(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("eJ") and len(value) > 16:
+        value = _unpacked(value)
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)
         except ValueError:
             return value
     return value
+
+
+def _unpacked(text: str) -> str:
+    """The JSON text in LiveCodeBench's private tests: base64 of zlib, around a pickle of one text, which is not run."""
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(base64.b64decode(text, validate=True), MAX_UNPACKED_BYTES)
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"the packed tests have more than {MAX_UNPACKED_BYTES // 2**20} MiB")
+    if not data.startswith(b"\x80"):
+        return data.decode()
+    texts = [argument for operation, argument, _ in pickletools.genops(data) if operation.name.endswith("BINUNICODE")]
+    if len(texts) != 1:
+        raise ValueError("the packed tests are not one text")
+    return str(texts[0])
 
 
 def _entry_point(row: Mapping[str, Any]) -> str | None:
@@ -320,14 +352,15 @@ def starts_of(prompt: str, entry_point: str) -> str | None:
 def sources_of(program: str, row: Mapping[str, Any]) -> list[str]:
     """What is run for a program: before it the imports and helpers of its task, if the prompt is code.
 
-    A program that does not define the tested function is taken as the continuation of the prompt.
+    A program that does not define the tested function is taken as the continuation of the prompt. A class ``Solution``
+    finds the modules and types that its judges import for it.
     """
     prompt, entry_point = row.get("prompt"), row.get("entry_point")
-    if not isinstance(prompt, str) or not isinstance(entry_point, str):
-        return [textwrap.dedent(program)]
-    start = starts_of(prompt, entry_point)
+    is_code = isinstance(prompt, str) and isinstance(entry_point, str)
+    start = starts_of(prompt, entry_point) if is_code else None
     if start is None:
-        return [textwrap.dedent(program)]
+        is_solution = re.search(r"^\s*class\s+Solution\b", program, re.M) is not None
+        return [*([_SOLUTION_IMPORTS] if is_solution else []), textwrap.dedent(program)]
     name = re.escape(entry_point)
     definition = rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{name}\b|{name}[ \t]*=)"
     if re.search(definition, program, re.M):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import pickle
+import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,3 +122,35 @@ def test_a_prompt_that_is_code_lends_its_imports_and_helpers() -> None:
     assert sources_of("f = lambda x: 2", HUMANEVAL)[1] == "f = lambda x: 2"
     assert sources_of("x = 1", {"prompt": "Write f.", "entry_point": "f"}) == ["x = 1"]
     assert sources_of("def f_2(x): pass", HUMANEVAL) == [HUMANEVAL["prompt"] + "    def f_2(x): pass"]
+
+
+def _packed(value: object) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+def test_packed_private_tests_are_read_beside_the_public_ones() -> None:
+    public = [{"input": "1\n", "output": "2\n", "testtype": "stdin"}]
+    private = [{"input": "2\n", "output": "3\n", "testtype": "stdin"}]
+    row = {"public_test_cases": json.dumps(public), "private_test_cases": _packed(json.dumps(private))}
+    tests = read_tests(row)
+    assert isinstance(tests, ProgramCases)
+    assert [case.stdin for case in tests.cases] == ["1\n", "2\n"]
+
+
+def test_a_packed_object_is_refused_and_never_built(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    public = [{"input": "1\n", "output": "2\n", "testtype": "stdin"}]
+    with pytest.raises(UnusableTests):
+        read_tests({"public_test_cases": json.dumps(public), "private_test_cases": _packed(Hostile())})
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_class_solution_finds_the_imports_of_its_judges() -> None:
+    program = "class Solution:\n    def f(self, a: List[int]) -> int:\n        return sum(a)"
+    sources = sources_of(program, {"fn_name": "f"})
+    assert sources[1] == program
+    assert "from typing import *" in sources[0]
+    assert sources_of("def f(a): ...", {"fn_name": "f"}) == ["def f(a): ..."]
