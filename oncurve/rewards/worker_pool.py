@@ -33,6 +33,7 @@ MAX_FRAME_BYTES = 128 * 2**20
 _MAX_FAILED_STARTS = 3
 _STARVED_FACTOR = 3.0
 _GRACE_SECONDS = 0.5
+_PARENT_FIELD = 1
 _SESSION_FIELD = 3
 _START = (
     "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a.pop('path'); "
@@ -321,10 +322,17 @@ def default_num_workers() -> int:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill the leader of a session, for which nobody has waited yet, and whatever it has started in the session."""
-    members = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc/self") else []
-    found = [pid for pid in members if (fields := _stat(pid)) and int(fields[_SESSION_FIELD]) == leader]
-    for pid in {leader, *found}:
+    """Kill the leader of a session, for which nobody has waited yet, with its session and all that descend from it."""
+    names = [name for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc/self") else []
+    fields = {int(name): found for name in names if (found := _stat(int(name)))}
+    doomed = {leader}
+    while more := {
+        pid
+        for pid, found in fields.items()
+        if pid not in doomed and (int(found[_PARENT_FIELD]) in doomed or int(found[_SESSION_FIELD]) == leader)
+    }:
+        doomed |= more
+    for pid in doomed:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 

@@ -54,6 +54,8 @@ def misbehave(payload: dict[str, Any]) -> Any:  # noqa: C901, PLR0912
             }
         case "child":
             return subprocess.Popen(["sleep", "300"], process_group=0).pid
+        case "child of its own session":
+            return subprocess.Popen(["sleep", "300"], start_new_session=True).pid
         case "object":
             return object()
     raise AssertionError(payload)

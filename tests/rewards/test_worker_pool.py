@@ -294,9 +294,10 @@ def test_slow_items_wait_until_the_others_are_done_and_none_is_left_without_an_o
 
 
 @LINUX_ONLY
-def test_what_a_worker_has_started_ends_with_it() -> None:
+@pytest.mark.parametrize("started", ["child", "child of its own session"])
+def test_what_a_worker_has_started_ends_with_it(started: str) -> None:
     pool = WorkerPool(HANDLER, workers=1)
-    child = pool.map([{"do": "child"}])[0].result
+    child = pool.map([{"do": started}])[0].result
     assert Path(f"/proc/{child}").exists()
     pool.close()
     state = Path(f"/proc/{child}/stat")
