@@ -44,6 +44,7 @@ from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
 from oncurve.run.loop import train
 from oncurve.run.rendered import Rendered, make_prompts
 from oncurve.run.services import Run
+from oncurve.run.step_log import StepLog
 from oncurve.sample.base import PolicyView, end_token_ids
 
 
@@ -150,8 +151,7 @@ def our_run(config: Config, course: Course, prompts: Rendered, scratch: Path) ->
             return {}
 
         run = Run(
-            folder,
-            progress,
+            StepLog(folder, progress),
             total_steps=config.run.steps,
             completions_per_step=config.completions_per_step,
             completions_per_update=config.run.completions_per_update or config.completions_per_step,

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from oncurve.evaluate.evaluation import Evaluation
     from oncurve.records import Completion, Group, Prompt, Reward
     from oncurve.run.result import Result
-    from oncurve.run.services import Step
     from oncurve.run.stages import sft
+    from oncurve.run.step_log import Step
     from oncurve.run.trainer import Trainer, train
     from oncurve.run.verbs import Engine, Policy, Scores, advantages, load_policy, score
 
@@ -35,7 +35,7 @@ _HOMES = {
     "Result": "run.result",
     "Reward": "records",
     "Scores": "run.verbs",
-    "Step": "run.services",
+    "Step": "run.step_log",
     "Trainer": "run.trainer",
     "advantages": "run.verbs",
     "collate": "data.collate",

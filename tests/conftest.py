@@ -264,6 +264,7 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
     from oncurve.observe.record import RunFolder
     from oncurve.run.loop import train
     from oncurve.run.services import Run
+    from oncurve.run.step_log import StepLog
     from oncurve.sample.engine import InProcessEngine
 
     def start(
@@ -282,12 +283,12 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
         **options: Any,
     ) -> Run:
         rows = prompts_per_step * algorithm.group_size
+        logged = {key: options.pop(key) for key in ("max_error_fraction", "processes") if key in options}
         quiet = Console(file=io.StringIO())
         with RunFolder(tmp_path / folder) as place, Progress(steps, console=quiet) as progress:
             engine = InProcessEngine(sampling)
             run = Run(
-                place,
-                progress,
+                StepLog(place, progress, **logged),
                 profiler=watched(engine, place.path),
                 total_steps=steps,
                 completions_per_step=rows,

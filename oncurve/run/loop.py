@@ -37,7 +37,7 @@ def train(
             groups = sampler.sample(prompts, algorithm.group_size, step=step)  # o_1 ... o_G ~ pi_old(. | q)
         with run.timed("grade"):
             graded = score(groups, reward_function, early)  # a reward, or an error, for every completion
-        run.measure(groups, graded)  # before any filter
+        run.log.measure(step, groups, graded)  # before any filter
         data.observe(groups, graded)
         groups, graded = refill(groups, graded, data, sampler, reward_function, run, step=step)  # if asked for: DAPO
 
@@ -58,11 +58,11 @@ def train(
             for update in run.updates(batch):  # one or more optimizer updates on this batch of rollouts
                 trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
                 run.accumulate(policy, trained, partial(add_gradient, policy, algorithm))  # over its microbatches
-                run.record(policy.update())  # clip the gradient, AdamW, schedule
+                run.end_update(policy.update())  # clip the gradient, AdamW, schedule
 
-        run.add_up()  # statistics, over all processes
+        run.log.add_up()  # statistics, over all processes
         policy.move_reference(algorithm.reference_share(step))  # 0 while it is frozen
-        algorithm.entropy.adapt(run.mean("policy/entropy"))
+        algorithm.entropy.adapt(run.log.mean("policy/entropy"))
         run.end_step(step)  # log, save, evaluate: each knows when it is due
         yield step
 

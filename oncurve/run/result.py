@@ -19,7 +19,7 @@ from oncurve.observe.run_model import MODEL
 from oncurve.observe.summary import summarize
 from oncurve.report.write import write_report
 from oncurve.run.publish import write_card
-from oncurve.run.services import Step
+from oncurve.run.step_log import Step
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.parts import Parts, identity, make_parts, recorded
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Steps
-from oncurve.run.session import Session, keep_evaluation
+from oncurve.run.session import Session, keep_evaluation, make_session
 from oncurve.section import harmless_keys
 
 Load = Callable[..., Parts]
@@ -142,7 +142,7 @@ def _prepare(
     step = int(manifest["step"])
     processes.on_main(lambda: quarantine(path / "checkpoints", after=step))
     folder = processes.on_main(lambda: RunFolder(path, resume_step=step, lock=lock)) or NullRunFolder(path)
-    session = Session(parts, folder, facts, interruption, request.console, first_step=step)
+    session = make_session(parts, folder, facts, interruption, request.console, first_step=step)
     base = _base_measurement(session, step)
     state = session.saver.load(found.checkpoint, manifest, fresh=_fresh(found.changed, more))
     processes.all_gather(None)  # all have read it

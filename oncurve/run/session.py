@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,8 @@ from oncurve.run.parts import Parts
 from oncurve.run.profiling import Profiler
 from oncurve.run.rendered import Rendered
 from oncurve.run.result import Result, Steps
-from oncurve.run.services import Run, Step
+from oncurve.run.services import Run
+from oncurve.run.step_log import StepLog
 from oncurve.sample.base import Sampler, SamplingParams
 
 
@@ -86,64 +88,43 @@ class Evaluator:
         self.loose.close()
 
 
+@dataclass(eq=False)
 class Session:
     """A run with its folder: measured before, trained, measured after."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        folder: RunFolder,
-        facts: Mapping[str, Any],
-        interruption: Interruption,
-        console: Console,
-        *,
-        first_step: int = 0,
-    ) -> None:
-        self.parts, self.folder, self.interruption = parts, folder, interruption
-        self.progress = Progress(parts.config.run.steps, first_step=first_step, console=console)
-        interruption.notify = self.note
-        if parts.servers is not None:
-            parts.servers.notify = self.note
-        self.pending: Mapping[str, float] | None = None
-        """Metrics of the last step that still miss their measurement."""
-        self.evaluator = Evaluator(
-            parts.policy,
-            parts.examining_sampler or parts.sampler,
-            parts.examining_reward or parts.reward_function,
-            params=parts.config.evaluation_sampling(),
-            samples=parts.config.evaluation.samples,
-            correct_means=describe_correct(parts.config.rewards),
-            progress=self.progress,
-        )
-        self.during = partial(measure_during, self.evaluator, parts.prompts)
-        self.run = make_run(self, facts, first_step)
-
-    @property
-    def saver(self) -> Checkpointer:
-        """What writes and reads this run's checkpoints."""
-        assert self.run.saver is not None
-        return self.run.saver
-
-    def note(self, text: str) -> None:
-        """Say something that stays, on the screen and in the log."""
-        self.progress.note(text)
-        self.folder.log(text)
+    parts: Parts
+    folder: RunFolder
+    interruption: Interruption
+    progress: Progress
+    evaluator: Evaluator
+    saver: Checkpointer
+    """What writes and reads this run's checkpoints."""
+    run: Run
+    note: Callable[[str], None]
+    """Says something that stays, on the screen and in the log."""
+    pending: Mapping[str, float] | None = None
+    """Metrics of the last step that still miss their measurement."""
 
     def steps(self, base: Evaluation | None = None) -> Steps:
         """Everything that is left to do; ``base`` is the measurement before training, where it was made before."""
+        parts, run = self.parts, self.run
         with ExitStack() as stack:
-            for closing in (self.evaluator, *self.parts.closing, self.saver):
+            for closing in (self.evaluator, *parts.closing, self.saver, *([run.profiler] if run.profiler else [])):
                 stack.callback(closing.close)
-            if self.run.profiler is not None:
-                stack.callback(self.run.profiler.close)
             stack.enter_context(self.progress)
             if base is None:
                 base = self.measure_base()
             try:
-                yield from self.train()
+                self.begin()
+                for _ in train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, run):
+                    if run.last is not None:
+                        with self.interruption.away():
+                            yield run.last
+                self.save_last()
+                trained = self.measure_trained()
             except (RewardError, SamplerError) as error:
                 self.folder.log(f"stopped: {error}")
-                self.folder.write_status(self.run.steps_done, "stopped")
+                self.folder.write_status(run.steps_done, "stopped")
                 self.saver.save_marked()
                 raise
             except GeneratorExit:  # whoever asks for the steps asks for no more
@@ -151,11 +132,23 @@ class Session:
                 raise
             except Interrupted:
                 return self.leave(base)
-            try:
-                trained = self.measure_trained()
-            except Interrupted:
-                return self.leave(base)
             return Result(self.folder.path, base, trained, is_interrupted=False)
+
+    def begin(self) -> None:
+        """Write what stands before the steps that are left: a first row, or the measurement of a step before them."""
+        self.saver.mark(self.run.steps_done, pending=self.pending)
+        if self.run.steps_done == 0:
+            self.write_first_row()
+        if self.pending is not None:
+            self.run.finish(self.run.steps_done, dict(self.pending))
+
+    def save_last(self) -> None:
+        """Save the end of the last step, and wait until it is on the disk."""
+        self.folder.sync()
+        if self.parts.config.run.save_every_steps:
+            self.saver.save_marked()
+        self.saver.wait()
+        self.interruption.check()
 
     def measure_base(self) -> Evaluation:
         """The model before training, and a checkpoint without weights from which a run that dies early goes on."""
@@ -173,25 +166,6 @@ class Session:
         )
         return base
 
-    def train(self) -> Iterator[Step]:
-        """The steps that are left, and a checkpoint of the last one."""
-        self.saver.mark(self.run.steps_done, pending=self.pending)
-        if self.run.steps_done == 0:
-            self.write_first_row()
-        if self.pending is not None:
-            self.run.finish_pending(self.pending)
-        parts = self.parts
-        loop = train(parts.policy, parts.sampler, parts.data, parts.reward_function, parts.algorithm, self.run)
-        for _ in loop:
-            if self.run.last is not None:
-                with self.interruption.away():
-                    yield self.run.last
-        self.folder.sync()
-        if parts.config.run.save_every_steps:
-            self.saver.save_marked()
-        self.saver.wait()
-        self.interruption.check()
-
     def write_first_row(self) -> None:
         """The metrics before the first step."""
         path, processes = self.folder.path, self.parts.policy.processes
@@ -199,7 +173,7 @@ class Session:
             return
         with self.interruption.interruptible():
             if self.parts.prompts.during:
-                first = self.during(0)
+                first = measure_during(self.evaluator, self.parts.prompts, 0)
             else:
                 first = processes.broadcast_from_main(lambda: read_evaluation(path / "evaluations", "base").metrics())
         self.folder.write_metrics(0, first)
@@ -227,57 +201,92 @@ class Session:
         return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
 
 
-def make_run(session: Session, facts: Mapping[str, Any], first_step: int) -> Run:
-    """The services around the loop, with what is due and when: each is made here and nowhere else."""
-    parts, folder = session.parts, session.folder
+def make_session(
+    parts: Parts,
+    folder: RunFolder,
+    facts: Mapping[str, Any],
+    interruption: Interruption,
+    console: Console,
+    *,
+    first_step: int = 0,
+) -> Session:
+    """A run from its loaded parts, with what is logged, what is due and when: each is made here and nowhere else."""
     config, policy = parts.config, parts.policy
-    resolved, is_main = redact_tree(config.model_dump(mode="json")), policy.processes.is_main
+    section, is_main = config.run, policy.processes.is_main
+    progress = Progress(section.steps, first_step=first_step, console=console)
+
+    def note(text: str) -> None:
+        progress.note(text)
+        folder.log(text)
+
+    interruption.notify = note
+    if parts.servers is not None:
+        parts.servers.notify = note
     if is_main:
-        folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, notify=session.note)
-    guards = Guards(
-        max_nonfinite=config.run.max_nonfinite_updates,
-        returns_on_kl=config.run.on_kl_alarm == "return",
-        notify=session.note,
+        resolved = redact_tree(config.model_dump(mode="json"))
+        folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, notify=note)
+    evaluator = make_evaluator(parts, progress)
+    goes_back = section.on_kl_alarm == "return"
+    guards = Guards(max_nonfinite=section.max_nonfinite_updates, returns_on_kl=goes_back, notify=note)
+    saver = Checkpointer(
+        policy,
+        parts.algorithm,
+        parts.data,
+        guards,
+        folder.checkpoints,
+        facts=facts,
+        every_steps=section.save_every_steps,
+        keep=section.keep_checkpoints,
+        on_error=section.on_save_error,
+        moves_reference=parts.moves_reference,
+        notify=note,
     )
-    return Run(
-        folder,
-        session.progress,
-        total_steps=config.run.steps,
+    words = policy.tokenizer.backend_tokenizer if policy.tokenizer.is_fast else None
+    run = Run(
+        make_log(parts, folder, progress, is_resumed=first_step > 0),
+        total_steps=section.steps,
         completions_per_step=config.completions_per_step,
-        completions_per_update=config.run.completions_per_update or config.completions_per_step,
-        passes_per_step=config.run.passes_per_step,
+        completions_per_update=section.completions_per_update or config.completions_per_step,
+        passes_per_step=section.passes_per_step,
         mask_truncated=config.algorithm.mask_truncated,
-        refill_rounds=config.run.refill_rounds,
+        refill_rounds=section.refill_rounds,
+        rollouts_every_steps=section.rollouts_every_steps,
+        tokens=TokenRecord(words, num_groups=section.logprobs_of_prompts),
+        seed=section.seed,
+        guards=guards,
+        interruption=interruption,
+        every=((config.evaluation.every_steps, partial(measure_during, evaluator, parts.prompts)),),
+        saver=saver,
+        profiler=Profiler(folder.path, trace_step=section.profile_trace_step, is_main=is_main),
+        steps_done=first_step,
+    )
+    return Session(parts, folder, interruption, progress, evaluator, saver, run, note)
+
+
+def make_evaluator(parts: Parts, progress: Progress) -> Evaluator:
+    """What measures the policy before, during and after training."""
+    return Evaluator(
+        parts.policy,
+        parts.examining_sampler or parts.sampler,
+        parts.examining_reward or parts.reward_function,
+        params=parts.config.evaluation_sampling(),
+        samples=parts.config.evaluation.samples,
+        correct_means=describe_correct(parts.config.rewards),
+        progress=progress,
+    )
+
+
+def make_log(parts: Parts, folder: RunFolder, progress: Progress, *, is_resumed: bool) -> StepLog:
+    """What is logged of each step."""
+    config, processes = parts.config, parts.policy.processes
+    resolved = redact_tree(config.model_dump(mode="json"))
+    return StepLog(
+        folder,
+        progress,
+        processes=processes,
         max_staleness_steps=config.rollouts.staleness,
         max_error_fraction=config.run.max_error_fraction,
-        rollouts_every_steps=config.run.rollouts_every_steps,
-        seed=config.run.seed,
-        steps_done=first_step,
-        processes=policy.processes,
-        guards=guards,
-        interruption=session.interruption,
-        tokens=TokenRecord(
-            policy.tokenizer.backend_tokenizer if policy.tokenizer.is_fast else None,
-            num_groups=config.run.logprobs_of_prompts,
-        ),
-        every=((config.evaluation.every_steps, session.during),),
-        saver=Checkpointer(
-            policy,
-            parts.algorithm,
-            parts.data,
-            guards,
-            folder.checkpoints,
-            facts=facts,
-            every_steps=config.run.save_every_steps,
-            keep=config.run.keep_checkpoints,
-            on_error=config.run.on_save_error,
-            moves_reference=parts.moves_reference,
-            notify=session.note,
-        ),
-        watcher=Watch(resolved, read_metrics(folder.path) if first_step and is_main else ()),
-        profiler=Profiler(folder.path, trace_step=traced, is_main=is_main)
-        if (traced := config.run.profile_trace_step) is not None
-        else None,
+        watcher=Watch(resolved, read_metrics(folder.path) if is_resumed and processes.is_main else ()),
         sampler_metrics=parts.servers.weight_metrics if parts.servers is not None else dict,
         is_supervised=config.sft is not None,
     )

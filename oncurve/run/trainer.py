@@ -32,8 +32,8 @@ from oncurve.run.assemble import make_policy, with_episodes
 from oncurve.run.parts import Parts, make_parts, weights_checksum
 from oncurve.run.rendered import make_prompts, split_rows
 from oncurve.run.result import Result, Steps, finish
-from oncurve.run.services import Step
 from oncurve.run.session import Evaluator
+from oncurve.run.step_log import Step
 from oncurve.run.training import recipe_steps, resume_steps
 from oncurve.run.training_request import KEPT_WITH_ROWS, ProgramObjects, TrainingRequest, request_of, request_of_recipe
 from oncurve.sample.base import context_of
@@ -257,8 +257,8 @@ class Trainer:
         run = self.config.run.model_copy(update={"name": self.folder.name})
         return resume_steps(
             self.folder,
-            config=self.config.model_copy(update={"run": run}),
-            given=self._given,
+            given=self.config.model_copy(update={"run": run}),
+            objects=self._given,
             load=self._load,
             owns_process=False,
             console=Console(),

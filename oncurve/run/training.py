@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from oncurve.observe.record import RunFolder
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_place
 from oncurve.policy.from_settings import make_processes
+from oncurve.policy.settings import PolicySection
 from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
@@ -30,7 +32,7 @@ from oncurve.run.parts import arithmetic, count_prompts, identity, make_parts
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Result, Steps, finish, report
 from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume
-from oncurve.run.session import Session
+from oncurve.run.session import make_session
 
 MAX_RETURNS = 3
 """How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""
@@ -58,82 +60,104 @@ def recipe_steps(
     Without ``owns_process`` a signal never ends the process. ``load`` is what loads the parts.
     """
     config = with_epochs(config, given)
-    with joined(config) as processes:
+    with joined(config.policy) as processes:
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.name})})
-        request = ResumeRequest(path, (), False, True, console, None, given, owns_process, load)
-        start = partial(_start, config, recipe, request, processes)
-        return (yield from _to_the_end(start, request, processes))
+        given.check_place(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
+        settled, placement = processes.broadcast_from_main(lambda: extension("servers of a machine")(config))
+        config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
+        announce(config, placement, given, console)
+        grace, is_alone = config.run.grace_seconds, processes.count == 1
+        interruption = Interruption(grace_seconds=grace, is_alone=is_alone, owns_process=owns_process)
+        try:
+            with interruption.listen():
+                interruption.join(processes)
+                with interruption.interruptible():
+                    parts = load(config, processes, interruption, given)
+                    facts = identity(parts)
+                if not console.is_jupyter:
+                    console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
+                with processes.on_main(lambda: RunFolder(path)) or NullRunFolder(path) as folder:
+                    started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)
+                    folder.write_start(recipe, config.model_dump(mode="json"), started)
+                    result = yield from make_session(parts, folder, facts, interruption, console).steps()
+        except Interrupted:
+            text = "stopped before the first step; there is nothing to resume"
+            raise Stopped(text, exit_code=interruption.exit_code) from None
+        except KlAlarm as alarm:
+            request = ResumeRequest(path, (), False, True, console, None, given, owns_process, load)
+            result = yield from _go_back(alarm, request, processes)
+        return _reported(result, console, processes)
 
 
-def resume_run(
-    run: str | Path,
+def resume_run(run: str | Path, overrides: Sequence[str] = (), **options: Any) -> Result:
+    """Go on from the newest good checkpoint of a run, to the same bits that the run would have had.
+
+    ``options`` are those of ``resume_steps``.
+    """
+    return finish(resume_steps(Path(run), overrides, **options))
+
+
+def resume_steps(
+    run: Path,
     overrides: Sequence[str] = (),
     *,
     strict: bool = False,
     allow_change: bool = False,
-    processes: Processes | None = None,
     given: Config | None = None,
+    objects: Given = NOTHING,
+    owns_process: bool = True,
+    load: Load = make_parts,
     console: Console,
-) -> Result:
-    """Go on from the newest good checkpoint of a run, to the same bits that the run would have had.
+) -> Steps:
+    """The same, step by step.
 
     Every checksum is verified before a file is used. A broken checkpoint is named, and the one before is taken; with
-    ``strict`` it is an error. Several processes need the run's folder on storage that all of them see; ``processes``
-    are those that are joined already. A ``given`` recipe is only compared with the run's own, which counts.
+    ``strict`` it is an error. Several processes need the run's folder on storage that all of them see. A ``given``
+    recipe is only compared with the run's own, which counts; a program that says again what it trains passes the same
+    ``objects`` as when the run began.
 
     Raises CheckpointError if there is no good one; ConfigError if the recipe, the data, the group size or the number
     of processes changed and ``allow_change`` is not given.
     """
-    path = Path(run)
-    with ExitStack() as stack:
-        if processes is None:
-            processes = stack.enter_context(_joined(path, overrides))
-        request = ResumeRequest(path, overrides, strict, allow_change, audible(console, processes), given)
-        return finish(_to_the_end(partial(resume, request, processes), request, processes))
-
-
-def resume_steps(run: Path, *, config: Config, given: Given, load: Load, owns_process: bool, console: Console) -> Steps:
-    """The run of a program that says again what it trains, step by step: recipe, rows and rewards must be the same."""
-    with _joined(run, ()) as processes:
-        request = ResumeRequest(run, (), False, False, audible(console, processes), config, given, owns_process, load)
-        return (yield from _to_the_end(partial(resume, request, processes), request, processes))
-
-
-def _to_the_end(attempt: Callable[[], Steps], request: ResumeRequest, processes: Processes) -> Steps:
-    """A run up to its result, which is shown.
-
-    After a KL alarm it goes on from the newest checkpoint below the limit with twice the coefficient: the same step
-    with the same recipe would run away again. Raises the alarm if that happened MAX_RETURNS times, or if there is no
-    such checkpoint.
-    """
-    returns = 0
-    while True:
+    with _joined(run, overrides) as processes:
+        console = audible(console, processes)
+        request = ResumeRequest(run, overrides, strict, allow_change, console, given, objects, owns_process, load)
         try:
-            result = yield from attempt()
-            break
-        except KlAlarm as caught:
-            if returns == MAX_RETURNS:
-                raise
-            alarm = caught
-        returns += 1
+            result = yield from resume(request, processes)
+        except KlAlarm as alarm:
+            result = yield from _go_back(alarm, request, processes)
+        return _reported(result, console, processes)
+
+
+def _go_back(alarm: KlAlarm, request: ResumeRequest, processes: Processes) -> Steps:
+    """The run from its newest checkpoint below the limit on, with twice the KL coefficient.
+
+    The same step with the same recipe would run away again. Raises the alarm if that happened MAX_RETURNS times, or if
+    there is no such checkpoint.
+    """
+    for _ in range(MAX_RETURNS):
         step, doubled = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
         request.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
         changed = (f"algorithm.kl_coef={doubled!r}",)
         again = replace(request, overrides=changed, strict=False, allow_change=True, given=None)
-        attempt = partial(resume, again, processes)
+        try:
+            return (yield from resume(again, processes))
+        except KlAlarm as another:
+            alarm = another
+    raise alarm
+
+
+def _reported(result: Result, console: Console, processes: Processes) -> Result:
+    """The result, shown if the run came to its end."""
     if not result.is_interrupted and processes.is_main:
-        report(result, console=request.console)
+        report(result, console=console)
     return result
 
 
-def _start(config: Config, recipe: str, request: ResumeRequest, processes: Processes) -> Steps:
-    """All of a new run up to the measurement of its model."""
-    console, given = request.console, request.objects
-    given.check_place(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
-    settled, placement = processes.broadcast_from_main(lambda: extension("servers of a machine")(config))
-    config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
+def announce(config: Config, placement: str | None, given: Given, console: Console) -> None:
+    """Print where the run samples, what it rewards, and what somebody should know before it begins."""
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
     for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
@@ -144,24 +168,6 @@ def _start(config: Config, recipe: str, request: ResumeRequest, processes: Proce
         console.print(
             f"{name}: a resumed run will not notice a change of {'; '.join(unseen)}", markup=False, highlight=False
         )
-    interruption = Interruption(
-        grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1, owns_process=request.owns_process
-    )
-    try:
-        with interruption.listen():
-            interruption.join(processes)
-            with interruption.interruptible():
-                parts = request.load(config, processes, interruption, given)
-                facts = identity(parts)
-            if not console.is_jupyter:
-                console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
-            with processes.on_main(lambda: RunFolder(request.path)) or NullRunFolder(request.path) as folder:
-                started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)
-                folder.write_start(recipe, config.model_dump(mode="json"), started)
-                return (yield from Session(parts, folder, facts, interruption, console).steps())
-    except Interrupted:
-        said = "stopped before the first step; there is nothing to resume"
-        raise Stopped(said, exit_code=interruption.exit_code) from None
 
 
 @contextmanager
@@ -177,14 +183,14 @@ def _joined(path: Path, overrides: Sequence[str]) -> Iterator[Processes]:
             f"{path / 'config.yaml'}: cannot be read ({error}). Several processes need it, on storage that all of "
             f"them see; the manifest of a checkpoint holds it as well"
         ) from None
-    with joined(read_run_config(text, overrides, source=str(path / "config.yaml"))) as processes:
+    with joined(read_run_config(text, overrides, source=str(path / "config.yaml")).policy) as processes:
         yield processes
 
 
 @contextmanager
-def joined(config: Config) -> Iterator[Processes]:
+def joined(section: PolicySection) -> Iterator[Processes]:
     """The processes of the run; they take leave of each other at its end."""
-    processes = make_processes(config.policy)
+    processes = make_processes(section)
     try:
         with processes.watched():
             yield processes

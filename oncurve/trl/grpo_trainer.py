@@ -23,7 +23,7 @@ from oncurve.observe.run_model import is_run, resolve_model
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.publish import push
 from oncurve.run.scoring import score
-from oncurve.run.services import Step
+from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
 from oncurve.run.training_request import ProgramObjects, request_of_tree
 from oncurve.trl.grpo_config import GRPOConfig

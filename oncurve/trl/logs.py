@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from oncurve.records import Group, Reward
-from oncurve.run.services import Step
+from oncurve.run.step_log import Step
 
 SAME = {
     "policy/loss": "loss",

@@ -63,7 +63,7 @@ def test_every_number_of_a_run_is_in_the_glossary(
         updates_per_step=2,
         refill_rounds=1,
     )
-    [row] = read_metrics(run.folder.path)
+    [row] = read_metrics(run.log.folder.path)
     assert {"reward/mean", "policy/entropy", "time/refill_seconds", "tokens/trained"} <= set(row)
     assert unknown_keys(row) == []
 

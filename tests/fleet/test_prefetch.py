@@ -17,7 +17,7 @@ from oncurve.fleet.prefetch import Prefetch
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.records import Completion, Group, Prompt
-from oncurve.run.services import Run
+from oncurve.run.step_log import StepLog
 from oncurve.sample.base import SamplingParams
 
 POLICY: Any = SimpleNamespace()
@@ -129,18 +129,11 @@ def test_a_failure_under_way_is_told_when_its_step_comes(inner: Noted, prefetch:
 def test_the_loop_refuses_completions_that_are_too_old(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as folder, Progress(3, console=Console(file=io.StringIO())) as progress:
         for allowed, version, is_fine in ((0, 2, True), (0, 1, False), (1, 1, True), (1, 0, False), (1, 3, False)):
-            run = Run(
-                folder,
-                progress,
-                total_steps=3,
-                completions_per_step=1,
-                completions_per_update=1,
-                max_staleness_steps=allowed,
-            )
+            log = StepLog(folder, progress, max_staleness_steps=allowed)
             one = Completion((1,), (2,), "", (-1.0,), "stop", version, 0)
             groups = [Group(Prompt("", (1,), 0), (one,))]
             if is_fine:
-                assert run.check_age(2, groups)["completion/max_staleness_steps"] == 2 - version
+                assert log.check_age(2, groups)["completion/max_staleness_steps"] == 2 - version
             else:
                 with pytest.raises(TrainingError, match=r"rollouts\.staleness"):
-                    run.check_age(2, groups)
+                    log.check_age(2, groups)

@@ -83,7 +83,7 @@ def learned_rewards(
         policy, prompts, repeats, algorithm, sampling, steps=STEPS, prompts_per_step=len(LETTERS), updates_per_step=2,
         folder=preset,
     )  # fmt: skip
-    return policy, [row["reward/mean"] for row in read_metrics(run.folder.path)]
+    return policy, [row["reward/mean"] for row in read_metrics(run.log.folder.path)]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

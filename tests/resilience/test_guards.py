@@ -72,12 +72,12 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(
 
     policy.backward = poisoned  # type: ignore[method-assign]
     run = small_run(policy)
-    rows = read_metrics(run.folder.path)
+    rows = read_metrics(run.log.folder.path)
     assert [row["policy/nonfinite_updates"] for row in rows] == [0, 1, 0]
     assert [row["policy/skipped_updates"] for row in rows] == [0, 1, 0]
     assert policy.num_updates == 2, "the schedule does not advance without an update"
     assert all(torch.isfinite(parameter).all() for parameter in policy.model.parameters())
-    assert "ALARM the loss or gradient" in run.progress.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "ALARM the loss or gradient" in run.log.progress.console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_several_such_updates_in_a_row_end_the_run_with_the_weights_before_them(
@@ -119,7 +119,7 @@ def test_an_update_whose_tokens_are_all_masked_does_not_move_the_weights_by_mome
     before = weights(policy)
     endless = SamplingParams(max_completion_tokens=8, min_completion_tokens=9)
     run = small_run(policy, steps=2, folder="masked", mask_truncated=True, choices=choices, sampling=endless)
-    rows = read_metrics(run.folder.path)
+    rows = read_metrics(run.log.folder.path)
     assert [row["completion/truncated_fraction"] for row in rows] == [1.0, 1.0], "so that every token is masked"
     assert [row["policy/skipped_updates"] for row in rows] == [1.0, 1.0]
     assert are_equal(weights(policy), before)
@@ -141,12 +141,12 @@ def test_a_microbatch_that_does_not_fit_is_cut_in_half_and_the_gradient_stays(
     tight.logprobs = choking  # type: ignore[method-assign]
     clean = small_run(roomy, steps=2, folder="roomy")
     run = small_run(tight, steps=2, folder="tight")
-    said = run.progress.console.file.getvalue()  # type: ignore[attr-defined]
+    said = run.log.progress.console.file.getvalue()  # type: ignore[attr-defined]
     assert "OUT OF MEMORY in a microbatch: from now on at most" in said
     assert sizes[0] > limit >= sizes[-1]
     assert tight.tokens_per_microbatch < roomy.tokens_per_microbatch
-    kept = [key for key in read_metrics(run.folder.path)[0] if not key.startswith(("time/", "speed/", "memory/"))]
-    for ours, theirs in zip(read_metrics(run.folder.path), read_metrics(clean.folder.path), strict=True):
+    kept = [key for key in read_metrics(run.log.folder.path)[0] if not key.startswith(("time/", "speed/", "memory/"))]
+    for ours, theirs in zip(read_metrics(run.log.folder.path), read_metrics(clean.log.folder.path), strict=True):
         assert {k: ours[k] for k in kept} == pytest.approx({k: theirs[k] for k in kept}, rel=1e-3, abs=1e-5)
     for one, other in zip(weights(tight), weights(roomy), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

@@ -72,7 +72,7 @@ def test_a_run_writes_it_after_every_phase_with_a_peak_for_each_step(
     run = train_in(
         policy, prompts, lambda p, c: c.token_ids[0] % 2 == 0, algorithm, sampling, steps=2, prompts_per_step=1
     )
-    rows = read_metrics(run.folder.path)
+    rows = read_metrics(run.log.folder.path)
     for row in rows:
         named = {f"memory/{point}_gpu{n}_allocated_gib" for point in ("sample", "grade", "train") for n in (0, 1)}
         assert named <= set(row)

@@ -68,6 +68,10 @@ class OneStep:
         for microbatch in policy.microbatches(update):
             add_gradient(microbatch)
 
+    @property
+    def log(self) -> OneStep:
+        return self
+
     def mean(self, key: str) -> float:
         return 1.0
 

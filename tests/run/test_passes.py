@@ -46,13 +46,13 @@ def test_every_pass_is_an_update_on_all_completions_of_the_step(
     once, _ = trained(passes=1)
     assert run.updates_per_step == 3
     assert (once.num_updates, policy.num_updates) == (1, 3)
-    assert len(read_rollouts(run.folder.path, 1)) == 2, "sampled once"
+    assert len(read_rollouts(run.log.folder.path, 1)) == 2, "sampled once"
 
 
 def test_later_passes_are_clipped_against_the_policy_that_sampled(
     trained: Callable[..., tuple[TrainedPolicy, Run]],
 ) -> None:
-    [alone], [again] = (read_metrics(trained(passes=passes, clip=1e-4)[1].folder.path) for passes in (1, 2))
+    [alone], [again] = (read_metrics(trained(passes=passes, clip=1e-4)[1].log.folder.path) for passes in (1, 2))
     assert alone["policy/clip_fraction"] == 0.0
     assert alone["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert 0.2 < again["policy/clip_fraction"] <= 0.5, "none in the first pass, most in the second"

@@ -52,7 +52,7 @@ def run_of(
 
 
 def comparable(run: Run) -> list[dict[str, float]]:
-    rows = read_metrics(run.folder.path)
+    rows = read_metrics(run.log.folder.path)
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "speed/", "memory/"))} for row in rows]
 
 
@@ -65,14 +65,14 @@ def test_a_trace_of_one_step_names_its_parts_and_changes_nothing(
     methods = [dict(vars(kind)) for kind in (Decoder, TrainedPolicy)]
     plain, traced = run_of("plain"), run_of("traced", trace_step=2)
     for step in (1, 2, 3):
-        assert read_rollouts(plain.folder.path, step) == read_rollouts(traced.folder.path, step)
+        assert read_rollouts(plain.log.folder.path, step) == read_rollouts(traced.log.folder.path, step)
     assert comparable(plain) == comparable(traced)
     assert [dict(vars(kind)) for kind in (Decoder, TrainedPolicy)] == methods, "nothing stays wrapped"
-    [table, trace] = sorted(traced.folder.path.glob("trace_step_*"), reverse=True)
+    [table, trace] = sorted(traced.log.folder.path.glob("trace_step_*"), reverse=True)
     assert trace.name == "trace_step_000002.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     names = {event.get("name") for event in events}
     assert {"decode", "forward", "backward", "optimizer"} <= names
     assert ("prefill" in names) == (way == "own layers")
     assert "optimizer" in table.read_text()
-    assert not list(plain.folder.path.glob("trace*"))
+    assert not list(plain.log.folder.path.glob("trace*"))

@@ -22,6 +22,7 @@ from oncurve.records import Completion, Group, Mean, Prompt, Reward
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.run.interruption import Interrupted
 from oncurve.run.services import Run
+from oncurve.run.step_log import StepLog
 from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """A run without a loop, whose screen is a text."""
     folders: list[RunFolder] = []
 
-    def make(*, total_steps: int = 6, folder: str = "run", **options: Any) -> Run:
+    def make(*, total_steps: int = 6, folder: str = "run", max_error_fraction: float = 0.2, **options: Any) -> Run:
         folders.append(RunFolder(tmp_path / folder))
         progress = Progress(total_steps, console=Console(file=io.StringIO()))
-        options = {"completions_per_step": 12, "completions_per_update": 12, "max_staleness_steps": 9} | options
-        return Run(folders[-1], progress, total_steps=total_steps, **options)
+        options = {"completions_per_step": 12, "completions_per_update": 12} | options
+        log = StepLog(folders[-1], progress, max_staleness_steps=9, max_error_fraction=max_error_fraction)
+        return Run(log, total_steps=total_steps, **options)
 
     yield make
     for folder in folders:
@@ -61,7 +63,7 @@ def graded(groups: list[Group]) -> list[list[Reward]]:
 def one_step(run: Run, step: int, groups: list[Group]) -> None:
     """What the loop asks of a run in a step, without training."""
     rewards = graded(groups)
-    run.measure(groups, rewards)
+    run.log.measure(step, groups, rewards)
     run.keep(step, groups, rewards, torch.ones(len(groups), len(groups[0].completions)))
     run.end_step(step)
 
@@ -80,10 +82,10 @@ def test_everything_happens_when_it_is_due(make_run: Callable[..., Run], groups:
     for step in run.steps():
         one_step(run, step, groups)
     assert done == {"two": [2, 4, 6], "three": [3, 6], "never": []}
-    rows = read_metrics(run.folder.path)
+    rows = read_metrics(run.log.folder.path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row.get("evaluation/two") for row in rows] == [None, 2.0, None, 4.0, None, 6.0]
-    written = sorted(path.name for path in (run.folder.path / "rollouts").iterdir())
+    written = sorted(path.name for path in (run.log.folder.path / "rollouts").iterdir())
     assert written == ["step_000001.jsonl", "step_000004.jsonl", "step_000006.jsonl"]
 
 
@@ -91,11 +93,11 @@ def test_statistics_are_added_up_and_divided_once(make_run: Callable[..., Run], 
     run = make_run(total_steps=2)
     for step in run.steps():
         for total, count in ((6.0, 2), (1.0, 1), (0.0, 5)):
-            run.record({"policy/entropy": Mean(total, count)})
-        assert run.mean("policy/entropy") == pytest.approx(7 / 8)
-        run.record({"policy/kl": Mean(float(step), 1)})
+            run.log.add({"policy/entropy": Mean(total, count)})
+        assert run.log.mean("policy/entropy") == pytest.approx(7 / 8)
+        run.log.add({"policy/kl": Mean(float(step), 1)})
         one_step(run, step, groups)
-    first, second = read_metrics(run.folder.path)
+    first, second = read_metrics(run.log.folder.path)
     assert first["policy/entropy"] == second["policy/entropy"] == pytest.approx(7 / 8)
     assert first["tokens/trained"] == 8
     assert (first["policy/kl"], second["policy/kl"]) == (0.0, 1.0), "a step begins with nothing"
@@ -109,7 +111,7 @@ def test_times_of_a_phase_add_up(make_run: Callable[..., Run], groups: list[Grou
             with run.timed("sample"):
                 pass
         one_step(run, step, groups)
-    [row] = read_metrics(run.folder.path)
+    [row] = read_metrics(run.log.folder.path)
     assert 0 < row["time/sample_seconds"] < row["time/step_seconds"] <= row["time/elapsed_seconds"]
     assert row["memory/sample_gib"] > 0
     assert row["speed/sampled_tokens_per_second"] == pytest.approx(row["tokens/sampled"] / row["time/sample_seconds"])
@@ -127,10 +129,10 @@ def test_too_many_failed_graders_stop_the_run(make_run: Callable[..., Run], grou
     rewards = graded(groups)
     rewards[0] = [Reward(None, error="crashed", detail="ZeroDivisionError")] * 4
     run = make_run(max_error_fraction=0.4)
-    run.measure(groups, rewards)
-    run.max_error_fraction = 0.3
+    run.log.measure(0, groups, rewards)
+    run.log.max_error_fraction = 0.3
     with pytest.raises(RewardError, match="4 of 12 completions"):
-        run.measure(groups, rewards)
+        run.log.measure(0, groups, rewards)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
@@ -153,10 +155,10 @@ def test_a_signal_while_sampling_leaves_the_step_and_handlers_are_given_back(
         loop()
     assert seen == [0, 1, 2]
     assert (run.steps_done, run.interruption.exit_code) == (2, code)
-    assert [row["step"] for row in read_metrics(run.folder.path)] == [1, 2]
+    assert [row["step"] for row in read_metrics(run.log.folder.path)] == [1, 2]
     assert signal.getsignal(number) is before
     again = "Press Ctrl-C again to quit now" if number == signal.SIGINT else "Another signal quits now"
-    assert again in run.progress.console.file.getvalue()  # type: ignore[attr-defined]
+    assert again in run.log.progress.console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_training_is_left_between_microbatches_until_the_weights_move(
@@ -166,12 +168,12 @@ def test_training_is_left_between_microbatches_until_the_weights_move(
     with run.interruption.listen():
         steps = run.steps()
         next(steps)
-        run.record({"policy/loss": Mean(1, 1)})
-        run.record(update)
+        run.log.add({"policy/loss": Mean(1, 1)})
+        run.end_update(update)
         with run.timed("train"):
             signal.raise_signal(signal.SIGTERM)
-        run.record({"policy/loss": Mean(1, 1)})
-        run.record(update)  # the step is brought to its end
+        run.log.add({"policy/loss": Mean(1, 1)})
+        run.end_update(update)  # the step is brought to its end
         one_step(run, 0, groups)
         with pytest.raises(Interrupted):
             next(steps)
@@ -217,8 +219,8 @@ def test_a_measurement_that_is_left_is_made_up_for_later(make_run: Callable[...,
     again.append(True)
     resumed = make_run(every=[(1, measured)], folder="resumed")
     resumed.steps_done = 2
-    resumed.finish_pending(pending)
-    [row] = read_metrics(resumed.folder.path)
+    resumed.finish(resumed.steps_done, dict(pending))
+    [row] = read_metrics(resumed.log.folder.path)
     assert row["step"] == row["evaluation/score"] == 2
     assert row["reward/mean"] == 0.5
 
@@ -254,12 +256,12 @@ def test_metrics_are_exact_over_microbatches(
             updates_per_step=updates_per_step,
             folder=f"{tokens} tokens",
         )
-        rows += read_metrics(run.folder.path)
+        rows += read_metrics(run.log.folder.path)
     whole, parts = rows
     kept = [key for key in whole if not key.startswith(("time/", "speed/", "memory/"))]
     assert {"policy/loss", "policy/entropy", "policy/gradient_norm", "mismatch/kl", "reward/mean"} <= set(kept)
     assert {key: parts[key] for key in kept} == pytest.approx({key: whole[key] for key in kept}, rel=1e-3, abs=1e-5)
-    sampled = [c for group in read_rollouts(run.folder.path, 1) for c in group["completions"]]
+    sampled = [c for group in read_rollouts(run.log.folder.path, 1) for c in group["completions"]]
     assert whole["tokens/sampled"] == sum(c["num_tokens"] for c in sampled)
     assert whole["tokens/trained"] == sum(c["num_tokens"] for c in sampled if c["advantage"] != 0)
     assert 0 < whole["tokens/trained"] < whole["tokens/sampled"]
@@ -278,7 +280,7 @@ def test_a_step_without_any_signal_moves_nothing_and_goes_on(
         policy, make_prompts(*TEXTS), lambda prompt, completion: False, algorithm, SAMPLING, steps=2, prompts_per_step=4
     )
     assert all(torch.equal(a, b) for a, b in zip(policy.model.parameters(), before, strict=True))
-    rows = read_metrics(run.folder.path)
+    rows = read_metrics(run.log.folder.path)
     assert [row["group/zero_signal_fraction"] for row in rows] == [1.0, 1.0]
     assert [row["policy/skipped_updates"] for row in rows] == [1.0, 1.0]
     assert [row["policy/loss"] for row in rows] == [0.0, 0.0]
@@ -308,8 +310,8 @@ def test_grading_while_sampling_changes_no_reward_and_no_record(
             max_error_fraction=1.0,
             rollouts_every_steps=1,
         )
-        rows = read_metrics(run.folder.path)
+        rows = read_metrics(run.log.folder.path)
         kept = [{k: v for k, v in row.items() if not k.startswith(("time/", "speed/", "memory/"))} for row in rows]
-        found.append((kept, [read_rollouts(run.folder.path, step) for step in (1, 2, 3)]))
+        found.append((kept, [read_rollouts(run.log.folder.path, step) for step in (1, 2, 3)]))
     assert any(row["reward/error_fraction"] for row in found[0][0])
     assert found[0] == found[1]

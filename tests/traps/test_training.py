@@ -145,8 +145,8 @@ def test_the_tokens_that_were_sampled_are_trained_on_even_where_their_text_has_o
 
 def test_the_advantages_that_are_logged_are_those_that_are_trained_on(trained: Callable[..., Run]) -> None:
     run = trained()
-    [row] = read_metrics(run.folder.path)
-    written = [one["advantage"] for group in read_rollouts(run.folder.path, 1) for one in group["completions"]]
+    [row] = read_metrics(run.log.folder.path)
+    written = [one["advantage"] for group in read_rollouts(run.log.folder.path, 1) for one in group["completions"]]
     assert len(written) == 24
     assert row["advantage/mean"] == pytest.approx(sum(written) / 24, abs=1e-6)
     assert row["advantage/std"] == pytest.approx(torch.tensor(written).std().item(), rel=1e-5)
@@ -232,7 +232,7 @@ def test_the_optimizer_keeps_its_moments_when_the_reference_follows(
     assert policy.backend.optimizer is optimizer
     assert {int(state["step"]) for state in optimizer.state.values()} == {policy.num_updates}
     assert policy.num_updates == 3
-    rows = read_metrics(run.folder.path)
+    rows = read_metrics(run.log.folder.path)
     assert all("policy/kl" in row for row in rows)
     pairs = zip(policy.trained_model.parameters(), policy.reference.parameters(), strict=True)  # type: ignore[union-attr]
     assert all(torch.equal(one, other) for one, other in pairs), "the reference has followed"
