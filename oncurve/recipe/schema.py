@@ -93,6 +93,11 @@ class Config(Section):
         return min(asked, room) if asked else room
 
     @property
+    def evaluation_data(self) -> Data:
+        """How test prompts are written: as the evaluation's data say, or as in training."""
+        return self.evaluation.data or self.data
+
+    @property
     def completions_per_step(self) -> int:
         """Prompts times group size."""
         return self.run.prompts_per_step * self.algorithm.group_size

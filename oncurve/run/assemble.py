@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
+from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.data.given import NOTHING, Given
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
@@ -86,7 +87,7 @@ def make_policy(
         require_aiohttp()
         asked = str(config.algorithm.teacher), tokenizer, config.model, config.rollouts.deadlines
         teacher = extension("teacher behind a server")(*asked)
-    reference = _make_reference(config, source, loaded, device) if with_reference and not teacher else None
+    reference = _make_reference(config.algorithm, source, loaded, device) if with_reference and not teacher else None
     return TrainedPolicy(
         model,
         tokenizer,
@@ -109,14 +110,14 @@ def make_policy(
 
 
 def _make_reference(
-    config: Config, source: ModelSource, loaded: LoadedModel, device: torch.device
+    section: AlgorithmSection, source: ModelSource, loaded: LoadedModel, device: torch.device
 ) -> PreTrainedModel | None:
     """The teacher, or a copy of the model; None where the base under the adapter is the reference."""
-    if config.algorithm.teacher is not None:
-        teacher = load_teacher(config.algorithm.teacher, config.model, loaded.tokenizer)
+    if section.teacher is not None:
+        teacher = load_teacher(section.teacher, source.name, loaded.tokenizer)
         nn.Module.to(teacher, device)
         return teacher
-    reference = config.algorithm.row().reference
+    reference = section.row().reference
     return copy_unread(loaded.model).requires_grad_(False) if needs_copy(source, reference) else None
 
 

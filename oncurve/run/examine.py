@@ -23,9 +23,10 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
+from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
 from oncurve.run.assemble import make_policy
-from oncurve.run.rendered import evaluation_section, make_prompts, split_rows
+from oncurve.run.rendered import make_prompts, split_rows
 from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
@@ -128,7 +129,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         end_ids=end_ids,
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
-    table, verdicts = probe(config, section, graded, few_shot, tokenizer, pays)
+    table, verdicts = probe(config.rewards, section, graded, few_shot, tokenizer, pays, seed=config.run.seed)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     said += [(severity, f"{severity}: {text}") for severity, text in verdicts]
     for _, text in said:
@@ -166,19 +167,21 @@ def _rows_to_grade(
     )
     if any(row["answer"] for row in rows):
         return rows, held_out, config.data
-    return [row for row in test if row["answer"]], [], evaluation_section(config)
+    return [row for row in test if row["answer"]], [], config.evaluation_data
 
 
 def probe(
-    config: Config,
+    rewards: Sequence[RewardSection],
     section: DataSection,
     rows: Rows,
     few_shot: Rows,
     tokenizer: PreTrainedTokenizerBase,
     pays: Pays,
+    *,
+    seed: int,
 ) -> tuple[str, list[tuple[str, str]]]:
     """What the recipe's reward pays for completions that no honest policy writes, as a table, and what follows."""
-    if any(reward.is_paid_for for reward in config.rewards):
+    if any(reward.is_paid_for for reward in rewards):
         return "no probes: each of them would be a paid request to the judge", []
     prompts, _ = render_prompts(
         rows[:200],
@@ -189,11 +192,11 @@ def probe(
     )
     options: dict[str, Any] = {
         "gold": partial(write_gold, template=find_template(section.template)),
-        "seed": config.run.seed,
+        "seed": seed,
         "encode": lambda text: tokenizer.encode(text, add_special_tokens=False),
     }
     best = probe_gold(pays, prompts, **options)
     results = run_probes(pays, prompts, **options)
-    if not have_right_answer(config.rewards):
+    if not have_right_answer(rewards):
         return describe_probes(results, best, has_right_answer=False), []
     return describe_probes(results, best), list(judge_probes(results, best))

@@ -59,7 +59,7 @@ def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
 
 def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
-    seed = config.evaluation.split_seed
+    seed, needed = config.evaluation.split_seed, config.run.prompts_per_step
     kind = {
         "needs_answer": have_right_answer(config.rewards, given.rewards),
         "demonstrated": config.sft is not None,
@@ -76,21 +76,21 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
         ]
     else:
         rows, test = hold_out(
-            rows, count=_held_out(rows, config.evaluation.num_prompts, "num_prompts", config), seed=seed
+            rows, count=_held_out(rows, config.evaluation.num_prompts, "num_prompts", needed), seed=seed
         )
     if config.evaluation.every_steps:
         rows, during = hold_out(
-            rows, count=_held_out(rows, config.evaluation.num_prompts_during, "num_prompts_during", config), seed=seed
+            rows, count=_held_out(rows, config.evaluation.num_prompts_during, "num_prompts_during", needed), seed=seed
         )
     return rows, few_shot, during, test
 
 
-def _held_out(rows: Rows, asked: int, key: str, config: Config) -> int:
-    """Rows to hold out: as many as ``evaluation.<key>`` asks for, or a fifth if that leaves too few to train on.
+def _held_out(rows: Rows, asked: int, key: str, needed: int) -> int:
+    """Rows to hold out: as many as ``evaluation.<key>`` asks for, or a fifth if fewer than ``needed`` are left.
 
     Raises DataError if a fifth is none.
     """
-    if len(rows) - asked >= config.run.prompts_per_step:
+    if len(rows) - asked >= needed:
         return asked
     fewer = len(rows) // 5
     if not fewer:
@@ -121,13 +121,13 @@ def make_prompts(
     shown_during: list[Demonstration] = []
     if config.sft is None:
         train, middle = writer.prompts(train_rows, config.data), writer.prompts(during, config.data)
-        asked = writer.prompts(test, evaluation_section(config))
+        asked = writer.prompts(test, config.evaluation_data)
     else:
         demonstrations = writer.shown(train_rows, config.data, config.sft)
         shown_during = writer.shown(during, config.data, config.sft)
         train = [one.prompt for one in demonstrations]
         last = config.sft.model_copy(update={"train_on": "last"})
-        held_out = writer.shown(test, evaluation_section(config), last), writer.shown(during, config.data, last)
+        held_out = writer.shown(test, config.evaluation_data, last), writer.shown(during, config.data, last)
         asked, middle = ([one.prompt for one in part if one.leaves_room(limit)] for part in held_out)
     excluded = writer.excluded
     if train_rows and len(train) < config.run.prompts_per_step:
@@ -211,8 +211,3 @@ def with_epochs(config: Config, given: Given = NOTHING) -> Config:
         return config
     steps = config.steps_over(len(split_rows(config, given)[0]))
     return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
-
-
-def evaluation_section(config: Config) -> DataSection:
-    """How test prompts are written: as the evaluation's data say, or as in training."""
-    return config.evaluation.data or config.data
