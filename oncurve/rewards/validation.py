@@ -12,18 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import jsonschema
-from jsonschema import Draft202012Validator
-from jsonschema.validators import validator_for
 from pydantic import BaseModel, ValidationError
-from referencing import Registry, Resource
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
 
 from oncurve.errors import Failure, attempt
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
+
+if TYPE_CHECKING:
+    import jsonschema  # takes as long as the rest of a recipe, and few recipes need it
 
 Level = Literal["valid", "keys", "invalid", "over_limit", "unusable", "timeout", "crashed"]
 """Of a value: "keys" is an object with the right keys and wrong contents; "over_limit" took too long or too much
@@ -110,6 +107,8 @@ def _verdict_of(outcome: Outcome) -> SchemaVerdict:
 
 def judge(payload: dict[str, Any]) -> dict[str, str]:
     """The level and the first problem of ``{"value": ..., "schema": ..., "model": ...}``; runs in a grading process."""
+    from referencing.exceptions import Unresolvable
+
     sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
     value = json.loads(payload["value"])
     try:
@@ -142,7 +141,11 @@ def compile_schema(schema: object) -> _Validator:
     """
     if not isinstance(schema, (dict, bool)):
         raise UnusableSchemaError(f"a schema is an object, not {type(schema).__name__}")
-    kind: Any = validator_for(schema, default=Draft202012Validator)
+    import jsonschema
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    kind: Any = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER)
     except jsonschema.SchemaError as error:
@@ -152,6 +155,10 @@ def compile_schema(schema: object) -> _Validator:
 
 
 def _check_references(schema: dict[str, Any] | bool) -> None:
+    from referencing import Registry, Resource
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
     resolver = Registry().with_resource("", Resource.from_contents(schema, DRAFT202012)).resolver()
     for reference in _references(schema):
         if not reference.startswith("#"):

@@ -143,10 +143,15 @@ def test_modules_without_tensors_never_load_torch() -> None:
     assert_none(f"{place(module)} loads {', '.join(names)}" for module, names in heavy.items() if names)
 
 
-def test_the_command_line_starts_without_torch() -> None:
-    code = (
-        "import sys, oncurve.cli.app; print(sorted({'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("module", "slow"),
+    [
+        ("oncurve.cli.app", ("torch", "transformers", "numpy", "pydantic")),
+        ("oncurve.recipe.load", ("torch", "transformers", "numpy", "jsonschema", "httpx", "openai")),
+    ],
+)
+def test_commands_and_recipes_are_read_without_slow_libraries(module: str, slow: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print(sorted({set(slow)!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
