@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -149,25 +149,37 @@ def body_of(model: PreTrainedModel) -> Any:
     return named[model.base_model_prefix] if model.base_model_prefix in named else model.get_decoder()
 
 
+@dataclass(frozen=True)
+class Trust:
+    """What of our own was found to compute what a model's own forward pass does."""
+
+    layers: bool = True
+    """Our own layers, where they know the family."""
+    head: bool = True
+    """What is known here of its head; otherwise logits come from the model's own forward pass."""
+    padding: bool = True
+    """Rows of different length in one call; otherwise each is computed by itself."""
+
+
+_TRUST: WeakKeyDictionary[PreTrainedModel, Trust] = WeakKeyDictionary()
+
+
+def trust_of(model: PreTrainedModel) -> Trust:
+    """What was found of a model; everything, before it was looked at."""
+    return _TRUST.get(model, Trust())
+
+
+def set_trust(model: PreTrainedModel, trust: Trust) -> None:
+    """Compute this model so from now on."""
+    _TRUST[model] = trust
+
+
 def is_plain_head(model: PreTrainedModel) -> bool:
     """The logits are hidden @ weight.T and nothing else."""
     layer, config = model.get_output_embeddings(), model.config.get_text_config()
     changes = ("final_logit_softcapping", "logits_scaling", "logit_scale")
     is_matrix = type(layer) is nn.Linear and layer.bias is None
-    return is_matrix and model not in _OWN_FORWARD and not any(getattr(config, key, None) for key in changes)
-
-
-_OWN_FORWARD: WeakSet[PreTrainedModel] = WeakSet()
-
-
-def uses_own_forward(model: PreTrainedModel) -> bool:
-    """Logits come from the model's own forward pass, since what is known here of its head gives others."""
-    return model in _OWN_FORWARD
-
-
-def use_own_forward(model: PreTrainedModel) -> None:
-    """Compute this model's logits by its own forward pass from now on."""
-    _OWN_FORWARD.add(model)
+    return is_matrix and trust_of(model).head and not any(getattr(config, key, None) for key in changes)
 
 
 def head_matrix(model: PreTrainedModel) -> Tensor:
@@ -192,7 +204,7 @@ def backbone_of(model: PreTrainedModel) -> Backbone | None:
 def supports(model: PreTrainedModel) -> bool:
     """The model is of a family that is computed here, with nothing in it that this file does not know."""
     config = model.config.get_text_config()
-    if type(model).__name__ not in FAMILIES or model.device.type not in NUMBERS:
+    if type(model).__name__ not in FAMILIES or model.device.type not in NUMBERS or not trust_of(model).layers:
         return False
     if isinstance(next(model.parameters()), DTensor):  # weights in parts are put together around the model's layers
         return False

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.logprobs import from_logits
@@ -16,7 +16,7 @@ from oncurve.model.head import head
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import make_layout
-from oncurve.model.weights import backbone_of, body_of, supports, uses_own_forward
+from oncurve.model.weights import backbone_of, body_of, supports, trust_of
 from oncurve.policy.packed_attention import packed_hidden
 
 
@@ -30,9 +30,11 @@ def completion_logprobs(
     go through our own layers where the model is of a family they know, with ``recompute`` to save memory, and through
     the model's elsewhere.
     """
-    device = model.device
+    device, trust = model.device, trust_of(model)
     targets = batch.completion_ids[batch.mask].to(device)
-    if uses_own_forward(model):
+    if not trust.padding and len(batch) > 1:
+        return _one_by_one(model, batch, temperature)
+    if not trust.head:
         ids, predicts = join_rows(batch)
         logits = model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
         return _spread(batch, from_logits(logits, targets, temperature=temperature))
@@ -54,6 +56,28 @@ def completion_logprobs(
             places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
             selected = hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
         return _spread(batch, head(model, selected, targets, temperature, ops=ops))
+
+
+def _one_by_one(
+    model: PreTrainedModel, batch: Batch, temperature: float
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """The same of a model in which rows change with those beside them."""
+    alone = [batch.select(torch.tensor([row])) for row in range(len(batch))]
+    found = [completion_logprobs(model, one, temperature=temperature) for one in alone]
+    width = batch.mask.shape[1]
+    logprobs, entropies = (
+        torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+        for parts in zip(*found, strict=True)
+    )
+    return logprobs, entropies
+
+
+def row_logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """log p of every token of a row [N] but the first, given those before it [N - 1]."""
+    if not trust_of(model).head:
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        return from_logits(logits, ids[1:], temperature=1.0)[0]
+    return head(model, hidden_states(model, ids[None])[0, :-1], ids[1:], 1.0)[0]
 
 
 def _spread(batch: Batch, of_tokens: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:

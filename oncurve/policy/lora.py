@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,10 +20,13 @@ from transformers.pytorch_utils import Conv1D
 
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.model.lora_weights import LoraWeights, fingerprint
+from oncurve.policy.lora_targets import describe, forbidden_endings, linear_names, lost_by_files, unreached
 from oncurve.policy.settings import LoraSettings
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
+
+log = logging.getLogger(__name__)
 
 Quantization = Literal["nf4", "int8"]
 ADAPTER_CONFIG = "adapter_config.json"
@@ -97,7 +101,10 @@ class Adapter:
         """The model with the adapter added to its weights, an ordinary model from then on; the adapter is gone.
 
         All of its weights can be trained again: peft leaves those of the base frozen.
+
+        Raises ConfigError where head and embedding are one matrix and one of them has an adapter.
         """
+        _refuse_tied(self.model)
         return self._peft.merge_and_unload().requires_grad_(True)  # type: ignore[operator]
 
 
@@ -111,29 +118,48 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """
     from peft.tuners.lora import LoraLayer
 
-    weights = {
-        name.replace(".base_layer", ""): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name
-    }
+    weights = {_plain(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
     layers: list[tuple[str, Any]] = [
-        (name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer)
+        (_adapted(name, part), part) for name, part in model.named_modules() if isinstance(part, LoraLayer)
     ]
     _refuse_few_bits(part for _, part in layers)
+    _refuse_tied(model)
     for name, part in layers:
-        weights[f"{name}.weight"] = (weights[f"{name}.weight"] + part.get_delta_weight("default")).cpu()
+        weights[name] = (weights[name] + part.get_delta_weight("default")).cpu()
     return weights
 
 
-def adapter_weights(model: PreTrainedModel) -> LoraWeights:
-    """The adapter in a model apart from it.
+def _plain(name: str) -> str:
+    return name.replace(".base_layer", "")
+
+
+def _adapted(name: str, part: Any) -> str:
+    """The weight that an adapter's layer adds to, by its name in the model without the adapter."""
+    from peft.tuners.lora import ParamWrapper
+
+    return f"{_plain(name)}.{part.parameter_name if isinstance(part, ParamWrapper) else 'weight'}"
+
+
+def _base_weight(part: Any) -> Tensor:
+    from peft.tuners.lora import ParamWrapper
+
+    return part.get_param() if isinstance(part, ParamWrapper) else part.get_base_layer().weight
+
+
+def adapter_weights(model: PreTrainedModel) -> LoraWeights | None:
+    """The adapter in a model apart from it; None if it is more than a pair of matrices for each of the base's matrices,
+    as those of experts and embeddings are.
 
     Raises ConfigError for a base in few bits, over which servers would not have the policy's weights.
     """
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import Linear, LoraLayer
 
     layers: dict[str, Any] = {
         f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLayer)
     }
     _refuse_few_bits(layers.values())
+    if any(not isinstance(part, Linear) or any(part.use_dora.values()) for part in layers.values()):
+        return None
     pairs = {name: (part.lora_A["default"].weight, part.lora_B["default"].weight) for name, part in layers.items()}
     return LoraWeights(
         pairs,
@@ -150,10 +176,28 @@ def trains_pairs_only(model: nn.Module) -> bool:
 
 
 def _refuse_few_bits(layers: Iterable[Any]) -> None:
-    if any(not part.get_base_layer().weight.is_floating_point() for part in layers):
+    if any(not _base_weight(part).is_floating_point() for part in layers):
         raise ConfigError(
             "policy.quantization keeps the base in few bits, of which rollout servers cannot be given whole "
             "weights. Leave it out, or sample with rollouts.type engine"
+        )
+
+
+def _refuse_tied(model: nn.Module) -> None:
+    """Head and embedding that are one matrix cannot both have what an adapter adds to one of them.
+
+    Raises ConfigError if they are and one has an adapter.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    ends = [getattr(model, f"get_{end}_embeddings")() for end in ("input", "output")]
+    plain = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
+    is_one = all(end is not None for end in plain) and plain[0].weight is plain[1].weight
+    if is_one and plain != ends:
+        raise ConfigError(
+            "the adapter adds to the head or to the embedding of a model in which both are one matrix: as one model "
+            "they would both change. Use the adapter as it is, beside its base, or train one without lm_head and "
+            "embed_tokens"
         )
 
 
@@ -171,32 +215,64 @@ def add_adapter(
 
     Raises ConfigError for layers that are not there, and for the head or the embedding, which may share one matrix.
     """
+    apart = unreached(model)
+    _refuse_ends(model, settings.target_modules)
+    _refuse_apart(settings.target_modules, linear_names(model), apart)
+    peft_model = _with_adapter(model, settings, seed, left_out=apart)
+    if lost := lost_by_files(peft_model):
+        if settings.target_modules != "all-linear":
+            raise ConfigError(
+                f"policy.lora.target_modules asks for {sorted(lost)[0]}, whose adapter peft would write into files "
+                f"under a name that it does not find again. Leave it out"
+            )
+        peft_model.unload()
+        peft_model = _with_adapter(model, settings, seed, left_out=apart | lost)
+    log.info("LoRA: %s", describe(model))
+    _lora_config(peft_model).base_model_name_or_path = base
+    _lora_config(peft_model).revision = revision
+    return _finished(peft_model)
+
+
+def _with_adapter(model: PreTrainedModel, settings: LoraSettings, seed: int, *, left_out: set[str]) -> PeftModel:
+    """peft's model around a fresh adapter. Raises ConfigError for layers that are not there, with peft's reason."""
     from peft import LoraConfig, get_peft_model
 
-    targets = settings.target_modules
+    targets, names = settings.target_modules, linear_names(model)
+    if targets == "all-linear" and (forbidden := forbidden_endings(model)):
+        head = model.get_output_embeddings()
+        fit = [name for name in names if name.rpartition(".")[2] not in forbidden]
+        targets = tuple(name for name in fit if model.get_submodule(name) is not head)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
         lora_dropout=settings.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=sorted(left_out) or None,
         bias=settings.bias,
         task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(part, Conv1D) for part in model.modules()),
     )
-    _refuse_ends(model, targets)
     try:
         with torch.random.fork_rng(devices=[]), _without_old_names():
             torch.manual_seed(seed)
-            peft_model = get_peft_model(model, config)
-    except ValueError:
-        found = ", ".join(_linear_names(model))
+            return get_peft_model(model, config)  # type: ignore[return-value]
+    except (ValueError, NotImplementedError) as error:
+        endings = dict.fromkeys(name.rpartition(".")[2] for name in names)
         raise ConfigError(
-            f"policy.lora.target_modules is {targets!r}, which does not fit {type(model).__name__}. Its linear layers "
-            f"end in: {found}"
+            f"policy.lora.target_modules is {settings.target_modules!r}, which does not fit {type(model).__name__} "
+            f"({' '.join(str(error).split())[:200]}). Its linear layers end in: {', '.join(endings)}"
         ) from None
-    _lora_config(peft_model).base_model_name_or_path = base
-    _lora_config(peft_model).revision = revision
-    return _finished(peft_model)
+
+
+def _refuse_apart(targets: str | tuple[str, ...], names: list[str], apart: set[str]) -> None:
+    """Raises ConfigError for endings that name no layer but such as an adapter would be lost in."""
+    for target in [] if isinstance(targets, str) else targets:
+        named = {name for name in names if name == target or name.endswith(f".{target}")}
+        if named and named <= apart:
+            raise ConfigError(
+                f"policy.lora.target_modules names {target!r}, which a text does not go through as through a linear "
+                f"layer, so that an adapter there would be lost. Leave it out"
+            )
 
 
 def open_adapter(model: PreTrainedModel, folder: str | Path) -> Adapter:
@@ -265,8 +341,10 @@ def is_trained(model: nn.Module | None) -> bool:
 
 @contextmanager
 def _without_old_names() -> Iterator[None]:
-    """peft asks transformers for a property by its old name, and transformers warns whoever is near."""
+    """peft asks transformers for a property by its old name, and transformers warns whoever is near; of experts peft
+    doubles the rank of a part that it then does not find, which changes nothing."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys", category=RuntimeWarning)
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         yield
 
@@ -279,12 +357,6 @@ def _finished(peft_model: PeftModel) -> Adapter:
 
 def _lora_config(peft_model: PeftModel) -> LoraConfig:
     return peft_model.peft_config["default"]  # type: ignore[return-value]
-
-
-def _linear_names(model: nn.Module) -> list[str]:
-    """The last parts of the names of linear layers, each once."""
-    names = [name.rsplit(".")[-1] for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))]
-    return list(dict.fromkeys(names))
 
 
 def _refuse_ends(model: PreTrainedModel, targets: str | tuple[str, ...]) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -57,7 +60,8 @@ def load_model(
     _, tokenizer = load_tokenizer(name, **options)
     try:
         load: Any = AutoModelForCausalLM.from_pretrained
-        model, report = load(place, dtype=dtype, output_loading_info=True, **options, **few_bits)
+        with _LOADING:
+            model, report = load(place, dtype=dtype, output_loading_info=True, **options, **few_bits)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise _unloadable(name, error) from None
     if absent := sorted(report["missing_keys"]):
@@ -140,6 +144,29 @@ _KNOWN = (
 def is_converted(model: PreTrainedModel) -> bool:
     """Transformers names or cuts this model's weights otherwise in files than in modules, as those of many experts."""
     return bool(get_model_conversion_mapping(model, add_legacy=False))
+
+
+_LOADING = threading.Lock()
+"""Transformers replaces functions of its classes while it loads a model: one at a time in a process."""
+
+
+def under_module_names(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's weights by the names of its modules, from those by which files know them; what they do not have is
+    left out, and what the model does not have stays.
+
+    Raises ValueError for weights that do not fit together.
+    """
+    load: Any = type(model).from_pretrained
+    options = {"config": copy.deepcopy(model.config), "dtype": model.dtype, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True
+    try:
+        with _LOADING:
+            other, report = load(None, state_dict=dict(weights), **options)
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"these are the weights of another model: {' '.join(str(error).split())[:300]}") from None
+    absent = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    found = {name: weight for name, weight in other.state_dict().items() if name not in absent}
+    return found | {name: weights[name] for name in report["unexpected_keys"] if name in weights}
 
 
 def write_around(model: PreTrainedModel, folder: Path, files: Mapping[str, str]) -> None:

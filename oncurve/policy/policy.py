@@ -18,6 +18,7 @@ from oncurve.batch import Batch
 from oncurve.errors import TrainingError
 from oncurve.model.allocator import give_back
 from oncurve.model.lora_weights import LoraWeights
+from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
 from oncurve.policy.backend import Backend, OneDevice
 from oncurve.policy.deepspeed import Zero
@@ -26,7 +27,7 @@ from oncurve.policy.distributed import ALONE, Processes, own_rows
 from oncurve.policy.forward import completion_logprobs, has_own_layers
 from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter, adapter_weights, merged_weights, trains_pairs_only
-from oncurve.policy.self_check import enable_packing, prove_head
+from oncurve.policy.road import find_road
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
@@ -94,17 +95,18 @@ class TrainedPolicy:
         self.settings, self.total_updates, self.temperature = optimizer, total_updates, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
-        if unread is None:
-            for part in (model, reference):
-                if part is not None:
-                    prove_head(part)
-        kind = torch_type(compute_type)
-        enable = enable_packing if unread is None else unread.enable_packing
-        self.is_packed = packing and all(enable(part, kind) for part in (model, reference) if part is not None)
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
+        find = find_road if unread is None else unread.find_road
+        parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
+        roads = [find(part, kind, packing=packing) for part in parts]
+        if any(road.is_packed for road in roads) and not all(road.is_packed for road in roads):
+            roads = [find(part, kind, packing=False) for part in parts]
+        self.road, self.is_packed = roads[0], all(road.is_packed for road in roads)
         self._offloads_activations = offload_activations
         owns_layers = has_own_layers(model)
         self.backend = self._make_backend(sharding, replica_place, unread)
+        if self.backend.replica is not None:
+            set_trust(self.backend.replica, trust_of(model))
         if self.backend.is_divided and owns_layers:
             self.is_packed = False  # our own layers need whole weights
         self.num_updates = 0

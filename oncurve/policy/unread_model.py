@@ -21,14 +21,16 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from oncurve.model.lora_linear import linear_layers
+from oncurve.model.stand_in import stand_in
+from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
-from oncurve.policy.self_check import FAILURES, enable_packing
+from oncurve.policy.road import Road, find_road
+from oncurve.policy.self_check import FAILURES
 from oncurve.policy.sharding import fill
 from oncurve.policy.tensor_files import TensorFiles
 
-_STAND_IN_VOCABULARY = 64
 ReplicaPlace = Literal["device", "cpu", "none"]
 """Where this process has all weights of a model in parts, to sample or to publish from."""
 
@@ -47,13 +49,14 @@ class Unread:
     device: torch.device
     """Where the parts will be."""
 
-    def enable_packing(self, model: PreTrainedModel, compute_type: torch.dtype) -> bool:
-        """As that of ``forward``, proven on a stand-in."""
-        other = _stand_in(model, self.device)
-        if not enable_packing(other, compute_type):
-            return False
-        use_packed_attention(model, in_blocks=other.config.get_text_config()._attn_implementation == IN_BLOCKS)
-        return True
+    def find_road(self, model: PreTrainedModel, compute_type: torch.dtype, *, packing: bool) -> Road:
+        """As that of ``road``, proven on a stand-in."""
+        other = stand_in(model, self.device)
+        road = find_road(other, compute_type, packing=packing)
+        set_trust(model, trust_of(other))
+        if road.is_packed:
+            use_packed_attention(model, in_blocks=other.config.get_text_config()._attn_implementation == IN_BLOCKS)
+        return road
 
     @torch.no_grad()
     def put_on(self, model: nn.Module) -> None:
@@ -104,7 +107,7 @@ def unread_model(
     if model.can_generate() and _find(place, "generation_config.json", revision):
         model.generation_config = GenerationConfig.from_pretrained(place, revision=revision or "main")
     try:
-        _stand_in(model, torch.device("meta"))
+        stand_in(model, torch.device("meta"))
     except FAILURES as error:
         raise NotByParts(f"there is no smaller model of its kind ({type(error).__name__}: {error})") from None
     return model, Unread(files, names, device)
@@ -226,18 +229,3 @@ def _replace(model: nn.Module, make: Callable[[str, nn.Parameter], nn.Parameter]
                 if id(weight) not in made:
                     made[id(weight)] = weight, make(f"{prefix}.{key}" if prefix else key, weight)
                 module._parameters[key] = made[id(weight)][1]
-
-
-def _stand_in(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """A model with one layer of each kind, two at least, and a vocabulary of a few tokens."""
-    config = copy.deepcopy(model.config)
-    text: Any = config.get_text_config()
-    text.vocab_size = min(text.vocab_size, _STAND_IN_VOCABULARY)
-    text.pad_token_id = text.bos_token_id = text.eos_token_id = None
-    kinds = vars(text).get("layer_types")
-    if kinds:
-        text.layer_types = kinds[: max(2, 1 + max(kinds.index(kind) for kind in kinds))]
-    text.num_hidden_layers = len(text.layer_types) if kinds else min(2, text.num_hidden_layers)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
-        torch.manual_seed(0)
-        return type(model)._from_config(config, dtype=torch.float32).eval()

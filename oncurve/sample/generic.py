@@ -24,6 +24,7 @@ from oncurve.algorithm.precision import HALF, arithmetic_type, head_type, in_ful
 from oncurve.errors import SamplerError
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.out_of_memory import first_line
+from oncurve.model.stand_in import find_stand_in
 from oncurve.model.weights import body_of, head_matrix, is_plain_head
 from oncurve.records import FinishReason
 from oncurve.sample.base import PolicyView, SamplingParams, padding_id
@@ -79,7 +80,7 @@ WAYS = (
 FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError)
 FLOOR, HALF_FLOOR = 1e-3, 5e-2
 """Differences of log-probabilities that are rounding, in float32 and where some weights have half the width."""
-_WAYS: WeakKeyDictionary[PreTrainedModel, Way] = WeakKeyDictionary()
+_WAYS: WeakKeyDictionary[PreTrainedModel, tuple[Way, tuple[str, ...]]] = WeakKeyDictionary()
 
 
 def way_of(model: PreTrainedModel) -> Way:
@@ -92,19 +93,26 @@ def way_of(model: PreTrainedModel) -> Way:
             reasons: list[str] = []
             if not _is_finite(model):  # which tells nothing of a way, and whatever is sampled is refused
                 return WAYS[0]
+            subjects = [one for one in (model, find_stand_in(model)) if one is not None]
             for way in WAYS:
-                objection = _objection(model, way)
-                if objection is None:
+                objections = [found for one in subjects if (found := _objection(one, way)) is not None]
+                if not objections:
                     break
-                reasons.append(f"with {way.name} {objection}")
+                reasons.append(f"with {way.name} {objections[0]}")
             else:
                 raise SamplerError(
                     f"{type(model).__name__} cannot be sampled from in this process: {'; '.join(reasons)}"
                 )
         if reasons:
-            log.warning("the model is sampled from with %s: %s", way.name, "; ".join(reasons))
-        _WAYS[model] = way
-    return _WAYS[model]
+            log.info("the model is sampled from with %s: %s", way.name, "; ".join(reasons))
+        _WAYS[model] = way, tuple(reasons)
+    return _WAYS[model][0]
+
+
+def reasons_of(model: PreTrainedModel) -> tuple[str, ...]:
+    """Why a model is not sampled from in a faster way."""
+    way_of(model)
+    return _WAYS[model][1] if model in _WAYS else ()
 
 
 def _is_finite(model: PreTrainedModel) -> bool:
@@ -116,40 +124,51 @@ def _is_finite(model: PreTrainedModel) -> bool:
         return True
 
 
+PROMPTS, STEPS, DROPPED_AT = (21, 13), 6, 3
+"""Tokens of two prompts and of completions in the proof of a way, and when the first row is dropped."""
+
+
 def _objection(model: PreTrainedModel, way: Way) -> str | None:
     """What speaks against a way: rows of two prompts are decoded, one is dropped in between; None if nothing does."""
     vocabulary = model.config.get_text_config().vocab_size
-    prompts = [tuple((7 * place + 3) % vocabulary for place in range(length)) for length in (9, 6 if way.pads else 9)]
-    ids, mask = left_pad(prompts, pad_id=0, device=model.device)
-    rows = [list(prompts[of]) for of in (0, 1, 0)]
+    lengths = PROMPTS if way.pads else (PROMPTS[0], PROMPTS[0])
+    prompts = [tuple((7 * place + 3) % vocabulary for place in range(length)) for length in lengths]
+    rows = [[*prompts[of], *((11 * step + 5 * of + 1) % vocabulary for step in range(STEPS))] for of in (0, 1, 0)]
     try:
-        held = way.make_cache(model, ids.shape[1] + 4)
-        logits = _logits(model, inputs_of(model, ids, mask if way.pads else None, mask, held))
-        order = torch.tensor([0, 1, 0], device=model.device)
-        held.take(order)
-        logits, mask = logits[order], mask[order]
-        for step in range(4):
-            if step == 2:
-                keep = torch.tensor([1, 2], device=model.device)
-                held.take(keep)
-                logits, mask, rows = logits[keep], mask[keep], rows[1:]
-            expected = torch.stack(
-                [
-                    _logits(model, {"input_ids": torch.tensor([row], device=model.device), "use_cache": False})[0]
-                    for row in rows
-                ]
-            )
-            error = float((logits.log_softmax(-1) - expected.log_softmax(-1)).abs().max())
+        found = _decoded(model, way, prompts, rows)
+        for row, steps in zip(rows, found, strict=True):
+            ids = torch.tensor([row], device=model.device)
+            expected = model(input_ids=ids, use_cache=False).logits[0, -STEPS - 1 :][: len(steps)]
+            error = float((torch.stack(steps).log_softmax(-1) - expected.log_softmax(-1)).abs().max())
             if not error <= (HALF_FLOOR if model.dtype in HALF else FLOOR):
                 return f"log-probabilities differ by {error:.2g}"
-            tokens = [(11 * step + 5 * place + 1) % vocabulary for place in range(len(rows))]
-            rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-            new = torch.tensor(tokens, device=model.device)[:, None]
-            logits = _logits(model, inputs_of(model, new, mask if way.pads else None, mask, held))
     except FAILURES as error:
         return f"it raises {type(error).__name__}: {first_line(error)}"
     return None
+
+
+def _decoded(
+    model: PreTrainedModel, way: Way, prompts: list[tuple[int, ...]], rows: list[list[int]]
+) -> list[list[Tensor]]:
+    """Logits [V] behind the prompt and each token of the rows, whose first is dropped before its end."""
+    ids, mask = left_pad(prompts, pad_id=0, device=model.device)
+    held = way.make_cache(model, ids.shape[1] + STEPS)
+    logits = _logits(model, inputs_of(model, ids, mask if way.pads else None, mask, held))
+    order = torch.tensor([0, 1, 0], device=model.device)
+    held.take(order)
+    logits, mask, running = logits[order], mask[order], [0, 1, 2]
+    found: list[list[Tensor]] = [[], [], []]
+    for step in range(STEPS):
+        if step == DROPPED_AT:
+            keep = torch.tensor([1, 2], device=model.device)
+            held.take(keep)
+            logits, mask, running = logits[keep], mask[keep], running[1:]
+        for place, row in enumerate(running):
+            found[row].append(logits[place])
+        new = torch.tensor([[rows[row][step - STEPS]] for row in running], device=model.device)
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        logits = _logits(model, inputs_of(model, new, mask if way.pads else None, mask, held))
+    return found
 
 
 def inputs_of(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, filled: Tensor, rows: Rows) -> dict[str, Any]:

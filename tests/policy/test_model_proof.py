@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from oncurve.batch import Batch
 from oncurve.observe.tokens import token_lengths
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.policy.self_check import example_batch
+from oncurve.policy.road import example_batch
 from oncurve.records import Prompt
 from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
@@ -115,10 +115,11 @@ def test_trainer_and_sampler_compute_the_model_and_not_what_they_know_of_its_hea
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = model_of(kind, **changes)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         policy = make_policy(model)
-    assert ("own forward pass" in caplog.text) is is_own
-    batch = example_batch(64)
+    assert ("own forward pass" in policy.road.way) is is_own
+    assert str(policy.road) in caplog.text
+    batch = example_batch(model)
     wanted, found = plain_logprobs(model, batch), policy.logprobs(batch)[0]
     assert (found - wanted)[batch.mask].abs().max() < 2e-5
     exact = gradient(wanted, model)
@@ -141,7 +142,7 @@ def test_an_adapter_on_head_or_embedding_is_sampled_as_it_is_trained(
     inner = model_of("Qwen2", tie_word_embeddings=False)
     peft = get_peft_model(inner, LoraConfig(r=4, target_modules=["q_proj", target], init_lora_weights=False))
     policy = make_policy(inner)
-    batch = example_batch(64)
+    batch = example_batch(inner)
     with torch.no_grad():
         wanted = plain_logprobs(peft, batch)
         assert (policy.logprobs(batch)[0] - wanted)[batch.mask].abs().max() < 2e-5

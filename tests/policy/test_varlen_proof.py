@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oncurve.batch import Batch
 from oncurve.model.packing import Runs
-from oncurve.policy import forward, packed_attention, self_check
+from oncurve.policy import forward, packed_attention, road, self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,28 +109,26 @@ def test_the_proof_leaves_no_gradient_and_no_hook(
 ) -> None:
     monkeypatch.setattr(self_check, "kernel_for", packed_attention.kernel_for)
     model = tiny_model()
-    assert self_check.enable_packing(model, torch.bfloat16)
+    assert road.find_road(model, torch.bfloat16).is_packed
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.get_input_embeddings()._forward_hooks
 
 
 def test_packing_that_computes_something_else_is_switched_off_with_both_numbers(
-    make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = forward.packed_hidden
     monkeypatch.setattr(forward, "backbone_of", lambda model: None)
     monkeypatch.setattr(forward, "packed_hidden", lambda *given: right(*given) * 1.02)
     policy = make_policy("llama")
     assert not policy.is_packed
-    [warning] = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    said = warning.getMessage()
-    assert "rows are padded in training, not packed, so that each completion computes its prompt again" in said
-    assert "those of the plain way by" in said
-    assert "at most 0.0001 is rounding" in said
+    said = str(policy.road)
+    assert said.startswith("padded rows through the model's modules, since packed rows through")
+    assert "from the model's own (at most" in said
 
 
 def test_packing_that_rounds_as_padded_rows_do_stays(make_policy: MakePolicy, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert make_policy("llama").is_packed
-    assert "packed rows give log-probabilities that differ by" in caplog.text
+    assert "the model is trained with packed rows through our own layers" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

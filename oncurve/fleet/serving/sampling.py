@@ -12,8 +12,7 @@ import torch
 
 from oncurve.errors import SamplerError
 from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest
-from oncurve.model.head import head
-from oncurve.model.weights import body_of
+from oncurve.policy.forward import row_logprobs
 from oncurve.sample.base import PolicyView, Sampled
 from oncurve.sample.budget import RowBudget
 from oncurve.sample.proof import Proof
@@ -137,8 +136,7 @@ class Sampling:
         model = self.policy.model
         ids = torch.tensor(token_ids, device=model.device)
         with self._reading, torch.inference_mode(), self.policy.compute():
-            hidden = body_of(model)(input_ids=ids[None], use_cache=False).last_hidden_state[0, :-1]
-            return head(model, hidden, ids[1:], 1.0)[0].tolist()
+            return row_logprobs(model, ids).tolist()
 
     def close(self) -> None:
         """End the thread when what runs is done."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from oncurve.fleet.weights.fetch import fetched
 from oncurve.fleet.weights.mirror import Mirror
 from oncurve.model.lora_weights import check_base, merged, read_thin
+from oncurve.policy.model_folder import is_converted, under_module_names
 
 
 class WeightUpdate:
@@ -54,6 +55,8 @@ class WeightUpdate:
         staged: dict[str, torch.Tensor] = {}
         for path in paths:
             staged |= load_file(path)
+        if staged.keys() - self.model.state_dict().keys() and is_converted(self.model):
+            staged = under_module_names(self.model, staged)
         self._check(staged)
         return staged
 

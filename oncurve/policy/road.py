@@ -1,0 +1,246 @@
+"""The way by which a model is trained: the fastest of a ladder that computes what its own forward pass does.
+
+It is found when a model is loaded, with rows of the model itself and of a small model of its kind, in which windows,
+chunks and indexes begin after a few tokens. How far a way may be from the model's own result is a small multiple of
+what rounding its embeddings once more does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oncurve.algorithm.logprobs import from_logits
+from oncurve.algorithm.precision import HALF, in_full_precision
+from oncurve.batch import Batch, Size
+from oncurve.errors import CheckpointError
+from oncurve.model.stand_in import changes_with_length, find_stand_in, nudged
+from oncurve.model.weights import Trust, set_trust
+from oncurve.policy.forward import completion_logprobs, has_own_layers, join_rows
+from oncurve.policy.packed_attention import IN_BLOCKS, NAME, ordinary_attention, use_packed_attention
+from oncurve.policy.self_check import FAILURES, choose_kernel, short
+from oncurve.sample.base import context_of
+
+log = logging.getLogger(__name__)
+
+ROUNDINGS = 30.0
+"""So many times what rounding does may a way differ from the model's own result."""
+FLOOR, HALF_FLOOR = 2e-5, 1e-2
+"""What always counts as rounding, in float32 and where some weights have half the width."""
+GRADIENT_FLOOR = 1e-4
+"""The same of gradients, as a part of their size."""
+LENGTHS = ((3, 5), (3, 24), (21, 4), (21, 9))
+"""Tokens of prompts and completions of the rows; they are as long as 30 tokens, and of different length."""
+PLAIN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+"""Layers that mix tokens by attention alone; others, such as convolutions, carry a state across packed rows."""
+
+
+@dataclass(frozen=True)
+class Road:
+    """How a model is trained."""
+
+    way: str
+    """In words."""
+    is_packed: bool
+    reasons: tuple[str, ...] = ()
+    """Why none of the faster ways."""
+
+    def __str__(self) -> str:
+        return self.way + (f", since {'; '.join(self.reasons)}" if self.reasons else "")
+
+
+@dataclass(frozen=True)
+class _Way:
+    said: str
+    is_packed: bool
+    layers: bool = False
+    head: bool = True
+    padding: bool = True
+
+
+_WAYS = (
+    _Way("packed rows through our own layers", is_packed=True, layers=True),
+    _Way("packed rows through the model's modules", is_packed=True),
+    _Way("padded rows through the model's modules", is_packed=False),
+    _Way("padded rows through the model's own forward pass, with more memory", is_packed=False, head=False),
+    _Way("its own forward pass row by row, which is slow", is_packed=False, head=False, padding=False),
+)
+
+
+def find_road(model: PreTrainedModel, compute_type: torch.dtype = torch.float32, *, packing: bool = True) -> Road:
+    """The first way that is right, which the model is made ready for. Without ``packing``, rows are padded at least.
+
+    Raises CheckpointError for a model whose own forward pass fails.
+    """
+    with in_full_precision(model):
+        road = _find(model, packing)
+        if road.is_packed and (objection := choose_kernel(model, example_batch(model), compute_type)):
+            log.warning(
+                "packed attention goes on in blocks, slower and with more memory: the flash kernel %s", objection
+            )
+    log.info("the model is trained with %s", road)
+    return road
+
+
+def _find(model: PreTrainedModel, packing: bool) -> Road:
+    if model.config.get_text_config()._attn_implementation in (NAME, IN_BLOCKS):
+        ordinary_attention(model)
+    set_trust(model, Trust())
+    subjects = list(_subjects(model))
+    if not all(subject.is_finite for subject in subjects):  # whatever is sampled is refused
+        return Road("padded rows through the model's modules", is_packed=False)
+    reasons, has_layers = list[str](), True
+    for way in _WAYS:
+        is_own = way.layers
+        if (is_own and not has_own_layers(model)) or (way.is_packed and not packing and not is_own):
+            continue
+        objection = packing_objection(model) if way.is_packed else None
+        for subject in subjects:
+            objection = objection or subject.objection(way)
+        if objection is not None:
+            reasons.append(objection)
+            has_layers = has_layers and not is_own
+        elif packing or not way.is_packed:  # own layers that are right also sample, whether rows are packed or not
+            set_trust(model, Trust(has_layers, way.head, way.padding))
+            if way.is_packed:
+                use_packed_attention(model, in_blocks=True)
+            return Road(way.said, way.is_packed, tuple(dict.fromkeys(reasons)))
+    raise CheckpointError(f"{type(model).__name__} cannot be trained: {'; '.join(reasons)}")
+
+
+def packing_objection(model: PreTrainedModel) -> str | None:
+    """What of a model's configuration forbids to lay rows end to end, whatever a few rows would show; or None."""
+    config = model.config.get_text_config()
+    kinds = [kind for kind in getattr(config, "layer_types", None) or () if kind not in PLAIN_LAYERS]
+    if kinds:
+        return f"it has layers of the kind {kinds[0]}"
+    if getattr(config, "index_topk", None):
+        return "its attention chooses tokens by an index"
+    return None
+
+
+def _subjects(model: PreTrainedModel) -> Iterator[_Subject]:
+    """What is looked at: the model, and one of its kind in which everything begins after a few tokens."""
+    yield _Subject(model, has_gradient=False)
+    made = find_stand_in(model)
+    if made is not None:
+        yield _Subject(made, has_gradient=model.device.type == "cpu")
+    elif changes_with_length(model, max(sum(row) for row in LENGTHS)):
+        log.warning("there is no small model of the kind of %s, on which its long rows would be proven", type(model))
+
+
+class _Subject:
+    """A model, a few rows, and what its own forward pass makes of each of them alone."""
+
+    def __init__(self, model: PreTrainedModel, *, has_gradient: bool) -> None:
+        self.model, self.batch, self.has_gradient = model, example_batch(model), has_gradient
+        self.was_training, self.attention = model.training, model.config.get_text_config()._attn_implementation
+        try:
+            self.exact, self.gradient = self._outcome(lambda: own_logprobs(model, self.batch))
+            nudge, near = self._outcome(lambda: own_logprobs(model, self.batch, is_nudged=True))
+        except FAILURES as error:
+            raise CheckpointError(
+                f"{type(model).__name__} cannot compute a row of {len(self.batch)} short ones: {short(error)}. Its "
+                f"config.json asks for what transformers' own code of it cannot do"
+            ) from error
+        self.rounding = float((nudge - self.exact).abs().max())
+        self.gradient_rounding = _distance(near, self.gradient)
+        self.floor = HALF_FLOOR if any(weight.dtype in HALF for weight in model.parameters()) else FLOOR
+
+    @property
+    def is_finite(self) -> bool:
+        """Its numbers are numbers."""
+        return bool(self.exact.isfinite().all())
+
+    def objection(self, way: _Way) -> str | None:
+        """What speaks against a way; None if nothing does. The model's attention is the ordinary one afterwards."""
+        set_trust(self.model, Trust(way.layers, way.head, way.padding))
+        model, batch = self.model, self.batch
+        try:
+            if way.is_packed:
+                use_packed_attention(model, in_blocks=True)
+            found, gradient = self._outcome(
+                lambda: completion_logprobs(model, batch, temperature=1.0, packed=way.is_packed)[0]
+            )
+            with torch.no_grad():
+                own = own_logprobs(model, batch) if way.is_packed else self.exact
+        except FAILURES as error:
+            return f"{_kind(way)} raised {short(error)}"
+        finally:
+            set_trust(model, Trust())
+            model.set_attn_implementation(self.attention)
+        return self._differs(way, found, own, gradient)
+
+    def _differs(self, way: _Way, found: Tensor, own: Tensor, gradient: list[Tensor]) -> str | None:
+        allowed = max(self.floor, ROUNDINGS * self.rounding)
+        for name, numbers in (("log-probabilities", found), ("log-probabilities in ordinary calls", own)):
+            error = float((numbers - self.exact).abs().max())
+            if not error <= allowed:
+                return (
+                    f"{_kind(way)} give {name} that differ by {error:.2g} from the model's own (at most {allowed:.2g} "
+                    f"is rounding)"
+                )
+        allowed = max(GRADIENT_FLOOR, ROUNDINGS * self.gradient_rounding)
+        if not (error := _distance(gradient, self.gradient)) <= allowed:
+            return f"{_kind(way)} give gradients that differ by {error:.2g} (at most {allowed:.2g} is rounding)"
+        log.info("%s of %s agree with the model's own", _kind(way), type(self.model).__name__)
+        return None
+
+    def _outcome(self, compute: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Log-probabilities, and where it is asked for the gradient of their sum by all weights."""
+        if not self.has_gradient:
+            with torch.no_grad():
+                return compute().detach(), []
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        with torch.enable_grad():
+            logprobs = compute()
+            found = torch.autograd.grad(logprobs.sum(), weights, allow_unused=True)
+        return logprobs.detach(), [
+            torch.zeros_like(weight) if one is None else one for weight, one in zip(weights, found, strict=True)
+        ]
+
+
+def _kind(way: _Way) -> str:
+    return way.said.partition(",")[0]
+
+
+def _distance(found: list[Tensor], exact: list[Tensor]) -> float:
+    """|a - b| / |b| over all weights."""
+    if not exact:
+        return 0.0
+    error = sum(float((a - b).double().norm()) ** 2 for a, b in zip(found, exact, strict=True))
+    return (error / max(sum(float(b.double().norm()) ** 2 for b in exact), 1e-30)) ** 0.5
+
+
+def own_logprobs(model: PreTrainedModel, batch: Batch, *, is_nudged: bool = False) -> Tensor:
+    """Log-probabilities [B, T] by the model's own forward pass over each row alone."""
+    found = []
+    for row in range(len(batch)):
+        one = batch.select(torch.tensor([row]))
+        ids, predicts = (part.to(model.device) for part in join_rows(one))
+        logits = nudged(model, ids) if is_nudged else model(input_ids=ids, use_cache=False).logits
+        targets = one.completion_ids[one.mask].to(model.device)
+        logprobs = from_logits(logits[predicts], targets, temperature=1.0)[0]
+        found.append(torch.nn.functional.pad(logprobs, (0, batch.mask.shape[1] - len(logprobs))))
+    return torch.stack(found)
+
+
+def example_batch(model: PreTrainedModel) -> Batch:
+    """Rows of two prompts, as long as the model's context allows."""
+    config = model.config.get_text_config()
+    context = context_of(model.config) or 1024
+    pairs = [(min(prompt, context - 2), completion) for prompt, completion in LENGTHS]
+    pairs = [(prompt, min(completion, context - prompt)) for prompt, completion in pairs]
+    draw, vocabulary = torch.Generator().manual_seed(0), config.vocab_size
+    prompts, lengths = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    groups, width = torch.tensor([0, 0, 1, 1]), int(lengths.max())
+    prompt_ids = torch.randint(0, vocabulary, (2, int(prompts.max())), generator=draw)[groups]
+    completion_ids = torch.randint(0, vocabulary, (len(pairs), width), generator=draw)
+    mask, zeros = torch.arange(width)[None] < lengths[:, None], torch.zeros(len(pairs), width)
+    size = Size(len(pairs), int(mask.sum()), 2)
+    return Batch(prompt_ids, prompts, completion_ids, mask, lengths, groups, torch.zeros(len(pairs)), zeros, size)
