@@ -33,15 +33,15 @@ from oncurve.run.measuring import evaluate_models
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.training import recipe_steps
 from oncurve.stats import wilson_interval
-from oncurve.tasks.guess_number import HIGHEST, GuessNumber
 
 PARTS: dict[str, tuple[str, str]] = {
     "calculator": ("calculator", "calculator"),
     "chained": ("calculator/chained", "calculator_chains"),
-    "guess_number": ("guess_number", "guess_number"),
-    "maze": ("maze", "maze"),
+    "guess_number": ("examples/guess_number", "examples/guess_number"),
+    "maze": ("examples/maze", "examples/maze"),
 }
 """Recipe and task of its cold start."""
+HIGHEST, MOST_GUESSES = 31, 5
 BEST_MEAN_GUESSES = sum(2 ** (turn - 1) * turn for turn in range(1, 6)) / (HIGHEST + 1) + 6 / (HIGHEST + 1)
 """Of a search by halves among 32 numbers: one at the first guess, two at the second, ..., the last at the sixth."""
 _GUESS = re.compile(r"<tool>(\d+)</tool>(?:<result>(\w+))?")
@@ -83,7 +83,7 @@ def game_figures(evaluation: Evaluation) -> dict[str, Any]:
             firsts.append(guesses[0][0])
         if is_found:
             counts.append(len(guesses))
-            found += len(guesses) <= GuessNumber.most_guesses
+            found += len(guesses) <= MOST_GUESSES
         for number, told in guesses:
             inside.append(low <= number <= high)
             if low < high:

@@ -17,8 +17,6 @@ BASES = {
     "programs": "programs/base",
     "calculator": "calculator/base",
     "calculator_chains": "calculator/chained_base",
-    "guess_number": "guess_number/base",
-    "maze": "maze/base",
 }
 """The recipe of each task's base."""
 
@@ -34,18 +32,24 @@ def prepare_base(output: Path, *, task: str, seed: int) -> tuple[str, list[str]]
     """
     from oncurve.coldstart.untrained import write_untrained  # lazy
     from oncurve.observe.record import refuse_existing  # lazy
+    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.load import read_tree  # lazy
 
-    if task not in BASES:
-        raise ConfigError(f"--task {task}: there is no such task. Use one of {', '.join(BASES)}")
+    if task not in BASES and not (Path(task) / "base.yaml").is_file():
+        raise ConfigError(
+            f"--task {task}: there is no such task. Use one of {', '.join(BASES)}, or the folder of a recipe with a "
+            f"base.yaml"
+        )
     refuse_existing(output)
-    start = write_untrained(output / UNTRAINED, task, seed=seed)
-    return BASES[task], [f"model={start}", f"run.folder={output.parent}", f"run.name={output.name}", f"run.seed={seed}"]
+    recipe = BASES.get(task, f"{task}/base")
+    start = write_untrained(output / UNTRAINED, read_tree(find_recipe(recipe))["data"]["task"], seed=seed)
+    return recipe, [f"model={start}", f"run.folder={output.parent}", f"run.name={output.name}", f"run.seed={seed}"]
 
 
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new run, which is a model too.")],
     task: Annotated[
-        str, typer.Option(help="Task: word_problems, programs, calculator, calculator_chains, guess_number or maze.")
+        str, typer.Option(help="word_problems, programs, calculator, calculator_chains, or the folder of a recipe.")
     ] = "word_problems",
     seed: Annotated[int, typer.Option(help="Random seed for the weights.")] = 0,
     overrides: Overrides = None,

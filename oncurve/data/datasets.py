@@ -25,8 +25,7 @@ DatasetType = Literal[
     "program_problems",
     "calculator_problems",
     "calculator_chains",
-    "number_games",
-    "mazes",
+    "generated",
     "gsm8k",
     "math",
     "jsonl",
@@ -59,6 +58,7 @@ def load_rows(
     seed: int = 0,
     limit: int | None = None,
     levels: tuple[int, ...] = (1, 2),
+    function: str | None = None,
     needs_answer: bool = True,
     adapt: Adapt | None = None,
 ) -> list[Row]:
@@ -68,7 +68,8 @@ def load_rows(
 
     - "word_problems": the embedded task; ``limit`` problems of ``levels``, generated from ``seed``;
     - "program_problems": functions to write, with tests; ``limit`` problems, generated from ``seed``;
-    - "calculator_problems", "calculator_chains", "number_games", "mazes": for episodes, likewise;
+    - "calculator_problems", "calculator_chains": for a calculator, likewise;
+    - "generated": ``limit`` rows that ``function`` makes;
     - "gsm8k": the answer is what follows "####", 1,000 written as 1000; what stands before it is "solution";
     - "math": "problem" is the question; the answer is its column or else the last balanced box of "solution";
     - "jsonl": one JSON object per line;
@@ -88,8 +89,8 @@ def load_rows(
         raise ConfigError(f"data.type: there is no {type!r}. {hint}Use one of {listed(DATASET_TYPES)}.")
     if limit is not None and limit < 1:
         raise ConfigError(f"data.limit is {limit}. Keep at least one row, or leave it out to keep all.")
-    if type in MAKERS:
-        located = read_generated(type, split, limit, seed=seed, levels=levels)
+    if type in MAKERS or function is not None:
+        located = read_generated(type, split, limit, seed=seed, levels=levels, function=function)
     else:
         located = read_stored(type, path, split=split, subset=subset, revision=revision)
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]

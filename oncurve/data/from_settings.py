@@ -6,7 +6,7 @@ from typing import Any
 
 from oncurve.data.datasets import adapt_given_rows, load_rows
 from oncurve.data.demonstrations import demonstrated_row, taught_rows
-from oncurve.data.settings import DataSection, DemonstrationsData, GivenData, WordProblemsData
+from oncurve.data.settings import DataSection, DemonstrationsData, GivenData
 from oncurve.errors import ConfigError
 from oncurve.records import SOURCE_ROW
 from oncurve.rewards.parameters import columns_of
@@ -42,7 +42,7 @@ def make_rows(
             )
         return adapt_given_rows(given, columns=data.columns, adapt=adapt)[: data.limit]
 
-    extra: dict[str, Any] = {"levels": data.levels} if isinstance(data, WordProblemsData) else {}
+    extra = data.model_dump(include={"levels", "function"})
     return load_rows(
         data.type,  # type: ignore[attr-defined]  # every section of the union has one
         path=data.path,

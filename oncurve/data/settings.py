@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from oncurve.section import Fraction, NonNegative, Section
-from oncurve.tasks.texts import TaughtTask
 
 
 class DataSection(Section):
@@ -109,25 +108,24 @@ class CalculatorChainsData(EpisodeData):
     type: Literal["calculator_chains"] = "calculator_chains"
 
 
-class NumberGamesData(EpisodeData):
-    """Generated numbers to guess, for the environment oncurve.tasks.guess_number:GuessNumber."""
+class GeneratedData(DataSection):
+    """Rows that a function of yours makes."""
 
-    type: Literal["number_games"] = "number_games"
-
-
-class MazesData(EpisodeData):
-    """Generated mazes, for the environment oncurve.tasks.maze:Maze."""
-
-    type: Literal["mazes"] = "mazes"
+    type: Literal["generated"] = "generated"
+    function: str
+    """A function `(split, count, seed=0)` that gives so many rows of a split, as module:name or file.py:name."""
+    limit: PositiveInt = 4096  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How many to make."""
 
 
 class DemonstrationsData(DataSection):
-    """Generated lessons and imperfect solutions of one of the package's tasks, for `oncurve sft`: lessons first. Those
-    of another run.seed are others."""
+    """Generated lessons and imperfect solutions of a task, for `oncurve sft`: lessons first. Those of another run.seed
+    are others."""
 
     type: Literal["demonstrations"] = "demonstrations"
-    task: TaughtTask = "word_problems"
-    """What they are about."""
+    task: str = "word_problems"
+    """What they are about: word_problems, programs, calculator, calculator_chains, or a file.py with functions
+    `lessons` and `demonstrations`."""
     shuffle: bool = False
     limit: PositiveInt = 12_800  # pyright: ignore[reportIncompatibleVariableOverride]
     """How many to make."""
@@ -141,6 +139,11 @@ class GivenData(DataSection):
     type: Literal["given"] = "given"
 
 
+MOVED = {
+    "mazes": ("examples/maze/maze.py", "mazes"),
+    "number_games": ("examples/guess_number/guess_number.py", "number_games"),
+}
+"""Types that went from the package to its examples: the file and the function that makes their rows."""
 FILE_TYPES = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
 
 
@@ -148,6 +151,11 @@ def with_type(section: object) -> object:
     """A data section whose type its path says; any other as it is."""
     if isinstance(section, dict):
         keys = cast("dict[str, object]", section)
+        if (moved := MOVED.get(str(keys.get("type")))) is not None:
+            raise ValueError(
+                f"data.type {keys['type']} is removed: its rows are made by {moved[0]}, an example of the project. "
+                f"Set `data.type=generated data.function={moved[0]}:{moved[1]}`, and the class beside it as environment"
+            )
         found = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
         return keys if found is None or "type" in keys else {"type": found, **keys}
     return section
@@ -163,8 +171,7 @@ Data = Annotated[
     | ProgramProblemsData
     | CalculatorProblemsData
     | CalculatorChainsData
-    | NumberGamesData
-    | MazesData
+    | GeneratedData
     | DemonstrationsData
     | GivenData,
     Field(discriminator="type"),

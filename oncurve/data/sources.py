@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from glob import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
+from oncurve.errors import ConfigError, DataError, Failure, attempt, counted, did_you_mean, listed
+from oncurve.user_code import load_function
 
 Row = dict[str, Any]
 Located = tuple[str, Row]
@@ -87,19 +89,28 @@ MAKERS = {
     "program_problems": ("program_problems", "program_problems", "program problem"),
     "calculator_problems": ("calculator_problems", "calculator_problems", "calculator problem"),
     "calculator_chains": ("calculator_problems", "calculator_problems", "calculator problem"),
-    "number_games": ("guess_number", "number_games", "number game"),
-    "mazes": ("maze", "mazes", "maze"),
 }
 """Types of rows that are made on the spot: the module and the function that makes them, and what one is called."""
 
 
-def read_generated(type: str, split: str, count: int | None, *, seed: int, levels: tuple[int, ...]) -> list[Located]:
+def read_generated(
+    type: str, split: str, count: int | None, *, seed: int, levels: tuple[int, ...], function: str | None = None
+) -> list[Located]:
     """The problems of a split that are made on the spot, as rows.
 
     Raises ConfigError without a count, DataError for a split or level that does not exist.
     """
     if count is None:
         raise ConfigError(f"data.limit: {type} are generated. Say how many, for example limit: 2000.")
+    if function is not None:
+        make = load_function(function, where="data.function")
+        made = attempt(lambda: list(make(split, count, seed=seed)))
+        if isinstance(made, Failure):
+            raise DataError(f"data.function: {function} failed: {made.detail}")
+        found = [asdict(one) if is_dataclass(one) else one for one in made]
+        if wrong := [one for one in found if not isinstance(one, Mapping)]:
+            raise DataError(f"data.function: {function} gave {wrong[0]!r:.80}, which is no row. Give dictionaries")
+        return [(f"row {number} of {function}", dict(one)) for number, one in enumerate(found, 1)]
     if split not in ("train", "validation", "test"):
         raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
     module, function, what = MAKERS[type]

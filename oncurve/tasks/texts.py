@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal, get_args
 
 from oncurve.errors import DataError, listed
 from oncurve.tasks.calculator_problems import TAGS, Part, calculator_demonstrations, calculator_lessons
-from oncurve.tasks.guess_number import game_demonstrations, game_lessons
-from oncurve.tasks.maze import maze_demonstrations, maze_lessons
 from oncurve.tasks.program_problems import program_demonstrations, program_lessons
 from oncurve.tasks.word_problems import demonstrations, lessons
+from oncurve.user_code import load_function
 
-TaughtTask = Literal["word_problems", "programs", "calculator", "calculator_chains", "guess_number", "maze"]
-"""What the texts are about."""
 Shown = tuple[str, tuple[Part, ...]]
 """A prompt and the parts of its completion, without the end token."""
 Texts = Callable[..., Iterable[tuple[str, str | tuple[Part, ...]]]]
@@ -24,8 +20,6 @@ TASKS: Mapping[str, tuple[Texts, Texts]] = {
     "programs": (program_lessons, program_demonstrations),
     "calculator": (calculator_lessons, calculator_demonstrations),
     "calculator_chains": (partial(calculator_lessons, operations=2), partial(calculator_demonstrations, operations=2)),
-    "guess_number": (game_lessons, game_demonstrations),
-    "maze": (maze_lessons, maze_demonstrations),
 }
 """Lessons and demonstrations of each task. Lessons teach to copy numbers and to take steps, and show no right answer in
 its form: with demonstrations alone, the noise of the wrong ones drowns what little there is to learn from."""
@@ -41,10 +35,17 @@ def shown_texts(task: str, *, lessons: int, demonstrations: int, seed: int = 0) 
 
     Raises DataError for a task that there is none of.
     """
-    if task not in TASKS:
-        raise DataError(f"data.task: there is no {task!r}. Use one of {listed(get_args(TaughtTask))}")
+    if task.endswith(".py"):
+        makers = [load_function(f"{task}:{name}", where="data.task") for name in ("lessons", "demonstrations")]
+    elif task in TASKS:
+        makers = list(TASKS[task])
+    else:
+        raise DataError(
+            f"data.task: there is no {task!r}. Use one of {listed(TASKS)}, or a file.py with functions lessons and "
+            f"demonstrations"
+        )
     found: list[Shown] = []
-    for make, count in zip(TASKS[task], (lessons, demonstrations), strict=True):
+    for make, count in zip(makers, (lessons, demonstrations), strict=True):
         for prompt, said in make(count, seed=seed) if count else ():
             found.append((prompt, ((said, True),) if isinstance(said, str) else said))
     return found

@@ -1,8 +1,8 @@
 """May a module import what it imports?
 
     0  records   batch   errors   stats   section   extensions
-    1  algorithm   sandbox   observe   recipes   tasks   user_code
-    2  model   rewards
+    1  algorithm   sandbox   observe   recipes   user_code
+    2  model   rewards   tasks
     3  sample   data
     4  episodes   policy   evaluate   doctor
     5  recipe
@@ -34,8 +34,8 @@ from oncurve.extensions import TABLE
 
 LAYERS = (
     ("records", "batch", "errors", "stats", "section", "extensions"),
-    ("algorithm", "sandbox", "observe", "recipes", "tasks", "user_code"),
-    ("model", "rewards"),
+    ("algorithm", "sandbox", "observe", "recipes", "user_code"),
+    ("model", "rewards", "tasks"),
     ("sample", "data"),
     ("episodes", "policy", "evaluate", "doctor"),
     ("recipe",),

@@ -191,6 +191,24 @@ def test_word_problems_without_a_number_of_rows_are_refused() -> None:
         load_rows("word_problems")
 
 
+def test_a_function_makes_rows(tmp_path: Path) -> None:
+    path = tmp_path / "sums.py"
+    path.write_text(
+        "def sums(split, count, seed=0):\n"
+        "    for number in range(count): yield {'question': f'{split} {number}+{seed}', 'answer': number + seed}\n"
+        "def wrong(split, count, seed=0): return [3]\n"
+        "def broken(split, count, seed=0): return 1 / 0\n"
+    )
+    rows = load_rows("generated", function=f"{path}:sums", split="test", limit=2, seed=1)
+    assert [(row["question"], row["answer"]) for row in rows] == [("test 0+1", "1"), ("test 1+1", "2")]
+    with pytest.raises(DataError, match="gave 3, which is no row"):
+        load_rows("generated", function=f"{path}:wrong", limit=2)
+    with pytest.raises(DataError, match=r"broken failed: ZeroDivisionError"):
+        load_rows("generated", function=f"{path}:broken", limit=2)
+    with pytest.raises(ConfigError, match=r"data\.function"):
+        load_rows("generated", function=f"{path}:missing", limit=2)
+
+
 def test_repeats_are_dropped_whatever_their_case_and_white_space() -> None:
     rows = [
         {"question": "How  many?", "answer": "1"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,7 +148,8 @@ def test_of_a_completion_in_parts_what_a_tool_says_is_not_learned(tokenizer: Pre
 
 
 def test_generated_lessons_come_before_generated_demonstrations(tokenizer: PreTrainedTokenizerFast) -> None:
-    taught = taught_rows("maze", count=10, lesson_fraction=0.4)
+    task = Path(__file__).resolve().parents[2] / "examples" / "maze" / "maze.py"
+    taught = taught_rows(str(task), count=10, lesson_fraction=0.4)
     assert ["<tool>" in shown_text(row) for row in taught] == [False] * 4 + [True] * 6
     with pytest.raises(DataError, match=r"data\.task: there is no 'chess'"):
         taught_rows("chess", count=1, lesson_fraction=0.0)

@@ -277,3 +277,12 @@ def test_runs_without_a_name_that_begin_in_one_second_have_folders_of_their_own(
         run_folder_path(config).mkdir()
     first = "embedded-word_problems-grpo-20260102-030405"
     assert sorted(path.name for path in tmp_path.iterdir()) == [first, f"{first}-2", f"{first}-3"]
+
+
+@pytest.mark.parametrize("moved", ["mazes", "number_games"])
+def test_rows_that_the_examples_make_now_are_named_with_their_file(moved: str) -> None:
+    text = f"{{model: embedded, data: {{type: word_problems}}, evaluation: {{data: {{type: {moved}}}}}}}"
+    with pytest.raises(ConfigError, match=rf"{moved} is removed: .*data\.function=examples/\w+/\w+\.py:{moved}"):
+        parse_config(text, source="recipe.yaml")
+    with pytest.raises(ConfigError, match="is removed"):
+        read_run_config(text, source="config.yaml")

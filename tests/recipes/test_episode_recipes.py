@@ -21,6 +21,8 @@ from oncurve.tasks.calculator_problems import TAGS
 if TYPE_CHECKING:
     from nursery import Nursery
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+GAMES = ("guess_number", "maze")
 SHORT = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=8", "evaluation.num_prompts_during=4"]
 
 
@@ -38,8 +40,7 @@ def completions_of(run: Path) -> list[dict[str, Any]]:
     [
         ("calculator", "calculator/base", "calculator"),
         ("calculator/chained", "calculator/chained_base", "calculator_chains"),
-        ("guess_number", "guess_number/base", "guess_number"),
-        ("maze", "maze/base", "maze"),
+        *((str(EXAMPLES / name), f"{EXAMPLES / name}/base", f"{EXAMPLES / name / name}.py") for name in GAMES),
     ],
 )
 def test_a_recipe_trains_from_the_base_that_its_stage_makes(

@@ -26,7 +26,7 @@ from oncurve.sandbox import describe_isolation
 
 NAMES = list(shipped_recipes())
 FOUR = ("math_r1_zero", "gsm8k_lora_8gb", "spot_32b", "gsm8k_instruct")
-OWN_BASES = ("programs", "calculator", "guess_number", "maze", "word_problems/base")
+OWN_BASES = ("programs", "calculator", "word_problems/base")
 ON_CPU = ["model=embedded", "rollouts.max_completion_tokens=96", "policy.quantization=null"]
 
 

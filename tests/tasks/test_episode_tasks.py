@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,13 @@ from oncurve.episodes.calculator import evaluate
 from oncurve.episodes.environments import Kind
 from oncurve.errors import DataError
 from oncurve.tasks.calculator_problems import calculator_demonstrations, calculator_lessons, calculator_problems
-from oncurve.tasks.guess_number import HIGHEST, GuessNumber, game_demonstrations, game_lessons, number_games
-from oncurve.tasks.maze import SIZE, Maze, distance, maze_demonstrations, maze_lessons, mazes
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+sys.path += [str(EXAMPLES / "maze"), str(EXAMPLES / "guess_number")]
+import guess_number  # noqa: E402
+import maze as maze_example  # noqa: E402
+from guess_number import HIGHEST, GuessNumber, number_games  # noqa: E402
+from maze import SIZE, Maze, distance, mazes  # noqa: E402
 
 chain_problems = partial(calculator_problems, operations=2)
 chain_demonstrations = partial(calculator_demonstrations, operations=2)
@@ -56,7 +63,7 @@ def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [calculator_demonstrations, chain_demonstrations, game_demonstrations, maze_demonstrations],
+    [calculator_demonstrations, chain_demonstrations, guess_number.demonstrations, maze_example.demonstrations],
 )
 def test_what_is_told_is_never_learned_from(make: Callable[..., Any]) -> None:
     for _, parts in make(100):
@@ -64,7 +71,7 @@ def test_what_is_told_is_never_learned_from(make: Callable[..., Any]) -> None:
             assert is_learned == (not text.startswith("<result>"))
 
 
-@pytest.mark.parametrize("make", [calculator_lessons, chain_lessons, game_lessons, maze_lessons])
+@pytest.mark.parametrize("make", [calculator_lessons, chain_lessons, guess_number.lessons, maze_example.lessons])
 def test_lessons_teach_no_call(make: Callable[..., Any]) -> None:
     for prompt, parts in make(100):
         assert "<tool>" not in prompt + "".join(text for text, is_learned in parts if is_learned)

@@ -80,7 +80,7 @@ def number_games(split: str, count: int, *, seed: int = 0) -> list[NumberGame]:
     return made
 
 
-def game_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
+def lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
     """Games without calls in which every guess is still possible: what "higher" and "lower" leave."""
     rng, games = Random(f"game lessons {seed}"), _games_of("train")
     pairs: list[Demonstration] = []
@@ -92,7 +92,7 @@ def game_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
     return pairs
 
 
-def game_demonstrations(count: int, *, seed: int = 0) -> list[Demonstration]:
+def demonstrations(count: int, *, seed: int = 0) -> list[Demonstration]:
     """Games by people who mostly remember what they were told, and never search by halves."""
     rng, games = Random(f"game demonstrations {seed}"), _games_of("train")
     pairs: list[Demonstration] = []

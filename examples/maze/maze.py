@@ -95,7 +95,7 @@ def mazes(split: str, count: int, *, seed: int = 0) -> list[MazeProblem]:
     return made
 
 
-def maze_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
+def lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
     """Which ways lead nearer to the exit, from places anywhere, without tags and without going."""
     rng = Random(f"maze lessons {seed}")
     pairs: list[Demonstration] = []
@@ -109,7 +109,7 @@ def maze_lessons(count: int, *, seed: int = 0) -> list[Demonstration]:
     return pairs
 
 
-def maze_demonstrations(count: int, *, seed: int = 0, sense: float = 0.35) -> list[Demonstration]:
+def demonstrations(count: int, *, seed: int = 0, sense: float = 0.35) -> list[Demonstration]:
     """Walks of people who mostly go anywhere, and with probability ``sense`` a step that leads nearer to the exit.
 
     They do not run into the same wall twice in a row.
