@@ -14,6 +14,7 @@ from oncurve.run.trainer import train
 SECTIONS = {
     "Train": ("train", "Trainer", "sft", "Result", "Step", "Evaluation"),
     "Your own loop": ("load_policy", "Policy", "Engine", "score", "Scores", "advantages", "collate"),
+    "Runs of the past": ("open_run", "PastRun", "PastStep", "replay", "Replay", "regrade", "Regrade"),
     "Records": ("Prompt", "Completion", "Group", "Reward", "Batch", "OncurveError"),
 }
 INSIDE = {

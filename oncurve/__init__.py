@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from oncurve.data.collate import collate
     from oncurve.errors import OncurveError
     from oncurve.evaluate.evaluation import Evaluation
+    from oncurve.history.past import PastRun, PastStep, open_run
+    from oncurve.history.regrade import Regrade, regrade
+    from oncurve.history.replay import Replay, replay
     from oncurve.records import Completion, Group, Prompt, Reward
     from oncurve.run.result import Result
     from oncurve.run.stages import sft
@@ -30,8 +33,12 @@ _HOMES = {
     "Evaluation": "evaluate.evaluate",
     "Group": "records",
     "OncurveError": "errors",
+    "PastRun": "history.past",
+    "PastStep": "history.past",
     "Policy": "run.verbs",
     "Prompt": "records",
+    "Regrade": "history.regrade",
+    "Replay": "history.replay",
     "Result": "run.result",
     "Reward": "records",
     "Scores": "run.verbs",
@@ -40,6 +47,9 @@ _HOMES = {
     "advantages": "run.verbs",
     "collate": "data.collate",
     "load_policy": "run.verbs",
+    "open_run": "history.past",
+    "regrade": "history.regrade",
+    "replay": "history.replay",
     "score": "run.verbs",
     "sft": "run.stages",
     "train": "run.trainer",
@@ -53,8 +63,12 @@ __all__ = [
     "Evaluation",
     "Group",
     "OncurveError",
+    "PastRun",
+    "PastStep",
     "Policy",
     "Prompt",
+    "Regrade",
+    "Replay",
     "Result",
     "Reward",
     "Scores",
@@ -64,6 +78,9 @@ __all__ = [
     "advantages",
     "collate",
     "load_policy",
+    "open_run",
+    "regrade",
+    "replay",
     "score",
     "sft",
     "train",

@@ -18,6 +18,7 @@ from oncurve.cli import (
     dashboard,
     doctor,
     evaluate,
+    history,
     hub,
     launch,
     plan,
@@ -74,6 +75,8 @@ app.command(cls=RecipeCommand)(coldstart.coldstart)
 app.command()(hub.download)
 app.command()(hub.merge)
 app.command()(hub.push)
+app.command(cls=RecipeCommand)(history.replay)
+app.command()(history.regrade)
 app.command()(report.report)
 app.command()(compare.compare)
 app.command()(dashboard.dashboard)

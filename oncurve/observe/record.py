@@ -34,6 +34,7 @@ _OWN_FILES = (
     "log.txt",
     "status.json",
     "rollouts",
+    "steps",
     "evaluations",
     "checkpoints",
     "tracking",
@@ -56,9 +57,9 @@ class RunFolder:
     """The folder of one run, locked against a second writer until it is closed.
 
     ``recipe.yaml`` (as given), ``config.yaml`` (resolved), ``manifest.json``, ``metrics.jsonl``, ``rollouts/``,
-    ``evaluations/``, ``checkpoints/``, ``log.txt``, ``status.json``. Files that are written at once appear whole or
-    not at all; lines are written one by one, so that a killed run loses at most its last line. What looks like a key
-    is never written.
+    ``steps/``, ``evaluations/``, ``checkpoints/``, ``log.txt``, ``status.json``. Files that are written at once appear
+    whole or not at all; lines are written one by one, so that a killed run loses at most its last line. What looks like
+    a key is never written.
     """
 
     def __init__(self, path: str | Path, *, resume_step: int | None = None, lock: RunLock | None = None) -> None:
@@ -197,7 +198,7 @@ class RunFolder:
     def _forget_after(self, step: int) -> None:
         kept = [row for row in read_rows(self.path / METRICS) if step_of(row, self.path / METRICS) <= step]
         write_lines(self.path / METRICS, kept)
-        for path in sorted((self.path / "rollouts").glob("step_*.jsonl")):
+        for path in sorted([*self.path.glob("rollouts/step_*.jsonl"), *self.path.glob("steps/step_*.parquet")]):
             number = path.stem.removeprefix("step_")
             if number.isdecimal() and int(number) > step:
                 path.unlink()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ LIBRARY_OPTIONS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 """What libraries are told through the environment, where it says nothing else."""
+EVERY_SECONDS = 5.0
+"""Between two lines about progress, where there is no terminal."""
 
 
 def console() -> Console:
@@ -34,3 +39,26 @@ def quiet_libraries() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+@contextmanager
+def counting(out: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how much of something is done, with the time that is left: on a terminal in one line, else now and then.
+
+    Gives a function of what is done and how much there is.
+    """
+    started, said = time.monotonic(), time.monotonic()
+    with out.status(f"{what} ...") if out.is_terminal else nullcontext() as status:
+
+        def tell(done: int, total: int) -> None:
+            nonlocal said
+            now = time.monotonic()
+            left = (now - started) / max(done, 1) * (total - done)
+            text = f"{what}: {done} of {total}" + (f", about {left:.0f} s left" if done < total else "")
+            if status is not None:
+                status.update(text)
+            elif now - said > EVERY_SECONDS:
+                said = now
+                out.print(text, markup=False, highlight=False)
+
+        yield tell

@@ -34,12 +34,12 @@ def pieces(
     title: str, boot: Mapping[str, Any], *, blocks: Mapping[str, str] | None = None, live: bool = False
 ) -> Iterator[str]:
     """The page of ``render`` in parts, since it may be large."""
-    style, script = _style(), _script()
+    css, script = style(), _script()
     template = (PAGES / "page.html").read_text(encoding="utf-8")
     filled = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
-        "POLICY": _policy(style, script, live=live),
-        "STYLE": style,
+        "POLICY": _policy(css, script, live=live),
+        "STYLE": css,
         "SCRIPT": script,
         "BOOT": in_markup(as_json(dict(boot))),
     }
@@ -89,7 +89,8 @@ def _hash(text: str) -> str:
 
 
 @cache
-def _style() -> str:
+def style() -> str:
+    """The style of all pages."""
     return (PAGES / "style.css").read_text(encoding="utf-8")
 
 

@@ -177,13 +177,16 @@ def quarantine(root: Path, *, after: int) -> None:
             path.rename(place)
 
 
-def prune(root: Path, *, keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints and the one with the best held-out score."""
+def prune(root: Path, *, keep: int, every: int = 0) -> None:
+    """Delete all but the newest ``keep`` checkpoints, the best by held-out score, and those of every ``every`` steps.
+
+    With ``every`` 0 none is kept for its step.
+    """
     found = checkpoints_in(root)
     scores = {path: score for _, path in found if (score := score_of(path)) is not None}
     best = max(scores, key=lambda path: (scores[path], path.name)) if scores else None
-    for _, path in found[:-keep]:
-        if path != best:
+    for step, path in found[:-keep]:
+        if path != best and not (every and step % every == 0):
             gone = path.with_name(f".{path.name}.deleted-{os.getpid()}")
             path.rename(gone)  # a folder that is half deleted must not have the name of a checkpoint
             shutil.rmtree(gone, ignore_errors=True)

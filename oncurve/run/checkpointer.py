@@ -56,6 +56,7 @@ class Checkpointer:
         facts: Mapping[str, Any],
         every_steps: int,
         keep: int = 2,
+        keep_every: int = 0,
         on_error: OnSaveError = "stop",
         moves_reference: bool = False,
         notify: Callable[[str], None] | None = None,
@@ -63,7 +64,7 @@ class Checkpointer:
         """Each process copies and writes its share; process 0 seals, and tells the others what became of it."""
         self.policy, self.algorithm, self.data, self.guards = policy, algorithm, data, guards
         self.root, self.facts = root, facts
-        self.every_steps, self.keep, self.on_error = every_steps, keep, on_error
+        self.every_steps, self.keep, self.keep_every, self.on_error = every_steps, keep, keep_every, on_error
         self.moves_reference, self.processes = moves_reference, policy.processes
         self.notify = notify or (lambda text: None)
         self.last_saved = -1
@@ -156,7 +157,7 @@ class Checkpointer:
         started = time.perf_counter()
         try:
             if write(taken, self.policy, self.root) is not None:
-                prune(self.root, keep=self.keep)
+                prune(self.root, keep=self.keep, every=self.keep_every)
         except CheckpointError as error:
             self._error = error
         except OSError as error:

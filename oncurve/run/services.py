@@ -13,6 +13,7 @@ from torch import Tensor
 from oncurve.batch import Batch
 from oncurve.errors import CheckpointError
 from oncurve.model.out_of_memory import memory_error_as
+from oncurve.observe.step_record import step_path, write_step
 from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Mean, Reward
@@ -44,6 +45,8 @@ class Run:
     refill_rounds: int = 0
     rollouts_every_steps: int = 10
     tokens: TokenRecord | None = None
+    records_all: bool = False
+    """Write the tokens of every step as well."""
     seed: int = 0
     guards: Guards = field(default_factory=Guards)
     interruption: Interruption = field(default_factory=Interruption)
@@ -104,6 +107,8 @@ class Run:
         done = step + 1
         if done == 1 or done % self.rollouts_every_steps == 0 or done == self.total_steps:
             self.log.folder.write_rollouts(done, groups, graded, advantages.tolist(), tokens=self.tokens)
+        if self.records_all and self.log.processes.is_main:
+            write_step(step_path(self.log.folder.path, done), groups, graded, advantages.tolist())
 
     def updates(self, batch: Batch) -> Iterator[Batch]:
         """The rows of every optimizer update on a batch of rollouts: all rows in parts, as often as passes are made."""

@@ -211,8 +211,8 @@ def make_session(
     first_step: int = 0,
 ) -> Session:
     """A run from its loaded parts, with what is logged, what is due and when: each is made here and nowhere else."""
-    config, policy = parts.config, parts.policy
-    section, is_main = config.run, policy.processes.is_main
+    config, policy, section = parts.config, parts.policy, parts.config.run
+    is_main = policy.processes.is_main
     progress = Progress(section.steps, first_step=first_step, console=console)
 
     def note(text: str) -> None:
@@ -223,11 +223,10 @@ def make_session(
     if parts.servers is not None:
         parts.servers.notify = note
     if is_main:
-        resolved = redact_tree(config.model_dump(mode="json"))
-        folder.tracker = open_tracker(folder.path, resolved, first_step=first_step, notify=note)
+        told = redact_tree(config.model_dump(mode="json"))
+        folder.tracker = open_tracker(folder.path, told, first_step=first_step, notify=note)
     evaluator = make_evaluator(parts, progress)
-    goes_back = section.on_kl_alarm == "return"
-    guards = Guards(max_nonfinite=section.max_nonfinite_updates, returns_on_kl=goes_back, notify=note)
+    guards = Guards(max_nonfinite=section.max_nonfinite_updates, returns_on_kl=section.returns_on_kl, notify=note)
     saver = Checkpointer(
         policy,
         parts.algorithm,
@@ -237,11 +236,11 @@ def make_session(
         facts=facts,
         every_steps=section.save_every_steps,
         keep=section.keep_checkpoints,
+        keep_every=section.keep_every_steps,
         on_error=section.on_save_error,
         moves_reference=parts.moves_reference,
         notify=note,
     )
-    words = policy.tokenizer.backend_tokenizer if policy.tokenizer.is_fast else None
     run = Run(
         make_log(parts, folder, progress, is_resumed=first_step > 0),
         total_steps=section.steps,
@@ -251,7 +250,8 @@ def make_session(
         mask_truncated=config.algorithm.mask_truncated,
         refill_rounds=section.refill_rounds,
         rollouts_every_steps=section.rollouts_every_steps,
-        tokens=TokenRecord(words, num_groups=section.logprobs_of_prompts),
+        tokens=make_token_record(parts),
+        records_all=section.record == "all",
         seed=section.seed,
         guards=guards,
         interruption=interruption,
@@ -261,6 +261,13 @@ def make_session(
         steps_done=first_step,
     )
     return Session(parts, folder, interruption, progress, evaluator, saver, run, note)
+
+
+def make_token_record(parts: Parts) -> TokenRecord:
+    """What is written of tokens for reports; their texts only where the tokenizer can say where they are."""
+    tokenizer = parts.policy.tokenizer
+    words = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    return TokenRecord(words, num_groups=parts.config.run.logprobs_of_prompts)
 
 
 def make_evaluator(parts: Parts, progress: Progress) -> Evaluator:

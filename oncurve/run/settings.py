@@ -32,6 +32,9 @@ class RunSection(Section):
     """Steps between checkpoints; 0 saves only the final model."""
     keep_checkpoints: Harmless[PositiveInt] = 2
     """Checkpoints to keep, besides the best and the final model."""
+    keep_every_steps: Harmless[NonNegative] = 0
+    """Also keep the checkpoint of every so many steps for good, to replay from; a multiple of save_every_steps. 0:
+    none."""
     on_save_error: Harmless[Literal["stop", "continue"]] = "stop"
     """If a checkpoint cannot be written: stop, or continue and retry when the next is due."""
     grace_seconds: Harmless[PositiveFloat] = 25.0
@@ -42,6 +45,9 @@ class RunSection(Section):
     """If the KL runs away: warn, or return to a checkpoint and double algorithm.kl_coef."""
     rollouts_every_steps: Harmless[PositiveInt] = 10
     """Write the completions of every so many steps to the run folder."""
+    record: Harmless[Literal["sampled", "all"]] = "sampled"
+    """sampled: completions of every rollouts_every_steps; all: also the tokens, log-probabilities, rewards and
+    advantages of every step, in `steps/`, from which `oncurve replay` and `oncurve regrade` work."""
     logprobs_of_prompts: Harmless[NonNegative] = 8
     """Prompts of a written step whose token log-probabilities are written too."""
     profile_trace_step: PositiveInt | None = None
@@ -50,3 +56,8 @@ class RunSection(Section):
     """Stop if grading fails for more than this fraction of a step's completions."""
     track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None
     """Trackers. None: those with a key in the environment (WANDB_API_KEY); []: none."""
+
+    @property
+    def returns_on_kl(self) -> bool:
+        """A KL that runs away sends the run back to a checkpoint."""
+        return self.on_kl_alarm == "return"

@@ -9,8 +9,9 @@
     6  plan   convert
     7  report
     8  run   coldstart
-    9  cli
-    10 __main__
+    9  history
+    10 cli
+    11 __main__
 
     extensions, each of which may import those before it, and the core below ``cli``: agents   fleet   trl
 
@@ -42,6 +43,7 @@ LAYERS = (
     ("plan", "convert"),
     ("report",),
     ("run", "coldstart"),
+    ("history",),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,1 @@
+"""Runs that are over: their steps read again, done again, and graded again."""

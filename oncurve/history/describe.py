@@ -1,0 +1,161 @@
+"""Replays and regrades in a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rich.console import Group as Lines
+from rich.table import Table
+from rich.text import Text
+
+from oncurve.history.opened import OpenedStep, TokenView
+from oncurve.history.regrade import Regrade
+from oncurve.history.replay import Replay
+
+MAX_ROWS = 20
+
+
+def replay_text(found: Replay) -> Lines:
+    """What a replay found, and the step."""
+    lines: list[Text | Table] = [Text(line) for line in _verdict(found)]
+    lines += [Text(line) for line in _gradient(found.step)]
+    lines += [_groups(found.step), _tokens("tokens that weigh most in the gradient", found.step.by_weight)]
+    if any(abs(token.ratio - 1) > 1e-3 for token in found.step.by_ratio):
+        lines.append(_tokens("tokens on which trainer and sampler differ most", found.step.by_ratio))
+    if found.change is not None:
+        now, was = found.change.step, found.step
+        lines += [
+            Text(f"with {found.change.described}, on the same completions:", style="bold"),
+            Text(f"  {found.change.flipped} advantages change their sign; {_signal(found)}"),
+            Text(
+                f"  cosine of the gradients {_number(found.change.cosine)}; norm {was.norm:.4g} -> {now.norm:.4g}, "
+                f"clipped {was.clipped_norm:.4g} -> {now.clipped_norm:.4g}"
+            ),
+        ]
+    return Lines(*lines)
+
+
+def _signal(found: Replay) -> str:
+    assert found.change is not None
+    return f"{found.change.gained_signal} groups gain a signal, {found.change.lost_signal} lose it"
+
+
+def _verdict(found: Replay) -> Iterator[str]:
+    begun = f"begun from the checkpoint of step {found.checkpoint}" if found.checkpoint else "begun from the start"
+    how = begun if found.is_sampled else f"{begun}, with the recorded completions"
+    if found.is_same:
+        yield f"step {found.number}: same bits as the record ({', '.join(found.compared)}); {how}"
+    else:
+        yield f"step {found.number}: not as recorded; {how}"
+        yield f"  first difference: {found.differences[0]}"
+    if found.causes:
+        yield "  otherwise than when it was recorded:" if found.is_same else "  likely cause:"
+        yield from (f"    {cause}" for cause in found.causes)
+    elif not found.is_same:
+        yield "  recipe, data, base, versions, threads and device are as they were: the code or the record has changed"
+
+
+def _gradient(step: OpenedStep) -> Iterator[str]:
+    limit = f", clipped to {step.clipped_norm:.4g}" if step.clipped_norm < step.norm else ", not clipped"
+    trained = int(step.batch.mask.sum())
+    silent = sum(1 for row in step.advantages if not row.any())
+    yield f"gradient: norm {step.norm:.4g}{limit}; {silent} of {len(step.groups)} groups have no signal"
+    yield f"tokens: {trained:,} trained on, {step.num_without_weight:,} of them weigh nothing (clipped or masked)"
+
+
+def _groups(step: OpenedStep) -> Table:
+    table = Table(
+        "prompt", "rewards", "advantages", "of the gradient", title="groups by their share", title_justify="left"
+    )
+    order = sorted(range(len(step.groups)), key=lambda place: -step.group_shares[place])
+    for place in order[:MAX_ROWS]:
+        rewards = " ".join("-" if one.value is None else f"{one.value:g}" for one in step.rewards[place])
+        weights = step.advantages[place]
+        table.add_row(
+            str(step.groups[place].prompt.index),
+            rewards,
+            f"{float(weights.min()):+.2f} to {float(weights.max()):+.2f}",
+            f"{100 * step.group_shares[place]:.1f}%",
+        )
+    return table
+
+
+def _tokens(title: str, tokens: tuple[TokenView, ...]) -> Table:
+    table = Table("token", "row", "place", "probability", "ratio", "weight", title=title, title_justify="left")
+    for token in tokens[:10]:
+        table.add_row(
+            Text(repr(token.text)),
+            str(token.completion),
+            str(token.place),
+            f"{math.exp(token.logprob):.3g}",
+            f"{token.ratio:.3f}",
+            f"{token.weight:+.2e}",
+        )
+    return table
+
+
+def regrade_text(found: Regrade) -> Lines:
+    """What another reward would have paid."""
+    total = found.total("num_completions")
+    lines: list[Text | Table] = [
+        Text(f"{found.run}: {total:,} completions of {len(found.steps)} steps, graded again by {found.reward}"),
+        Text(
+            f"{found.total('changed'):,} get another reward; {found.total('became_right'):,} become right, "
+            f"{found.total('became_wrong'):,} become wrong; {found.total('num_errors_now'):,} cannot be graded now "
+            f"({found.total('num_errors_was'):,} then)"
+        ),
+        Text(
+            f"{found.total('flipped'):,} advantages change their sign; of {found.total('num_groups'):,} groups "
+            f"{found.total('gained_signal'):,} gain a signal and {found.total('lost_signal'):,} lose it; correlation "
+            f"of the two rewards inside groups {_number(found.correlation)}"
+        ),
+    ]
+    lines.append(_agreement(found))
+    lines.append(_curve(found))
+    if found.worst_prompts:
+        table = Table("prompt", "advantages move by", "text", title="prompts by damage", title_justify="left")
+        for index, damage in found.worst_prompts[:10]:
+            table.add_row(str(index), f"{damage:.2f}", Text(_short(found.prompts[index], 90)))
+        lines.append(table)
+    for place, one in enumerate(found.examples[:3]):
+        lines.append(
+            Text(
+                f"\n[{place + 1}] step {one.step}, prompt {one.prompt_index}: reward {_value(one.was.value)} -> "
+                f"{_value(one.now.value)}, advantage {one.advantage_was:+.2f} -> {one.advantage_now:+.2f}"
+            )
+        )
+        lines.append(Text(f"    {_short(one.text, 400)}"))
+        if one.now.detail:
+            lines.append(Text(f"    now: {one.now.detail}"))
+    lines += [Text(note) for note in found.notes]
+    return Lines(*lines)
+
+
+def _agreement(found: Regrade) -> Table:
+    table = Table("then, now", "completions", title="agreement", title_justify="left")
+    for key, count in sorted(found.agreement.items(), key=lambda pair: -pair[1])[:12]:
+        table.add_row(key, f"{count:,}")
+    return table
+
+
+def _curve(found: Regrade) -> Table:
+    table = Table("step", "mean reward then", "now", "signs changed", "cosine", title="by step", title_justify="left")
+    every = max(1, math.ceil(len(found.steps) / MAX_ROWS))
+    for step in found.steps[::every]:
+        cosine = _number(found.cosines[step.step]) if step.step in found.cosines else ""
+        table.add_row(str(step.step), _number(step.mean_was), _number(step.mean_now), str(step.flipped), cosine)
+    return table
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _value(value: float | None) -> str:
+    return "error" if value is None else f"{value:g}"
+
+
+def _short(text: str, limit: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

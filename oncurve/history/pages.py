@@ -1,0 +1,240 @@
+"""Replays and regrades as pages of HTML: one file without scripts, in the style of the reports."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+
+from oncurve.history.opened import OpenedStep, TokenView
+from oncurve.history.regrade import Disagreement, Regrade
+from oncurve.history.replay import Replay
+from oncurve.report.page import style
+
+WIDTH, HEIGHT = 900, 220
+MAX_TEXT = 4_000
+
+
+def regrade_page(found: Regrade) -> str:
+    """What another reward would have paid, as a page."""
+    total = found.total("num_completions")
+    tiles = [
+        ("completions", f"{total:,}"),
+        ("another reward", f"{found.total('changed'):,}"),
+        ("become right", f"{found.total('became_right'):,}"),
+        ("become wrong", f"{found.total('became_wrong'):,}"),
+        ("advantages of another sign", f"{found.total('flipped'):,}"),
+        ("groups gain / lose a signal", f"{found.total('gained_signal'):,} / {found.total('lost_signal'):,}"),
+        ("correlation in groups", _number(found.correlation)),
+    ]
+    curves = [
+        ("then", [(step.step, step.mean_was) for step in found.steps]),
+        ("now", [(step.step, step.mean_now) for step in found.steps]),
+    ]
+    sections = [
+        _tiles(tiles),
+        _section("Mean reward by step", _chart(curves)),
+        _section("Verdicts, then and now", _table(("then, now", "completions"), _agreement(found))),
+        _section("By step", _table(("step", "reward then", "now", "changed", "signs", "cosine"), _steps(found))),
+        _section(
+            "Prompts by damage",
+            _table(
+                ("prompt", "advantages move by", "text"),
+                ((index, f"{damage:.2f}", found.prompts[index][:300]) for index, damage in found.worst_prompts[:50]),
+            ),
+        ),
+        _section("Completions that the two rewards see most differently", "".join(map(_example, found.examples))),
+        "".join(f"<p>{html.escape(note)}</p>" for note in found.notes),
+    ]
+    title = f"{found.run}, graded again"
+    return _page(title, f"Graded by {found.reward}.", sections)
+
+
+def replay_page(found: Replay) -> str:
+    """A step done again, as a page."""
+    step = found.step
+    same = f"Same bits as the record: {', '.join(found.compared)}." if found.is_same else found.differences[0]
+    tiles = [
+        ("as recorded", "yes" if found.is_same else "no"),
+        ("norm of the gradient", f"{step.norm:.4g}"),
+        ("after clipping", f"{step.clipped_norm:.4g}"),
+        ("tokens trained on", f"{int(step.batch.mask.sum()):,}"),
+        ("of them without weight", f"{step.num_without_weight:,}"),
+    ]
+    sections = [_tiles(tiles)]
+    if found.causes:
+        sections.append(
+            _section("Otherwise than then", "".join(f"<p>{html.escape(text)}</p>" for text in found.causes))
+        )
+    if found.change is not None:
+        now = found.change
+        rows = [
+            ("advantages of another sign", now.flipped),
+            ("groups that gain a signal", now.gained_signal),
+            ("groups that lose it", now.lost_signal),
+            ("cosine of the gradients", _number(now.cosine)),
+            ("norm of the gradient", f"{step.norm:.4g} -> {now.step.norm:.4g}"),
+        ]
+        sections.append(_section(f"With {now.described}", _table(("", ""), rows)))
+    sections += [
+        _section(
+            "Groups by their share of the gradient",
+            _table(("prompt", "share", "rewards", "advantages"), _group_rows(step)),
+        ),
+        _section("Tokens that weigh most", _token_table(step.by_weight)),
+        _section("Tokens on which trainer and sampler differ most", _token_table(step.by_ratio)),
+        _section("Completions", "".join(_completions(step))),
+    ]
+    return _page(f"{found.run}, step {found.number}", same, sections)
+
+
+def _page(title: str, lead: str, sections: Iterable[str]) -> str:
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style()}{_OWN_STYLE}</style>'
+        f'</head><body><main class="told"><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>'
+        f"{''.join(sections)}</main></body></html>\n"
+    )
+
+
+_OWN_STYLE = """
+main.told{max-width:960px;margin:0 auto;padding:24px 16px}
+main.told table{border-collapse:collapse;font-size:14px}
+main.told td,main.told th{padding:4px 12px 4px 0;text-align:left;vertical-align:top;font-variant-numeric:tabular-nums}
+main.told .row{display:flex;flex-wrap:wrap;gap:12px;margin:16px 0}
+main.told .one{padding:10px 14px;border:1px solid color-mix(in srgb,currentColor 20%,transparent);border-radius:8px}
+main.told .one b{display:block;font-size:20px}
+main.told pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px;margin:4px 0 12px}
+main.told .wide{overflow-x:auto}
+main.told h2{margin-top:28px}
+"""
+
+
+def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
+    inside = "".join(f'<div class="one"><b>{html.escape(value)}</b>{html.escape(name)}</div>' for name, value in tiles)
+    return f'<div class="row">{inside}</div>'
+
+
+def _section(title: str, inside: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2>{inside or '<p>none</p>'}</section>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>' if body else ""
+
+
+def _agreement(found: Regrade) -> list[tuple[str, str]]:
+    ordered = sorted(found.agreement.items(), key=lambda pair: -pair[1])
+    return [(key, f"{count:,}") for key, count in ordered[:24]]
+
+
+def _steps(found: Regrade) -> list[tuple[object, ...]]:
+    every = max(1, math.ceil(len(found.steps) / 100))
+    return [
+        (
+            step.step,
+            _number(step.mean_was),
+            _number(step.mean_now),
+            step.changed,
+            step.flipped,
+            _number(found.cosines.get(step.step, math.nan)),
+        )
+        for step in found.steps[::every]
+    ]
+
+
+def _example(one: Disagreement) -> str:
+    then, now = (_value(reward.value) for reward in (one.was, one.now))
+    head = (
+        f"step {one.step}, prompt {one.prompt_index}: reward {then} then, {now} now; advantage "
+        f"{one.advantage_was:+.2f} then, {one.advantage_now:+.2f} now"
+    )
+    details = "".join(
+        f"<p>{name}: {html.escape(detail)}</p>"
+        for name, detail in (("then", one.was.detail), ("now", one.now.detail or one.now.error or ""))
+        if detail
+    )
+    return (
+        f"<h3>{html.escape(head)}</h3>{details}<pre>{html.escape(one.prompt[-MAX_TEXT:])}</pre>"
+        f"<pre>{html.escape(one.text[-MAX_TEXT:])}</pre>"
+    )
+
+
+def _group_rows(step: OpenedStep) -> list[tuple[object, ...]]:
+    order = sorted(range(len(step.groups)), key=lambda place: -step.group_shares[place])
+    return [
+        (
+            step.groups[place].prompt.index,
+            f"{100 * step.group_shares[place]:.1f}%",
+            " ".join(_value(one.value) for one in step.rewards[place]),
+            " ".join(f"{weight:+.2f}" for weight in step.advantages[place].tolist()),
+        )
+        for place in order
+    ]
+
+
+def _token_table(tokens: Sequence[TokenView]) -> str:
+    rows = [
+        (
+            repr(token.text),
+            token.completion,
+            token.place,
+            f"{math.exp(token.logprob):.3g}",
+            f"{token.ratio:.4f}",
+            f"{token.weight:+.2e}",
+        )
+        for token in tokens
+    ]
+    return _table(("token", "row", "place", "probability", "ratio", "weight"), rows)
+
+
+def _completions(step: OpenedStep) -> Iterable[str]:
+    for place, group in enumerate(step.groups):
+        yield f"<h3>prompt {group.prompt.index}</h3><pre>{html.escape(group.prompt.text[-MAX_TEXT:])}</pre>"
+        for one, reward in zip(group.completions, step.rewards[place], strict=True):
+            weight = float(step.advantages[place, one.index])
+            yield f"<p>reward {_value(reward.value)}, advantage {weight:+.2f}</p>"
+            yield f"<pre>{html.escape(one.text[-MAX_TEXT:])}</pre>"
+
+
+def _chart(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
+    """Lines over steps as SVG; the first one is dashed."""
+    points = [(x, y) for _, line in curves for x, y in line if not math.isnan(y)]
+    if not points:
+        return ""
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    margin, span = 0.05 * (high - low) or 0.5, max(right - left, 1)
+    low, high = low - margin, high + margin
+
+    def at(x: float, y: float) -> str:
+        return f"{50 + (WIDTH - 60) * (x - left) / span:.1f},{10 + (HEIGHT - 40) * (high - y) / (high - low):.1f}"
+
+    drawn = []
+    for place, (name, line) in enumerate(curves):
+        path = " ".join(at(x, y) for x, y in line if not math.isnan(y))
+        dashes = ' stroke-dasharray="6 4"' if place == 0 else ""
+        drawn.append(f'<polyline fill="none" stroke="currentColor" stroke-width="2" points="{path}"{dashes}/>')
+        drawn.append(
+            f'<text x="{60 + 170 * place}" y="{HEIGHT - 4}" fill="currentColor" font-size="13">'
+            f"{'- - ' if place == 0 else '—— '}{html.escape(name)}</text>"
+        )
+    for value in (low, high):
+        drawn.append(
+            f'<text x="0" y="{float(at(left, value).split(",")[1]) + 4:.1f}" fill="currentColor" font-size="12">'
+            f"{value:.2f}</text>"
+        )
+    label = f"mean reward by step, steps {left} to {right}"
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" width="100%">{"".join(drawn)}</svg>'
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _value(value: float | None) -> str:
+    return "error" if value is None else f"{value:g}"

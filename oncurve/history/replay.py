@@ -1,0 +1,449 @@
+"""Steps of a past run done again: the same bits or the first difference, and the step laid open."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from oncurve.algorithm.algorithm import Algorithm
+from oncurve.batch import Batch
+from oncurve.data.given import NOTHING
+from oncurve.errors import ConfigError, DataError
+from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
+from oncurve.history.past import PastRun, advantages_under
+from oncurve.history.regrade import FLAT, rewards_of
+from oncurve.observe.record import METRICS, read_metrics, write_lines
+from oncurve.observe.step_record import read_step, recorded_steps
+from oncurve.policy.distributed import ALONE
+from oncurve.recipe.run_folder import read_run_config
+from oncurve.recipe.schema import Config
+from oncurve.records import Completion, Group, Reward
+from oncurve.rewards.base import grade
+from oncurve.rewards.terms import make_reward_function
+from oncurve.run.assemble import make_algorithm
+from oncurve.run.checkpoint_manifest import checkpoints_in, read_manifest, verify
+from oncurve.run.parts import Parts, make_parts
+from oncurve.run.resume import ResumeRequest, resume
+from oncurve.run.training import recipe_steps
+from oncurve.sample.base import Sampler
+
+CHANGEABLE = ("algorithm", "rewards", "optimizer", "run.completions_per_update")
+"""Parts of a recipe that may differ while the completions stay the same."""
+_CLOCKED = re.compile(r"^(?:time|memory|speed)/|_seconds$|^weights/")
+"""Metrics that no two runs share."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The same completions under another setting."""
+
+    described: str
+    step: OpenedStep
+    """The step as it would have been."""
+    flipped: int
+    """Completions whose advantage changes its sign."""
+    gained_signal: int
+    lost_signal: int
+    """Groups of which one setting alone learns."""
+    cosine: float
+    """Of the two gradients, before clipping; NaN if one is zero."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A step done again, and how it compares with the record."""
+
+    run: Path
+    number: int
+    checkpoint: int
+    """The step whose checkpoint it began with; 0 is the model before training."""
+    step: OpenedStep
+    compared: list[str] = field(default_factory=list)
+    """What was compared and is the same."""
+    differences: list[str] = field(default_factory=list)
+    """The first difference from the record; empty if there is none."""
+    causes: list[str] = field(default_factory=list)
+    """What is otherwise than when the run was recorded."""
+    is_sampled: bool = True
+    """The completions were sampled again, and not taken from the record."""
+    change: Change | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Everything that could be compared has the same bits."""
+        return not self.differences
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but the tensors as plain data, for JSON."""
+        found: dict[str, Any] = {
+            "run": str(self.run),
+            "step": self.number,
+            "from_checkpoint": self.checkpoint,
+            "is_same": self.is_same,
+            "compared": self.compared,
+            "differences": self.differences,
+            "causes": self.causes,
+            "is_sampled": self.is_sampled,
+            **self.step.summary(),
+        }
+        if self.change is not None:
+            found["change"] = {
+                "described": self.change.described,
+                "flipped": self.change.flipped,
+                "gained_signal": self.change.gained_signal,
+                "lost_signal": self.change.lost_signal,
+                "cosine": self.change.cosine,
+                **self.change.step.summary(),
+            }
+        return found
+
+
+def replay(
+    path: str | os.PathLike[str],
+    step: int,
+    *,
+    changes: Sequence[str] = (),
+    reward: str | Callable[..., Any] | None = None,
+    recorded: bool = False,
+    is_change: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Replay:
+    """Do the steps of a run up to ``step`` again, compare them with the record, and lay the last one open.
+
+    It resumes from the newest checkpoint before the step, in a folder of its own: nothing in the run is changed.
+    ``changes`` (``key=value``) and ``reward`` show the same completions under another setting. With ``recorded`` the
+    completions are those of the record and only the training is done again, as it must be where a sampler cannot
+    repeat itself. ``is_change`` grades again also where ``reward`` is None: with the run's own, as it is now.
+
+    Raises ConfigError, DataError, CheckpointError.
+    """
+    run = PastRun(path)
+    last = run.metrics[-1]["step"] if run.metrics else 0
+    if not 1 <= step <= last:
+        raise ConfigError(f"{run.path}: step {step} was not done; the run has the steps 1 to {last}")
+    changed = _changed_config(run, changes)
+    is_recorded = recorded or not _samples_again(run.config)
+    with tempfile.TemporaryDirectory(prefix="oncurve-replay-") as place, _same_threads():
+        folder = Path(place) / run.path.resolve().name
+        console = Console(file=io.StringIO(), width=1000)
+        opener = _Opener(run, folder, step, changed, changes, reward, is_recorded, is_change or reward is not None)
+        start = _copy_beginning(run, folder, step)
+        if start is None:
+            start, steps = 0, _from_the_start(run, folder, opener, console)
+        else:
+            request = ResumeRequest(folder, (), False, True, console, None, owns_process=False, load=opener.load)
+            steps = resume(request, ALONE)
+        _advance(steps, start, step, opener, on_progress)
+        assert opener.opened is not None
+        compared, differences = _compare(run, folder, start, step)
+        causes = [line.removeprefix("WARNING ") for line in console.file.getvalue().splitlines() if _is_cause(line)]
+    return Replay(
+        run.path, step, start, opener.opened, compared, differences, causes, not is_recorded, opener.change
+    )  # fmt: skip
+
+
+def _changed_config(run: PastRun, changes: Sequence[str]) -> Config:
+    for change in changes:
+        key = change.partition("=")[0]
+        if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE):
+            raise ConfigError(
+                f"{key}: with another value the run would have sampled other completions. Replay changes "
+                f"{', '.join(CHANGEABLE)}; for anything else train again"
+            )
+    return read_run_config((run.path / "config.yaml").read_text(encoding="utf-8"), changes, source="the run's recipe")
+
+
+def _samples_again(config: Config) -> bool:
+    """Whether the run's sampler gives the same tokens a second time."""
+    return config.rollouts.type != "servers"
+
+
+@contextmanager
+def _same_threads() -> Iterator[None]:
+    """Give back the number of threads that a resumed run takes over from its checkpoint."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _from_the_start(run: PastRun, folder: Path, opener: _Opener, console: Console) -> Any:
+    """The steps of the run, begun anew in another folder."""
+    section = run.config.run.model_copy(update={"folder": str(folder.parent), "name": folder.name, "record": "all"})
+    config = run.config.model_copy(update={"run": section})
+    return recipe_steps(config, "", console=console, given=NOTHING, owns_process=False, load=opener.load)
+
+
+def _copy_beginning(run: PastRun, folder: Path, step: int) -> int | None:
+    """A run folder that ends at the newest checkpoint before a step; the number of steps done there.
+
+    None, and no folder, where no checkpoint is left from before the step: the run has to begin anew.
+    """
+    found = [(done, place) for done, place in checkpoints_in(run.path / "checkpoints") if done < step]
+    if not found:
+        return None
+    start, place = found[-1]
+    verify(place)
+    shutil.copytree(place, folder / "checkpoints" / place.name, copy_function=_linked)
+    for name in ("config.yaml", "manifest.json", "recipe.yaml"):
+        if (run.path / name).is_file():
+            shutil.copy(run.path / name, folder / name)
+    write_lines(folder / METRICS, (row for row in run.metrics if row["step"] <= start))
+    if (run.path / "evaluations").is_dir():
+        for file in (run.path / "evaluations").glob("base.*"):
+            (folder / "evaluations").mkdir(exist_ok=True)
+            shutil.copy(file, folder / "evaluations" / file.name)
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    text, count = re.subn(r"(?m)^(  record: ).*$", r"\1all", config)
+    (folder / "config.yaml").write_text(
+        text if count else config.replace("\nrun:\n", "\nrun:\n  record: all\n"), "utf-8"
+    )
+    return start
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _is_cause(line: str) -> bool:
+    return line.startswith("WARNING ") or line.startswith("  ")
+
+
+def _advance(
+    steps: Any, start: int, last: int, opener: _Opener, on_progress: Callable[[int, int], None] | None
+) -> None:  # fmt: skip
+    """Take the steps up to ``last``; the opener looks into the last one."""
+    done = start
+    opener.is_armed = done == last - 1
+    try:
+        for each in steps:
+            done = each.number
+            if on_progress is not None:
+                on_progress(done - start, last - start)
+            if done >= last:
+                break
+            opener.is_armed = done == last - 1
+    finally:
+        steps.close()
+
+
+class _RecordedSampler:
+    """Gives back the completions that a run recorded, step by step."""
+
+    def __init__(self, run: PastRun) -> None:
+        self._run = run
+
+    def load_weights(self, policy: Any, *, version: int) -> None:
+        """Nothing: the tokens are known."""
+
+    def sample(self, prompts: Sequence[Any], group_size: int, *, step: int, **_: Any) -> list[Group]:
+        """The recorded groups of a step."""
+        groups = read_step(self._run.path, step + 1).groups
+        if [group.prompt.index for group in groups] != [prompt.index for prompt in prompts]:
+            raise DataError(f"{self._run.path}: the record of step {step + 1} holds other prompts than its data")
+        return list(groups)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Opener:
+    """Loads the parts of a run that is done again, and looks into one step of it."""
+
+    def __init__(
+        self,
+        run: PastRun,
+        folder: Path,
+        step: int,
+        changed: Config,
+        changes: Sequence[str],
+        reward: str | Callable[..., Any] | None,
+        is_recorded: bool,
+        grades_again: bool,
+    ) -> None:
+        self.run, self.folder, self.step, self.changed = run, folder, step, changed
+        self.changes, self.reward, self.is_recorded = changes, reward, is_recorded
+        self.grades_again = grades_again
+        self.is_armed = False
+        self.opened: OpenedStep | None = None
+        self.change: Change | None = None
+
+    def load(self, config: Config, *others: Any, **options: Any) -> Parts:
+        """The parts of the recipe; the policy tells when a step begins to train."""
+        if self.is_recorded:
+            plain = config.rollouts.model_copy(update={"type": "engine", "own_servers": 0, "vllm_servers": 0})
+            made = make_parts(config.model_copy(update={"rollouts": plain}), *others, **options)
+            made.sampler.close()
+            sampler: Sampler = _RecordedSampler(self.run)  # type: ignore[assignment]
+            parts = replace(made, config=config, sampler=sampler, servers=None)
+        else:
+            parts = make_parts(config, *others, **options)
+        annotate = parts.policy.annotate
+
+        def annotated(batch: Batch, **asked: bool) -> Batch:
+            found = annotate(batch, **asked)
+            if self.is_armed:
+                self.is_armed = False
+                self._look(parts, batch, found)
+            return found
+
+        parts.policy.annotate = annotated  # type: ignore[method-assign]
+        return parts
+
+    def _look(self, parts: Parts, plain: Batch, batch: Batch) -> None:
+        record = read_step(self.folder, self.step)
+        weights = torch.tensor(record.advantages)
+        rows = self.run.config.run.completions_per_update or parts.config.completions_per_step
+        self.opened = open_step(
+            parts.policy, parts.algorithm, batch, record.groups, record.rewards, weights,
+            number=self.step, rows_per_update=rows,
+        )  # fmt: skip
+        if self.changes or self.grades_again:
+            self.change = self._under_change(parts, plain, record.groups, record.rewards)
+
+    def _under_change(
+        self, parts: Parts, plain: Batch, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]
+    ) -> Change:
+        config, said = self.changed, list(self.changes)
+        if self.grades_again or any(change.startswith("rewards") for change in self.changes):
+            if self.grades_again:
+                function, graded_by, described = rewards_of(self.run, self.reward)
+                config = config.model_copy(update={"rewards": graded_by.rewards})
+                said.append(f"reward {described}")
+            else:
+                function = make_reward_function(config.rewards, seed=config.run.seed)
+            prompts = [group.prompt for group in groups for _ in group.completions]
+            flat = iter(grade(function, prompts, [one for group in groups for one in group.completions]))
+            function.close()
+            rewards = [[next(flat) for _ in group.completions] for group in groups]
+        algorithm = make_algorithm(config)
+        _check_reference(parts, algorithm)
+        advantages = advantages_under(config, groups, rewards)
+        rows = config.run.completions_per_update or parts.config.completions_per_step
+        updates = parts.config.completions_per_step // rows * config.run.passes_per_step
+        annotated = parts.policy.annotate(
+            with_advantages(plain, advantages),
+            old=algorithm.needs_old(updates),
+            entropy=algorithm.needs_entropy,
+            reference=algorithm.needs_reference,
+        )
+        other = open_step(
+            parts.policy, algorithm, annotated, groups, rewards, advantages, number=self.step, rows_per_update=rows
+        )
+        assert self.opened is not None
+        return _difference(", ".join(said), self.opened, replace(other, max_norm=config.optimizer.max_gradient_norm))
+
+
+def _check_reference(parts: Parts, algorithm: Algorithm) -> None:
+    policy = parts.policy
+    has_one = policy.reference is not None or policy.adapter is not None or policy.teacher is not None
+    if algorithm.needs_reference and not has_one:
+        raise ConfigError(
+            "algorithm.kl_coef: this run kept no reference model, so its KL is not known. Replay another change"
+        )
+
+
+def _difference(described: str, was: OpenedStep, now: OpenedStep) -> Change:
+    signs = [torch.where(step.advantages.abs() < FLAT, 0.0, step.advantages.sign()) for step in (was, now)]
+    learns = [(sign != 0).any(dim=1) for sign in signs]
+    return Change(
+        described,
+        now,
+        flipped=int((signs[0] * signs[1] < 0).sum()),
+        gained_signal=int((~learns[0] & learns[1]).sum()),
+        lost_signal=int((learns[0] & ~learns[1]).sum()),
+        cosine=cosine(was.gradient(), now.gradient()),
+    )
+
+
+def _compare(run: PastRun, folder: Path, start: int, last: int) -> tuple[list[str], list[str]]:
+    """What is the same, and the first difference from the record."""
+    mine, compared = {row["step"]: row for row in read_metrics(folder)}, []
+    num_metrics, num_completions = 0, 0
+    for number in range(start + 1, last + 1):
+        found, count = _completions_differ(run, folder, number)
+        num_completions += count
+        if not found:
+            was = next((row for row in run.metrics if row["step"] == number), {})
+            found, count = _metrics_differ(was, mine.get(number, {}), number)
+            num_metrics += count
+        if found:
+            return compared, [found]
+    if num_completions:
+        compared.append(f"{num_completions} completions")
+    compared.append(f"{num_metrics} metrics")
+    weights = _weights_differ(run.path, folder, last)
+    if weights is None:
+        return compared, []
+    if weights:
+        return compared, [weights]
+    return [*compared, f"the weights after step {last}"], []
+
+
+def _completions_differ(run: PastRun, folder: Path, number: int) -> tuple[str, int]:
+    """The first completion of a step that differs, and how many were compared."""
+    if number not in recorded_steps(run.path):
+        return "", 0
+    was, now = read_step(run.path, number), read_step(folder, number)
+    if [group.prompt.index for group in was.groups] != [group.prompt.index for group in now.groups]:
+        return f"step {number}: other prompts were drawn", 0
+    for place, (old, new) in enumerate(zip(was.groups, now.groups, strict=True)):
+        for one, other in zip(old.completions, new.completions, strict=True):
+            where = f"step {number}, prompt {old.prompt.index}, completion {one.index}"
+            if found := _tokens_differ(one, other):
+                return f"{where}: {found}", 0
+            rewards = was.rewards[place][one.index], now.rewards[place][one.index]
+            if rewards[0].value != rewards[1].value:
+                return f"{where}: reward {rewards[0].value} in the record, {rewards[1].value} now", 0
+            weights = was.advantages[place][one.index], now.advantages[place][one.index]
+            if weights[0] != weights[1]:
+                return f"{where}: advantage {weights[0]} in the record, {weights[1]} now", 0
+    return "", sum(len(group.completions) for group in was.groups)
+
+
+def _tokens_differ(one: Completion, other: Completion) -> str:
+    for place, (old, new) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
+        if old != new:
+            return f"token {place} is {old} in the record, {new} now"
+    if len(one.token_ids) != len(other.token_ids):
+        return f"{len(one.token_ids)} tokens in the record, {len(other.token_ids)} now"
+    for place, (old, new) in enumerate(zip(one.sampler_logprobs, other.sampler_logprobs, strict=True)):
+        if old != new:
+            return f"log-probability of token {place} is {old!r} in the record, {new!r} now"
+    return ""
+
+
+def _metrics_differ(was: Mapping[str, Any], now: Mapping[str, Any], number: int) -> tuple[str, int]:
+    """The first metric of a step that differs, and how many were compared."""
+    keys = [key for key in was if key in now and not _CLOCKED.search(key)]
+    for key in keys:
+        if was[key] != now[key] and not (math.isnan(was[key]) and math.isnan(now[key])):
+            return f"step {number}: {key} is {was[key]!r} in the record, {now[key]!r} now", 0
+    return "", len(keys)
+
+
+def _weights_differ(run: Path, folder: Path, last: int) -> str | None:
+    """Whether the weights after the last step have another checksum; None where one of them was not kept."""
+    kept = [dict(checkpoints_in(place / "checkpoints")).get(last) for place in (run, folder)]
+    if kept[0] is None or kept[1] is None:
+        return None
+    files = [read_manifest(place).get("files", {}) for place in kept if place is not None]
+    names = [name for name in files[0] if name.endswith(".safetensors")]
+    other = [name for name in names if files[0][name] != files[1].get(name)]
+    return f"step {last}: other weights afterwards ({', '.join(other)})" if other else ""
