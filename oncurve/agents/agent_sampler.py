@@ -25,7 +25,7 @@ from oncurve.episodes.environments import reward_of
 from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.errors import Failure, SamplerError, attempt
 from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.sample.base import PolicyView, SamplingParams, check_finite, context_of, exact_text
+from oncurve.sample.base import PolicyView, SamplingParams, check_finite, context_of, end_token_ids, exact_text
 from oncurve.sample.event_loop import EventLoopThread
 from oncurve.sample.streams import turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
@@ -63,6 +63,7 @@ class AgentSampler:
         self._policy, self._version = policy, version
         if self._frames is None:
             self._frames = self.setup.make_frames(policy.tokenizer)
+            self._frames.end_ids = end_token_ids(policy.model, policy.tokenizer)
 
     def sample(
         self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None

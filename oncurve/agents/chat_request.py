@@ -6,6 +6,7 @@ and the answer says that this was ignored; what would have to change the answer 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -236,13 +237,24 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
         one: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.name:
             one["name"] = message.name
+        if message.answers:
+            one["tool_call_id"] = _nine_letters(message.answers)
         if message.calls:
             one["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": _parsed(call.arguments)}}
+                {
+                    "id": _nine_letters(call.call_id),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _parsed(call.arguments)},
+                }
                 for call in message.calls
             ]
         written.append(one)
     return written
+
+
+def _nine_letters(call_id: str) -> str:
+    """An identifier of the length that Mistral's templates ask for; others leave identifiers out."""
+    return hashlib.blake2b(call_id.encode()).hexdigest()[:9]
 
 
 def _parsed(arguments: str) -> Any:

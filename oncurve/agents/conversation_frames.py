@@ -13,8 +13,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from oncurve.agents.chat_request import ChatError, Message, as_dicts
-from oncurve.episodes.dialects import ChatDialect, TagDialect, Told
+from oncurve.agents.chat_request import ChatCall, ChatError, Message, as_dicts
+from oncurve.data.chat_template import TemplateRefusal, write_conversations
+from oncurve.episodes.chat_dialect import ChatDialect
+from oncurve.episodes.dialects import TagDialect, Told
 from oncurve.episodes.tools import CallRequest, Tool
 from oncurve.errors import ConfigError
 
@@ -33,6 +35,8 @@ class Frames(Protocol):
 
     stop: tuple[str, ...]
     """Strings that end a turn, besides the end token."""
+    end_ids: Sequence[int]
+    """Tokens that end a turn; whoever samples says which."""
 
     def read(self, text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
         """The calls in a turn."""
@@ -77,10 +81,19 @@ class ChatFrames(ChatDialect):
         """The new messages behind a turn, as the template writes them there."""
         for message in messages:
             self._check("tools" if message.role == "tool" else "user")
-        said = Message("assistant", _SPOKEN)
-        whole = self._rendered([Message("user", _SPOKEN), said, *messages], tools, kept=2)
+        asked, said = Message("user", _SPOKEN), Message("assistant", _SPOKEN)
+        answered = [message for message in messages if message.role == "tool"]
+        if answered and self._shows_calls:
+            calls = [ChatCall(one.answers or "oncurve00", one.name or "tool", "{}") for one in answered]
+            said = Message("assistant", "", tuple(calls))
+        whole = self._rendered([asked, said, *messages], tools, kept=2)
         rest = whole.rpartition(_SPOKEN)[2]
-        return self._encoded(rest.removeprefix(self._end) if ended else rest, messages)
+        if said.calls:
+            alone = self.without_end(self._rendered([asked, said], tools, kept=2, goes_on=False))
+            if not whole.startswith(alone):
+                raise ChatError("the model's chat template writes a call anew when it is answered", param="messages")
+            rest = whole[len(alone) :]
+        return self._encoded(self.behind_end(rest, ended=ended), messages)
 
     def _check(self, role: str) -> None:
         """Find out, once, whether the template can be gone on with. Raises ConfigError if it cannot."""
@@ -88,22 +101,23 @@ class ChatFrames(ChatDialect):
             self.learn_tools() if role == "tools" else self.check_prefix(role)
             self._checked.add(role)
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kept: int = 0) -> str:
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kept: int = 0, *, goes_on: bool = True
+    ) -> str:
         """The template's text with slots in the place of all contents but those of the first ``kept`` messages."""
-        from jinja2.exceptions import TemplateError
-
         slotted = [
             one if place < kept or not one.content else replace(one, content=_SLOT.format(place - kept))
             for place, one in enumerate(messages)
         ]
-        given: dict[str, Any] = {**self._arguments, **({"tools": list(tools)} if tools else {})}
         try:
-            text = self.tokenizer.apply_chat_template(
-                as_dicts(slotted), tokenize=False, add_generation_prompt=True, **given
+            [text] = write_conversations(
+                [as_dicts(slotted)], self.tokenizer, tools=tools, arguments=self._arguments, opens_answer=goes_on
             )
-        except TemplateError as error:
-            raise ChatError(f"the model's chat template refuses these messages: {error}", param="messages") from None
-        return str(text)
+        except TemplateRefusal as refusal:
+            raise ChatError(
+                f"the model's chat template refuses these messages: {refusal.reason}", param="messages"
+            ) from None
+        return text
 
     def _encoded(self, text: str, messages: Sequence[Message]) -> Told:
         parts: Parts = []

@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.agents.agent_programs import Agent, FunctionAgent, ProgramAgent
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
+from oncurve.data.chat_template import template_arguments
 from oncurve.data.given import NOTHING, Given
-from oncurve.data.prompts import find_template, template_arguments
+from oncurve.data.prompts import chosen_chat, find_template
 from oncurve.episodes.settings import AgentProgram
 from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
@@ -59,17 +60,10 @@ def make_frames(config: Config, tokenizer: PreTrainedTokenizerBase) -> Frames:
 
     Raises ConfigError for a model that has no chat template where the recipe asks for one.
     """
-    if config.data.chat:
+    if chosen_chat(config.data.chat, tokenizer, config.data.template):
         return ChatFrames(tokenizer, arguments=template_arguments(config.data.chat))
     template = find_template(config.data.template)
     return TagFrames(tokenizer, system=template.system, turn=template.turn, opening=template.opening)
-
-
-def with_own_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config:
-    """The recipe with ``data.chat`` where the tokenizer has a chat template."""
-    if not tokenizer.chat_template or config.data.chat:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"chat": True})})
 
 
 def _callable(found: Any, place: str) -> Any:

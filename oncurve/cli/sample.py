@@ -13,7 +13,9 @@ def sample(
     model: Annotated[str, typer.Argument(help="A run, a model folder, a Hugging Face Hub name, or `embedded`.")],
     question: Annotated[list[str] | None, typer.Argument(help="Questions, asked for if omitted.")] = None,
     template: Annotated[str, typer.Option(help="Prompt template.")] = "think_answer",
-    chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
+    chat: Annotated[
+        bool | None, typer.Option(help="Use the model's chat template.", show_default="if the model has one")
+    ] = None,
     count: Annotated[int, typer.Option(min=1, help="Completions per question.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum completion tokens.")] = 256,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from oncurve.data.chat_template import Chat
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.datasets import question_key
 from oncurve.data.leaks import leaked_excerpt
@@ -25,7 +26,7 @@ def check_data(
     *,
     grade: Grade,
     template: str | Template = "r1_zero",
-    chat: bool | Mapping[str, Any] = False,
+    chat: Chat = False,
     few_shot: Sequence[Mapping[str, Any]] = (),
     max_prompt_tokens: int | None = None,
     evaluation_rows: Sequence[Mapping[str, Any]] = (),
@@ -35,7 +36,7 @@ def check_data(
     decided_by_value: bool = False,
     needs_grades: bool = True,
     vocabulary: int | None = None,
-    end_ids: Sequence[int] = (),
+    end_ids: Sequence[int] | None = None,
 ) -> list[DataFinding]:
     """Everything found wrong with the rows of a run; an empty list if all is well.
 
@@ -57,7 +58,7 @@ def check_data(
     gold = gold or partial(write_gold, template=template)
     return [
         *find_too_long(excluded),
-        *find_prompt_faults(prompts, tokenizer, template, gold, vocabulary=vocabulary, end_ids=end_ids),
+        *find_prompt_faults(prompts, tokenizer, template, gold, vocabulary=vocabulary, end_ids=end_ids, chat=chat),
         *find_leaks(prompts, few_shot=few_shot),
         *find_refused_gold(
             prompts,

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from oncurve.data.chat_template import Chat, Message, chat_texts, turn_end
 from oncurve.data.prompts import (
     Excluded,
-    Message,
     Template,
     Tokenizer,
-    chat_texts,
+    chosen_chat,
     encode,
     encode_all,
     find_template,
@@ -150,7 +150,7 @@ def render_demonstrations(
     tokenizer: Tokenizer,
     *,
     template: str = "plain",
-    chat: bool | Mapping[str, Any] = False,
+    chat: Chat = False,
     few_shot: Sequence[Mapping[str, Any]] = (),
     train_on: TrainOn = "assistant",
     max_tokens: int | None = None,
@@ -167,6 +167,7 @@ def render_demonstrations(
     Raises ConfigError for a tokenizer without an end token, or a chat template that writes the beginning of a
     conversation otherwise than alone; DataError if no row is left, or one goes on behind an end token.
     """
+    chat = _chosen(rows, chat, tokenizer, template)
     if not isinstance(tokenizer.eos_token_id, int):
         raise ConfigError(
             f"{tokenizer.name_or_path}: its tokenizer has no end token, so a model could not learn where to stop"
@@ -227,6 +228,15 @@ def _is_verbatim(row: Mapping[str, Any], chat: bool | Mapping[str, Any]) -> bool
     return "prompt" in row and ("completion" in row or "parts" in row) and not chat
 
 
+def _chosen(
+    rows: Sequence[Mapping[str, Any]], chat: Chat, tokenizer: Tokenizer, template: str
+) -> bool | Mapping[str, Any]:
+    """What ``chat`` comes to: auto leaves rows of {prompt, completion} as they are written."""
+    if chat == "auto" and any(_is_verbatim(row, False) for row in rows):
+        return False
+    return chosen_chat(chat, tokenizer, template)
+
+
 def _is_text(row: Mapping[str, Any]) -> bool:
     return "text" in row and row["text"] == row.get("question")
 
@@ -247,15 +257,17 @@ def _completed(
 ) -> Demonstration:
     """A prompt and the completion of its row, or the worked solution in the template's form."""
     text = str(row["completion"]) if "completion" in row else write_gold(row, template)
-    _refuse_early_end(prompt.index, text, tokenizer)
     if prompt.messages is None:
-        return Demonstration(prompt, _ended(encode(tokenizer, text), tokenizer), text)
+        _refuse_early_end(prompt.index, text, tokenizer, tokenizer.eos_token_id)
+        return Demonstration(prompt, _ended(encode(tokenizer, text), tokenizer.eos_token_id), text)
+    end = turn_end(tokenizer, chat, prompt.messages)
+    _refuse_early_end(prompt.index, text, tokenizer, end)
     opening = template.opening.strip()
     opened = opening if opening and prompt.text.endswith(opening) else ""
     spoken: Message = {"role": "assistant", "content": f"{opened}{text}".strip()}
     whole = chat_texts([[dict(one) for one in prompt.messages] + [spoken]], tokenizer, chat, opens_answer=False)[0]
     ids = encode(tokenizer, _behind(prompt.text, whole, tokenizer, prompt.index))
-    return Demonstration(prompt, _ended(ids, tokenizer), text)
+    return Demonstration(prompt, _ended(ids, end), text)
 
 
 def _in_parts(
@@ -269,13 +281,13 @@ def _in_parts(
     said = [part for part in row["parts"] if part["text"]]
     are_tokens = [_reads(part, tokenizer) for part in said]
     if not all(are_tokens):
-        _refuse_early_end(prompt.index, text, tokenizer)
+        _refuse_early_end(prompt.index, text, tokenizer, tokenizer.eos_token_id)
     ids: list[int] = []
     segments: list[Segment] = []
     for number, (part, is_tokens) in enumerate(zip(said, are_tokens, strict=True), start=1):
         more = tuple(part["tokens"]) if is_tokens else tokens_of.get(part["text"])
         more = tuple(encode(tokenizer, part["text"])) if more is None else more
-        more = _ended(more, tokenizer) if number == len(said) else more
+        more = _ended(more, tokenizer.eos_token_id) if number == len(said) else more
         segments.append(Segment(part["learned"], len(ids), len(ids) + len(more), part["text"]))
         ids += more
     is_plain = all(segment.is_policy for segment in segments)
@@ -292,12 +304,13 @@ def read_back(ids: Sequence[int], tokenizer: Any) -> str:
     return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _refuse_early_end(place: int, text: str, tokenizer: Tokenizer) -> None:
+def _refuse_early_end(place: int, text: str, tokenizer: Tokenizer, end: int) -> None:
     """Raises DataError for a completion that goes on behind an end token: a model stops there."""
-    behind = _cut(text, str(tokenizer.eos_token))[1]
+    name = str(tokenizer.decode([end]))
+    behind = _cut(text, name)[1]
     if behind.strip():
         raise DataError(
-            f"row {place}: its completion goes on behind the end token {tokenizer.eos_token} ({behind.strip()!r:.40}), "
+            f"row {place}: its completion goes on behind the end token {name} ({behind.strip()!r:.40}), "
             f"where a model stops. Cut it there, or give it as {{messages}} or {{text}}"
         )
 
@@ -310,8 +323,9 @@ def _conversation(
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     turns = [number for number in turns if number >= _num_given(row)]
     turns = turns[-1:] if train_on == "last" else turns
+    end_id = turn_end(tokenizer, chat, messages[: turns[0]])
     for number in turns:
-        _refuse_early_end(place, messages[number]["content"], tokenizer)
+        _refuse_early_end(place, messages[number]["content"], tokenizer, end_id)
     before = chat_texts([messages[:number] for number in turns], tokenizer, chat)
     after = chat_texts([messages[: number + 1] for number in turns], tokenizer, chat, opens_answer=False)
     prompt_ids = tuple(encode(tokenizer, before[0]))
@@ -323,13 +337,15 @@ def _conversation(
             segments.append(Segment(is_policy, len(ids), len(ids) + len(part), text))
             ids.extend(part)
 
-    left = ""
+    done, name = "", str(tokenizer.decode([end_id]))
     for number, (start, end) in enumerate(zip(before, after, strict=True)):
         if number:
-            between = left + _behind(after[number - 1], start, tokenizer, place)
+            between = _behind(done, start, tokenizer, place)
             add(encode(tokenizer, between), between, is_policy=False)
-        spoken, left = _cut(_behind(start, end, tokenizer, place), str(tokenizer.eos_token))
-        add(_ended(encode(tokenizer, spoken), tokenizer), messages[turns[number]]["content"], is_policy=True)
+        said = _behind(start, end, tokenizer, place)
+        spoken, _ = _cut(said, name)
+        done = start + spoken + (name if name in said else "")
+        add(_ended(encode(tokenizer, spoken), end_id), messages[turns[number]]["content"], is_policy=True)
     prompt = Prompt(before[0], prompt_ids, place, row, tuple(messages[: turns[0]]))
     shown = "\n".join(messages[number]["content"] for number in turns)
     return Demonstration(prompt, tuple(ids), shown, tuple(segments) if len(segments) > 1 else ())
@@ -348,8 +364,8 @@ def _behind(start: str, whole: str, tokenizer: Tokenizer, place: int) -> str:
     if not whole.startswith(start):
         raise ConfigError(
             f"row {place}: the chat template of {tokenizer.name_or_path} writes the beginning of a conversation "
-            f"differently once the assistant has answered, so its part cannot be marked. Set sft.train_on=last, or "
-            f"give rows of {{prompt, completion}} with data.chat=false"
+            f"differently once the assistant has answered, so its part cannot be marked. Set data.chat_template=adding "
+            f"for one that leaves turns as they were, or give rows of {{prompt, completion}} with data.chat=false"
         )
     return whole[len(start) :]
 
@@ -360,8 +376,7 @@ def _cut(text: str, end: str) -> tuple[str, str]:
     return (spoken, behind) if mark else (text, "")
 
 
-def _ended(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, ...]:
+def _ended(ids: Sequence[int], end: int) -> tuple[int, ...]:
     """The tokens up to the first end token, which is added where there is none."""
-    end: int = tokenizer.eos_token_id
     kept = list(ids)
     return tuple([*kept[: kept.index(end)], end] if end in kept else [*kept, end])

@@ -99,8 +99,8 @@ def recipe_of(
     """The recipe as a tree of keys, and what of it cannot be written down.
 
     ``data`` is a list or any iterable of dictionaries, a ``datasets.Dataset``, a path, the name of a data type, or a
-    section of a recipe. ``rewards`` is one or a list of functions, objects, names of reward types, ``file.py:name``,
-    sections, or pairs (reward, weight). Raises ConfigError for anything else.
+    section of a recipe, which may hold "rows". ``rewards`` is one or a list of functions, objects, names of reward
+    types, ``file.py:name``, sections, or pairs (reward, weight). Raises ConfigError for anything else.
     """
     tree: dict[str, Any] = {name: dict(section) for name, section in sections.items()}
     tree["model"] = os.fspath(model)
@@ -182,10 +182,15 @@ def like(section: Mapping[str, Any]) -> dict[str, Any]:
 def data_section(data: Any, more: Mapping[str, Any]) -> tuple[dict[str, Any], list[Row] | None]:
     """The data section of a recipe, and the rows where they were passed; ``more`` holds further keys of the section."""
     if isinstance(data, Mapping):
+        if "rows" in data and "type" not in data:
+            keys = {key: value for key, value in data.items() if key != "rows"}
+            section, rows = data_section(data["rows"], {})
+            return {**section, **keys, **more}, rows
         if "type" not in data:
             raise ConfigError(
-                f"data: a dictionary is a section of a recipe and needs a type; found the keys {', '.join(data)}. "
-                f"Pass rows as a list of dictionaries, such as [{{'question': '2+3?', 'answer': '5'}}]"
+                f"data: a dictionary is a section of a recipe and needs a type, or rows; found the keys "
+                f"{', '.join(data)}. Pass a list of dictionaries, such as [{{'question': '2+3?', 'answer': '5'}}], or "
+                f"{{'rows': that list, 'chat': True}}"
             )
         return {**data, **more}, None
     if isinstance(data, (str, os.PathLike)):
@@ -194,8 +199,7 @@ def data_section(data: Any, more: Mapping[str, Any]) -> tuple[dict[str, Any], li
         rows = [dict(row) if isinstance(row, Mapping) else _no_row(place, row) for place, row in enumerate(data)]
         if not rows:
             raise ConfigError("data: there are no rows. Pass at least as many as a step takes (run.prompts_per_step)")
-        are_messages = any(isinstance(rows[0].get(name), (list, tuple)) for name in ("question", "prompt"))
-        return {"type": "given", **({"chat": True} if are_messages else {}), **more}, rows
+        return {"type": "given", **more}, rows
     raise ConfigError(
         f"data: {type(data).__name__} is not a kind of data. Pass a list of dictionaries, a datasets.Dataset, a path, "
         f"or a section such as {{'type': 'gsm8k'}}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from oncurve.data.chat_template import Chat, turn_end
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.prompts import Template, Tokenizer
@@ -17,8 +18,11 @@ HARMONY = re.compile(r"<\|start\|>assistant\s*<think>\s*$")
 """A header that needs a channel before anything is written."""
 
 
-def shown_prompt(prompt: Prompt, tokenizer: Tokenizer, end_ids: Sequence[int]) -> str:
-    """A prompt with its special tokens as the model reads it, indented, and what ends a completion."""
+def shown_prompt(prompt: Prompt, tokenizer: Tokenizer, end_ids: Sequence[int], gold: str | None = None) -> str:
+    """A prompt with its special tokens as the model reads it, what ends a completion, and what the reward sees of one.
+
+    ``gold`` is the reference completion, which is shown as the tokenizer spells it.
+    """
     text = str(tokenizer.decode(list(prompt.prompt_ids), skip_special_tokens=False))
     ends = ", ".join(repr(str(tokenizer.decode([token], skip_special_tokens=False))) for token in end_ids)
     lines = [f"prompt of row {prompt.index} as the model reads it, {len(prompt.prompt_ids)} tokens:"]
@@ -26,7 +30,15 @@ def shown_prompt(prompt: Prompt, tokenizer: Tokenizer, end_ids: Sequence[int]) -
     lines.append(
         f"a completion ends with {ends or 'a stop string or the limit'}; the reward sees it without its end token"
     )
+    if gold is not None:
+        lines.append(f"such as {shortened(_spelled(gold, tokenizer), 300)!r}")
     return "\n".join(lines)
+
+
+def shown_demonstration(prompt: Prompt, token_ids: Sequence[int], tokenizer: Tokenizer, end_ids: Sequence[int]) -> str:
+    """The same of a prompt whose completion stands in the data."""
+    learned = str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
+    return f"{shown_prompt(prompt, tokenizer, end_ids)}\nit is shown the completion {shortened(learned, 300)!r}"
 
 
 def find_prompt_faults(
@@ -36,17 +48,22 @@ def find_prompt_faults(
     gold: Callable[[Mapping[str, Any]], str],
     *,
     vocabulary: int | None,
-    end_ids: Sequence[int],
+    end_ids: Sequence[int] | None,
+    chat: Chat = "auto",
 ) -> Iterator[DataFinding]:
     """What is wrong with how prompts are written for this model.
 
-    ``vocabulary`` is how many embeddings the model has, ``end_ids`` are the tokens that end a completion.
+    ``vocabulary`` is how many embeddings the model has, ``end_ids`` are the tokens that end a completion; None where
+    nobody knows.
     """
     yield from _beyond_embeddings(prompts, vocabulary)
     yield from _two_beginnings(prompts, tokenizer)
     yield from _thinking_out_of_place(prompts)
     yield from _lost_system(prompts, template)
-    yield from _open_turn(prompts, tokenizer, end_ids)
+    yield from _plain_for_chat(prompts, tokenizer, template, chat)
+    if end_ids is not None:
+        yield from _without_ends(prompts, end_ids)
+        yield from _open_turn(prompts, tokenizer, end_ids, chat)
     yield from _broken_round_trip(prompts, tokenizer, gold)
 
 
@@ -94,28 +111,66 @@ def _thinking_out_of_place(prompts: Sequence[Prompt]) -> Iterator[DataFinding]:
 
 
 def _lost_system(prompts: Sequence[Prompt], template: Template) -> Iterator[DataFinding]:
-    said = " ".join(template.system.split())
+    own = [prompt for prompt in prompts if prompt.messages is not None and MESSAGES in prompt.row]
     asked = [prompt for prompt in prompts if prompt.messages is not None and MESSAGES not in prompt.row]
-    lost = [prompt for prompt in asked if said and said not in " ".join(prompt.text.split())]
-    if lost:
+    for those, what, remedy in (
+        (asked, f"the instruction of the template {template.name!r}",
+         "Choose a data.template that instructs in the user's message, such as boxed or gsm8k."),
+        (own, "a system message of the row", "Put its text into the user's first message."),
+    ):  # fmt: skip
+        lost = [prompt for prompt in those if not all(_is_in(text, prompt.text) for text in _systems(prompt, template))]
+        if lost:
+            yield DataFinding(
+                "error",
+                f"{what} is not in the prompt: the chat template drops it",
+                tuple(prompt.index for prompt in lost),
+                f"row {lost[0].index}: {shortened(lost[0].text)}",
+                remedy,
+            )
+
+
+def _systems(prompt: Prompt, template: Template) -> list[str]:
+    """What is to be said to the model before everything else."""
+    if MESSAGES not in prompt.row:
+        return [template.system]
+    return [str(one["content"]) for one in prompt.row[MESSAGES] if one["role"] in ("system", "developer")]
+
+
+def _is_in(said: str, text: str) -> bool:
+    return " ".join(said.split()) in " ".join(text.split())
+
+
+def _plain_for_chat(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, template: Template, chat: Chat
+) -> Iterator[DataFinding]:
+    if prompts and chat is False and tokenizer.chat_template and not template.is_for_base_models:
         yield DataFinding(
-            "error",
-            f"the instruction of the template {template.name!r} is not in the prompt: the chat template drops it",
-            tuple(prompt.index for prompt in lost),
-            f"row {lost[0].index}: {shortened(lost[0].text)}",
-            "Choose a data.template that instructs in the user's message, such as boxed or gsm8k.",
+            "warning",
+            "the model has a chat template, and the prompt is plain text (data.chat is false)",
+            tuple(prompt.index for prompt in prompts),
+            f"row {prompts[0].index}: {shortened(prompts[0].text)}",
+            "Leave data.chat out for an instruct model; a base model may have a template that it was not trained on.",
         )
 
 
-def _open_turn(prompts: Sequence[Prompt], tokenizer: Tokenizer, end_ids: Sequence[int]) -> Iterator[DataFinding]:
+def _without_ends(prompts: Sequence[Prompt], end_ids: Sequence[int]) -> Iterator[DataFinding]:
+    if prompts and not end_ids:
+        yield DataFinding(
+            "warning",
+            "no token ends a completion, so that each goes on to a stop string or the limit",
+            tuple(prompt.index for prompt in prompts),
+            "the tokenizer has no end token, and the model's generation_config.json names none",
+            "Set rollouts.stop, or take a tokenizer with an end token.",
+        )
+
+
+def _open_turn(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, end_ids: Sequence[int], chat: Chat
+) -> Iterator[DataFinding]:
     """With a chat template: the first special token behind the assistant's words must end a completion."""
     if not prompts or prompts[0].messages is None or not tokenizer.chat_template:
         return
-    said = [*prompts[0].messages, {"role": "assistant", "content": "Done."}]
-    text = str(tokenizer.apply_chat_template(said, tokenize=False))
-    behind = tokenizer(text.rpartition("Done.")[2], add_special_tokens=False)["input_ids"]
-    special = set(tokenizer.all_special_ids)
-    first = next((token for token in behind if token in special), None)
+    first = turn_end(tokenizer, chat, prompts[0].messages)
     if first is not None and first not in end_ids:
         yield DataFinding(
             "warning",
@@ -133,8 +188,7 @@ def _broken_round_trip(
     broken: list[tuple[Prompt, str]] = []
     for prompt in prompts[:100]:
         text = gold(prompt.row)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        back = str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        back = _spelled(text, tokenizer)
         if back.strip() != text.strip():
             broken.append((prompt, back))
     if broken:
@@ -146,3 +200,9 @@ def _broken_round_trip(
             f"row {prompt.index}: {shortened(gold(prompt.row), 60)!r} becomes {shortened(back, 60)!r}",
             "Take a tokenizer that keeps case and spaces, or a reward that reads the text as this one writes it.",
         )
+
+
+def _spelled(text: str, tokenizer: Tokenizer) -> str:
+    """A text as this tokenizer writes it, and as a reward sees it."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -9,18 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oncurve.data.chat_template import Chat, Message, Tokenizer, template_arguments, write_chats, write_conversations
 from oncurve.data.conversations import MESSAGES
 from oncurve.errors import ConfigError, DataError, did_you_mean, listed
 from oncurve.records import SOURCE_ROW, Prompt
 
 logger = logging.getLogger(__name__)
 
-Message = dict[str, str]
 ToolsOf = Callable[[Mapping[str, Any]], "list[Mapping[str, Any]] | None"]
 """The schemas of the tools of a row; None or empty for none."""
-
-Tokenizer = Any
-"""A tokenizer of transformers."""
 
 _PLACEHOLDER = re.compile(r"\{(question|answer|solution|user)\}")
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
@@ -49,6 +46,8 @@ class Template:
     """A perfect completion, for few-shot examples and for checking that the reward accepts it."""
     keeps_space: bool = False
     """White space around a question stays."""
+    is_for_base_models: bool = False
+    """It lays out plain text, so that the model's chat template is used only where the recipe says so."""
 
     def __post_init__(self) -> None:
         for part in ("system", "user", "turn", "opening"):
@@ -79,6 +78,7 @@ TEMPLATES: dict[str, Template] = {
             turn="User: {user}\nAssistant:",
             opening=" <think>",
             completion=_SPACED_THINK_ANSWER,
+            is_for_base_models=True,
         ),
         Template(name="think_answer", turn="User: {user}\nAssistant:", opening=" <think>", completion=_THINK_ANSWER),
         Template(
@@ -103,7 +103,7 @@ TEMPLATES: dict[str, Template] = {
             completion="\n<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>",
         ),
         Template(name="question_only", completion=_BOXED),
-        Template(name="as_is", completion=_BOXED, keeps_space=True),
+        Template(name="as_is", completion=_BOXED, keeps_space=True, is_for_base_models=True),
         Template(name="plain", completion="{answer}"),
         Template(
             name="tool_answer",
@@ -158,7 +158,31 @@ def find_template(name: str) -> Template:
         completion = _SPACED_THINK_ANSWER
     elif "####" in text:
         completion = TEMPLATES["gsm8k"].completion
-    return Template(name=path.stem, user=text, completion=completion)
+    is_laid_out = text.rstrip().endswith((":", "<think>"))
+    return Template(name=path.stem, user=text, completion=completion, is_for_base_models=is_laid_out)
+
+
+def chosen_chat(chat: Chat, tokenizer: Tokenizer, template: str | Template) -> bool | Mapping[str, Any]:
+    """What ``data.chat`` comes to for a model: "auto" takes its chat template, if it has one.
+
+    A template made for base models lays out plain text, and with it auto takes none.
+    """
+    if not isinstance(chat, str):
+        return chat
+    found = find_template(template) if isinstance(template, str) else template
+    return bool(tokenizer.chat_template) and not found.is_for_base_models
+
+
+def describe_chat(chat: Chat, tokenizer: Tokenizer, template: str, *, model: str) -> str | None:
+    """What "auto" chose, for whoever starts a run; None where nothing was chosen."""
+    if not isinstance(chat, str) or not tokenizer.chat_template:
+        return None
+    if chosen_chat(chat, tokenizer, template):
+        return f"prompts: in the chat template of {model} (data.chat=false: plain text)"
+    return (
+        f"prompts: plain text, since data.template {template} is made for base models (data.chat=true: in the chat "
+        f"template of {model})"
+    )
 
 
 def write_gold(row: Mapping[str, Any], template: Template) -> str:
@@ -176,7 +200,7 @@ def render_prompts(
     tokenizer: Tokenizer,
     *,
     template: str | Template = "r1_zero",
-    chat: bool | Mapping[str, Any] = False,
+    chat: Chat = False,
     few_shot: Sequence[Mapping[str, Any]] = (),
     max_prompt_tokens: int | None = None,
     tools_of: ToolsOf | None = None,
@@ -185,10 +209,10 @@ def render_prompts(
 
     Plain text is tokenized with the special tokens that the tokenizer puts in front, for example BOS, and without an
     end token behind. With ``chat``, which may hold arguments of the chat template, that template writes every special
-    token and no other is added; if it has no place for a system message, that text opens the first user message. A
-    row that came with messages keeps them. ``few_shot`` are rows whose questions and gold completions come first, as
-    earlier exchanges. ``Prompt.index`` is the place in ``rows``. ``tools_of`` gives the schemas of the tools that the
-    chat template tells the model of, by the row.
+    token and no other is added; if it has no place for a system message, that text opens the first user message. "auto"
+    is as ``chosen_chat`` says. A row that came with messages keeps them. ``few_shot`` are rows whose questions and gold
+    completions come first, as earlier exchanges. ``Prompt.index`` is the place in ``rows``. ``tools_of`` gives the
+    schemas of the tools that the chat template tells the model of, by the row.
 
     Raises ConfigError for an unknown template or a missing chat template, DataError if no prompt is left.
     """
@@ -196,11 +220,13 @@ def render_prompts(
         raise DataError("there are no rows to make prompts of. Check data.path and data.split.")
     if isinstance(template, str):
         template = find_template(template)
+    if chat == "auto" and (chat := chosen_chat(chat, tokenizer, template)):
+        _refuse_rendered(rows, tokenizer)
     conversations: list[list[Message]] | list[None]
     if chat:
         conversations = [_messages(row, place, template, few_shot) for place, row in enumerate(rows)]
         told = [tools_of(row) if tools_of else None for row in rows]
-        texts, conversations = _chat_texts(conversations, tokenizer, told, template_arguments(chat))
+        texts, conversations = write_chats(conversations, tokenizer, told, template_arguments(chat))
         texts = [_opened(text, template.opening) for text in texts]
     else:
         texts = [_plain_text(row, place, template, few_shot) for place, row in enumerate(rows)]
@@ -213,8 +239,21 @@ def render_prompts(
             excluded.append(Excluded(index, len(ids), max_prompt_tokens))
         else:
             prompts.append(Prompt(text, ids, index, row, None if messages is None else tuple(messages)))
-    _report(excluded, num_rows=len(rows))
+    _report(excluded, num_rows=len(rows), tells_tools=bool(chat and tools_of and any(map(tools_of, rows))))
     return prompts, excluded
+
+
+def _refuse_rendered(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> None:
+    """Raises DataError for a question in which marks of the chat template stand already."""
+    [text] = write_conversations([[{"role": "user", "content": "x"}]], tokenizer)
+    names = {str(tokenizer.decode([token])) for token in tokenizer.all_special_ids}
+    marks = [name for name in names if len(name) > 3 and name in text]
+    for place, row in enumerate(rows):
+        if mark := next((mark for mark in marks if mark in str(row.get("question"))), None):
+            raise DataError(
+                f"row {place}: its question holds {mark!r}, a mark of the model's chat template, so it seems to be "
+                f"rendered already. Set data.template=as_is, or data.chat=true if it is to be rendered all the same"
+            )
 
 
 def _filled(text: str, **values: str) -> str:
@@ -234,8 +273,8 @@ def _user_text(row: Mapping[str, Any], place: int | str, template: Template) -> 
 def _plain_text(row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]) -> str:
     if MESSAGES in row:
         raise ConfigError(
-            f"row {place}: its question is a list of messages, and data.chat is false. Set data.chat=true for a model "
-            f"with a chat template, or give questions as text."
+            f"row {place}: its question is a list of messages, and prompts are written as plain text. Set "
+            f"data.chat=true for a model with a chat template, or give questions as text."
         )
     parts = [template.system] if template.system else []
     for example in few_shot:
@@ -266,90 +305,9 @@ def _messages(
     return messages
 
 
-def _chat_texts(
-    conversations: list[list[Message]],
-    tokenizer: Tokenizer,
-    tools: list[Any],
-    options: Mapping[str, Any],
-    *,
-    opens_answer: bool = True,
-) -> tuple[list[str], list[list[Message]]]:
-    """The texts of conversations that end where the assistant begins, and the messages as they were written."""
-    from jinja2.exceptions import TemplateError
-
-    name = tokenizer.name_or_path or "the model"
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            f"{name}: its tokenizer has no chat template, which data.chat=true and rows of messages need. "
-            f"Set data.chat: false and give rows without messages, or take the instruct version of the model."
-        )
-    try:
-        return _apply(conversations, tokenizer, tools, options, opens_answer), conversations
-    except TemplateError as error:
-        reason = error
-    merged = [_without_system(messages) for messages in conversations]
-    try:
-        return _apply(merged, tokenizer, tools, options, opens_answer), merged
-    except TemplateError as error:
-        raise ConfigError(
-            f"{name}: its chat template refuses the messages ({reason or error}). "
-            f"Use another data.template, without few-shot examples, or set data.chat: false."
-        ) from error
-
-
-def _apply(
-    conversations: list[list[Message]],
-    tokenizer: Tokenizer,
-    tools: list[Any],
-    options: Mapping[str, Any],
-    opens_answer: bool,
-) -> list[str]:
-    """The texts of conversations, those with the same tools at once."""
-    texts: list[str] = [""] * len(conversations)
-    places: dict[str, list[int]] = {}
-    for place, told in enumerate(tools):
-        places.setdefault(repr(told), []).append(place)
-    for alike in places.values():
-        told = tools[alike[0]]
-        given = {**options, "tools": told} if told else options
-        chosen = [conversations[place] for place in alike]
-        written = tokenizer.apply_chat_template(chosen, tokenize=False, add_generation_prompt=opens_answer, **given)
-        for place, text in zip(alike, written, strict=True):
-            texts[place] = str(text)
-    return texts
-
-
-def template_arguments(chat: bool | Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the chat template that ``data.chat`` holds."""
-    return dict(chat) if isinstance(chat, Mapping) else {}
-
-
-def chat_texts(
-    conversations: list[list[Message]],
-    tokenizer: Tokenizer,
-    chat: bool | Mapping[str, Any] = True,
-    *,
-    opens_answer: bool = True,
-) -> list[str]:
-    """The texts of conversations, with ``opens_answer`` up to where the assistant begins to speak.
-
-    Raises ConfigError for a tokenizer without a chat template, or one that refuses these messages.
-    """
-    nothing: list[Any] = [None] * len(conversations)
-    return _chat_texts(conversations, tokenizer, nothing, template_arguments(chat), opens_answer=opens_answer)[0]
-
-
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
     """The tokens of a text, without an end token behind them."""
     return list(encode_all([text], tokenizer, add_special_tokens=add_special_tokens)[0])
-
-
-def _without_system(messages: list[Message]) -> list[Message]:
-    """The same conversation for a model that knows no system message: its text opens the first user message."""
-    if messages[0]["role"] != "system":
-        return messages
-    first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
-    return [first, *messages[2:]]
 
 
 def _opened(text: str, opening: str) -> str:
@@ -363,26 +321,30 @@ def encode_all(
 ) -> list[tuple[int, ...]]:
     """The same of several texts in one call, which takes longer than a text."""
     encoded = tokenizer(list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False)
+    special = frozenset(tokenizer.all_special_ids) if add_special_tokens else frozenset()
     return [
-        tuple(_without_end(ids, text, tokenizer) if add_special_tokens else ids)
+        tuple(_without_end(ids, text, tokenizer, special))
         for text, ids in zip(texts, encoded["input_ids"], strict=True)
     ]
 
 
-def _without_end(ids: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens without an end token that the tokenizer put behind them: a prompt is there to be continued."""
-    is_added = len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token))
+def _without_end(ids: list[int], text: str, tokenizer: Tokenizer, special: frozenset[int]) -> list[int]:
+    """The tokens without a mark, such as an end token, that the tokenizer put behind: a prompt is to be continued."""
+    is_added = len(ids) > 1 and ids[-1] in special and not text.endswith(tokenizer.decode(ids[-1:]))
     return ids[:-1] if is_added else ids
 
 
-def _report(excluded: Sequence[Excluded], *, num_rows: int) -> None:
+def _report(excluded: Sequence[Excluded], *, num_rows: int, tells_tools: bool) -> None:
     if not excluded:
         return
     shortest = min(each.num_tokens for each in excluded)
     limit = excluded[0].limit_tokens
     if len(excluded) == num_rows:
+        remedy = "use fewer few-shot examples or a shorter template"
+        if tells_tools:
+            remedy = "use fewer tools or shorter docstrings, since the prompt tells the model of its tools"
         raise DataError(
             f"all {num_rows} prompts are longer than max_prompt_tokens ({limit}); the shortest has {shortest} tokens. "
-            f"Raise the limit, use fewer few-shot examples or a shorter template."
+            f"Raise the limit, or {remedy}."
         )
     logger.warning("%d of %d prompts left out: longer than %d tokens", len(excluded), num_rows, limit)

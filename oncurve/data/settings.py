@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from oncurve.section import Fraction, NonNegative, Section
+from oncurve.section import Fraction, Harmless, NonNegative, Section
 
 
 class DataSection(Section):
@@ -23,8 +24,14 @@ class DataSection(Section):
     """Which column is which, such as {question: problem, answer: label}."""
     template: str = "think_answer"
     """think_answer, r1_zero, boxed, gsm8k, reasoning_answer, question_only, plain, or a file with {question}."""
-    chat: bool | dict[str, Any] = False
-    """Use the model's chat template, for instruct models: true, or its arguments, such as {enable_thinking: false}."""
+    chat: bool | Literal["auto"] | dict[str, Any] = "auto"
+    """Use the model's chat template: true, false, its arguments, such as {enable_thinking: false}, or auto: where there
+    is one and ``template`` is not made for base models (r1_zero, as_is)."""
+    chat_template: str | None = None
+    """A Jinja file in the place of the model's chat template, or adding: the model's own, made to leave earlier turns
+    as they were."""
+    now: Harmless[datetime | None] = None
+    """What chat templates are told as the time, such as 2026-11-25T09:00:00; None: when the run began."""
     few_shot: NonNegative = 0
     """Worked examples before the question, from the training set."""
     limit: PositiveInt | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from oncurve.episodes.tools import CallRequest, Tool
+from oncurve.errors import Failure, attempt
 
 Read = Callable[[str, Mapping[str, Tool]], list[CallRequest]]
 """The calls in the text of a turn, those that cannot be read among them; none if the policy called nothing."""
@@ -16,6 +18,24 @@ _TAGGED = re.compile(r"<tool>(.*?)(?:</tool>|$)", re.DOTALL)
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|$)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_GLM_NAME = re.compile(r"\s*([^\s<{]+)\s*(?:<arg_key>|$)")
+_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_INVOKED = re.compile(r"<([^<>\s]*?)invoke name=\"([^\"]+)\"\s*>(.*?)(</\1invoke>|$)", re.DOTALL)
+_INVOKED_WITH = re.compile(r"<([^<>\s]*?)parameter name=\"([^\"]+)\"([^>]*)>(.*?)</\1parameter>", re.DOTALL)
+_GEMMA = re.compile(r"<\|tool_call>(.*?)(<tool_call\|>|$)", re.DOTALL)
+_GEMMA_TEXT = '<|"|>'
+_GEMMA_WORD = re.compile(r"[^,:{}\[\]]+")
+_DEEPSEEK = re.compile(r"<｜tool▁call▁begin｜>(.*?)(<｜tool▁call▁end｜>|$)", re.DOTALL)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\](.*?)(?=\[TOOL_CALLS\]|</s>|$)", re.DOTALL)
+_HARMONY = re.compile(
+    r"(?:^|<\|start\|>assistant|<\|channel\|>\w+)\s*to=(?:functions\.)?([^\s<]+)"
+    r"(?:(?!<\|(?:message|start|end|call)\|>).)*<\|message\|>(.*?)(?:<\|(?:call|end|start)\|>|$)",
+    re.DOTALL,
+)
+_PYTHON = re.compile(r"<\|tool_call_start\|>(.*?)(<\|tool_call_end\|>|$)", re.DOTALL)
+_THOUGHT_ENDS = ("</think>", "[/THINK]", "<channel|>")
+_LONGEST_PYTHON = 20_000
+"""Characters of a call in Python's form that are parsed."""
 
 
 def read_tagged(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
@@ -66,13 +86,196 @@ def read_bare(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     return [_from_json(said)]
 
 
-FORMATS: dict[str, Read] = {"hermes": read_hermes, "functions": read_functions, "bare": read_bare}
+def read_glm(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
+    """``<tool_call>name`` and pairs of ``<arg_key>``, ``<arg_value>``, as GLM-4.5 writes."""
+    found: list[CallRequest] = []
+    for match in _HERMES.finditer(_spoken(text)):
+        whole, inside = match.group(0), match.group(1)
+        named = _GLM_NAME.match(inside)
+        if named is None or not whole.endswith("</tool_call>"):
+            found.append(CallRequest(None, {}, whole, "the call has no name or no </tool_call>"))
+            continue
+        name = named.group(1)
+        found.append(CallRequest(name, _all_typed(name, _GLM_ARGUMENT.findall(inside), tools), whole))
+    return found
+
+
+def read_invoked(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
+    """``<invoke name="f"><parameter name="key">value</parameter></invoke>``, as MiniMax and DeepSeek-V3.2 write."""
+    found: list[CallRequest] = []
+    for match in _INVOKED.finditer(_spoken(text)):
+        name, inside, whole = match.group(2), match.group(3), match.group(0)
+        if not match.group(4):
+            found.append(CallRequest(None, {}, whole, "the call has no end"))
+            continue
+        pairs = [(key, value) for _, key, _, value in _INVOKED_WITH.findall(inside)]
+        found.append(CallRequest(name, _all_typed(name, pairs, tools), whole))
+    return found
+
+
+def read_gemma(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
+    """``<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>``, as Gemma 4 writes."""
+    found: list[CallRequest] = []
+    for match in _GEMMA.finditer(_spoken(text)):
+        name, brace, inside = match.group(1).removeprefix("call:").partition("{")
+        value = attempt(lambda inside=inside: _gemma_value("{" + inside, 0)[0], log=False)
+        if not (brace and match.group(2)) or not isinstance(value, dict):
+            found.append(CallRequest(None, {}, match.group(0), "the call is not call:name{key:value}<tool_call|>"))
+        else:
+            found.append(CallRequest(name.strip(), value, match.group(0)))
+    return found
+
+
+def _gemma_value(text: str, at: int) -> tuple[Any, int]:
+    """A value of Gemma's form and where it ends. Raises ValueError for what is none."""
+    if text.startswith(_GEMMA_TEXT, at):
+        start = at + len(_GEMMA_TEXT)
+        end = text.index(_GEMMA_TEXT, start)
+        return text[start:end], end + len(_GEMMA_TEXT)
+    if text[at : at + 1] in ("{", "["):
+        close, items, pairs = {"{": "}", "[": "]"}[text[at]], [], {}
+        at += 1
+        while text[at : at + 1] != close:
+            value, at = _gemma_value(text, at)
+            if close == "}":
+                if text[at : at + 1] != ":":
+                    raise ValueError("a key without a value")
+                pairs[str(value)], at = _gemma_value(text, at + 1)
+            else:
+                items.append(value)
+            at += text[at : at + 1] == ","
+        return (pairs if close == "}" else items), at + 1
+    word = _GEMMA_WORD.match(text, at)
+    if word is None:
+        raise ValueError("no value")
+    return _typed(word.group().strip(), {}), word.end()
+
+
+def read_deepseek(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
+    """A call between DeepSeek's marks: V3 and R1 fence its arguments behind the name, V3.1 writes them bare."""
+    found: list[CallRequest] = []
+    for match in _DEEPSEEK.finditer(_spoken(text)):
+        head, _, rest = match.group(1).partition("<｜tool▁sep｜>")
+        name, fence, fenced = rest.partition("\n```json\n")
+        name, arguments = (name, fenced.strip().removesuffix("```")) if fence else (head, rest)
+        found.append(_named(name, arguments, match.group(0), ended=bool(match.group(2))))
+    return found
+
+
+def read_mistral(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name[ARGS]{...}`` of newer ones."""
+    found: list[CallRequest] = []
+    for match in _MISTRAL.finditer(_spoken(text)):
+        inside = match.group(1).strip()
+        name, args, arguments = inside.partition("[ARGS]")
+        if args:
+            found.append(_named(name.partition("[CALL_ID]")[0], arguments, inside, ended=True))
+            continue
+        listed = attempt(lambda inside=inside: json.loads(inside), log=False)
+        calls = listed if isinstance(listed, list) else [inside]
+        found += [_from_json(json.dumps(call) if isinstance(call, dict) else str(call)) for call in calls]
+    return found
+
+
+def read_harmony(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
+    """``to=functions.name<|channel|>commentary json<|message|>{...}<|call|>``, as gpt-oss writes."""
+    return [_named(match.group(1), match.group(2), match.group(0), ended=True) for match in _HARMONY.finditer(text)]
+
+
+def read_python(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
+    """``<|tool_call_start|>[name(key='value')]<|tool_call_end|>``, as LFM2 writes. It is parsed, and never run."""
+    found: list[CallRequest] = []
+    for match in _PYTHON.finditer(_spoken(text)):
+        whole, inside = match.group(0), match.group(1).strip()
+        calls = attempt(lambda inside=inside: _python_calls(inside), log=False)
+        if isinstance(calls, Failure) or not match.group(2):
+            found.append(CallRequest(None, {}, whole, "the call is not [name(key=value)]<|tool_call_end|>"))
+        else:
+            found += [CallRequest(name, arguments, whole) for name, arguments in calls]
+    return found
+
+
+def _python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    if len(text) > _LONGEST_PYTHON:
+        raise ValueError("too long")
+    parsed: Any = ast.parse(text, mode="eval").body
+    calls = parsed.elts if isinstance(parsed, (ast.List, ast.Tuple)) else [parsed]
+    if any(not isinstance(call, ast.Call) or call.args for call in calls):
+        raise ValueError("not a list of calls with named arguments")
+    return [
+        (ast.unparse(call.func), {str(one.arg): _python_value(one.value) for one in call.keywords}) for call in calls
+    ]
+
+
+def _python_value(node: ast.expr) -> Any:
+    """A literal; true, false and null of JSON are read too."""
+    words = {"true": True, "false": False, "null": None}
+    return words[node.id] if isinstance(node, ast.Name) and node.id in words else ast.literal_eval(node)
+
+
+FORMATS: dict[str, Read] = {
+    "hermes": read_hermes,
+    "functions": read_functions,
+    "glm": read_glm,
+    "gemma": read_gemma,
+    "deepseek": read_deepseek,
+    "mistral": read_mistral,
+    "harmony": read_harmony,
+    "python": read_python,
+    "invoke": read_invoked,
+    "bare": read_bare,
+}
 """The forms in which chat models call tools."""
+MARKS = {"python": "<|tool_call_start|>", "mistral": "[TOOL_CALLS]"}
+"""What a template says of calls that models write as words, where it writes none itself."""
+
+
+def learned_format(turn: str, name: str, arguments: Mapping[str, Any]) -> Read | None:
+    """How a template writes a call of a form that is not known: arguments as JSON somewhere behind the name.
+
+    ``turn`` is its call of ``name`` with ``arguments``. None where it does not write them so.
+    """
+    before, found, behind = turn.partition(name)
+    start = behind.find("{")
+    parsed = attempt(lambda: json.JSONDecoder().raw_decode(behind, start), log=False)
+    if not found or start < 0 or isinstance(parsed, Failure) or parsed[0] != arguments:
+        return None
+    mark = before.rpartition("</think>")[2].strip()[-40:]
+    if not mark:
+        return None
+    between = behind[:start]
+    form = re.compile(re.escape(mark) + r"\s*([\w.-]+)" + r"\s*".join(map(re.escape, between.split())) + r"\s*(?=\{)")
+
+    def read(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
+        said = _spoken(text)
+        calls: list[CallRequest] = []
+        for match in form.finditer(said):
+            made = attempt(lambda match=match: json.JSONDecoder().raw_decode(said, match.end())[1], log=False)
+            end = len(said) if isinstance(made, Failure) else made
+            calls.append(_named(match.group(1), said[match.end() : end], said[match.start() : end], ended=True))
+        return calls
+
+    return read
 
 
 def _spoken(text: str) -> str:
     """A turn without its thoughts: a call that is only thought of is none."""
-    return text.rpartition("</think>")[2]
+    return text[max(text.rfind(mark) + len(mark) if mark in text else 0 for mark in _THOUGHT_ENDS) :]
+
+
+def _named(name: str, arguments: str, written: str, *, ended: bool) -> CallRequest:
+    """A call whose arguments are the text of a JSON object."""
+    if not ended:
+        return CallRequest(None, {}, written, "the call has no end")
+    made = attempt(lambda: json.loads(arguments), log=False)
+    if not isinstance(made, dict):
+        return CallRequest(None, {}, written, f"the arguments of {name.strip()[:60]} are not a JSON object")
+    return CallRequest(name.strip(), made, written)
+
+
+def _all_typed(name: str, pairs: list[tuple[str, str]], tools: Mapping[str, Tool]) -> dict[str, Any]:
+    known = tools[name].parameters if name in tools else {}
+    return {key: _typed(value, known.get(key, {})) for key, value in pairs}
 
 
 def _from_json(text: str) -> CallRequest:

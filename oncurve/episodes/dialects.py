@@ -6,17 +6,15 @@ marks of the dialect, in such a way that no text of a tool can become a mark.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from oncurve.episodes.call_formats import FORMATS, Read, read_tagged
+from oncurve.episodes.call_formats import read_tagged
 from oncurve.episodes.tools import CallRequest, Tool
-from oncurve.errors import ConfigError
 from oncurve.sample.base import exact_text
 
 if TYPE_CHECKING:
@@ -35,6 +33,8 @@ class Dialect(Protocol):
 
     stop: tuple[str, ...]
     """Strings that end a turn, besides the end token."""
+    end_ids: Sequence[int]
+    """Tokens that end a turn; whoever samples says which."""
 
     def read(self, text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
         """The calls in a turn."""
@@ -144,6 +144,7 @@ class TagDialect:
     """
 
     stop: tuple[str, ...] = ("</tool>",)
+    end_ids: Sequence[int] = ()
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, turn: str = "\nUser: {user}\nAssistant:") -> None:
         """``turn`` is what stands between two turns, with {user} where the words of the environment go."""
@@ -172,136 +173,4 @@ class TagDialect:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
-_WORDS, _MARK = "oncurve-said-this", "oncurve-was-told-this"
-_QUOTED = 'oncurve "quoted" this'
-_CALLED = {"name": "oncurve_probe", "arguments": {"text": "oncurve-argument"}}
-
-
-class ChatDialect:
-    """Tools as the model's own chat template writes them."""
-
-    stop: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        has_tools: bool,
-        has_words: bool = False,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Finds out how the template, with its ``arguments``, frames answers, and that it can be gone on with.
-
-        Raises ConfigError, naming what the template does, if it writes earlier turns anew when one is added, or calls
-        in a form that is not read here.
-        """
-        self.tokenizer, self.foreign = tokenizer, ForeignText(tokenizer)
-        self._arguments = dict(arguments or {})
-        self.name = tokenizer.name_or_path or "the model"
-        self._end = str(tokenizer.eos_token)
-        self._read: Read = lambda text, tools: []
-        self._escapes = False
-        if has_tools:
-            self.learn_tools()
-        if has_words:
-            self.check_prefix("user")
-
-    def learn_tools(self) -> None:
-        """Find out how the template writes calls and frames answers. Raises ConfigError as above."""
-        self.check_prefix("tool")
-        self._read = self._find_format()
-        framed = self._after([{"role": "tool", "name": "oncurve_probe", "content": _QUOTED}])
-        self._escapes = json.dumps(_QUOTED)[1:-1] in framed
-
-    def read(self, text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
-        """The calls in a turn."""
-        return self._read(text, tools)
-
-    def told(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> Told:
-        """The answers in the template's frame for them."""
-        names = tuple(name for name, _ in answers)
-        return self._framed("tool", names, [answer for _, answer in answers], ended=ended, limit=limit)
-
-    def said(self, text: str, *, ended: bool, limit: int) -> Told:
-        """The words as the next message of the user."""
-        return self._framed("user", ("",), [text], ended=ended, limit=limit)
-
-    def _framed(self, role: str, names: tuple[str, ...], words: list[str], *, ended: bool, limit: int) -> Told:
-        messages = [
-            {"role": role, "content": f"{_MARK}-{place}-"} | ({"name": name} if name else {})
-            for place, name in enumerate(names)
-        ]
-        rest = self._after(messages)
-        if ended and rest.startswith(self._end):
-            rest = rest.removeprefix(self._end)
-        ids: list[int] = []
-        for place, text in enumerate(words):
-            before, _, rest = rest.partition(f"{_MARK}-{place}-")
-            shown = json.dumps(text, ensure_ascii=False)[1:-1] if self._escapes and role == "tool" else text
-            ids += [*self._marks(before), *self.foreign.cut(shown, limit)]
-        ids += self._marks(rest)
-        return ids, exact_text(self.tokenizer, ids)
-
-    def _marks(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False) if text else []
-
-    def _after(self, messages: list[dict[str, Any]]) -> str:
-        """What the template writes behind the policy's last word, up to where it goes on."""
-        said: dict[str, Any] = {"role": "assistant", "content": _WORDS}
-        whole = self._attempt([_ASKED, said, *messages], str(messages[0]["role"]), goes_on=True)
-        return whole.rpartition(_WORDS)[2]
-
-    def _render(self, messages: list[dict[str, Any]], *, goes_on: bool) -> str:
-        options: dict[str, Any] = {**self._arguments, "tokenize": False, "add_generation_prompt": goes_on}
-        return str(self.tokenizer.apply_chat_template(messages, **options))
-
-    def check_prefix(self, role: str) -> None:
-        """Raises ConfigError if an earlier turn reads differently when another one follows."""
-        for words in (_WORDS, f"<think>\nfirst\n</think>\n\n{_WORDS}"):
-            said = {"role": "assistant", "content": words}
-            first = self._render([_ASKED, said], goes_on=False)
-            both = self._attempt([_ASKED, said, {"role": role, "content": _MARK, "name": "oncurve_probe"}, said], role)
-            kept = first[: first.rfind(_WORDS) + len(_WORDS)]
-            if not both.startswith(kept):
-                what = "leaves thoughts out of earlier turns" if "<think>" in words else "writes earlier turns anew"
-                raise ConfigError(
-                    f"{self.name}: its chat template {what} when a message of the {role} follows, so that the policy "
-                    f"would be trained on other tokens than those that it is asked to go on from. Use a template that "
-                    f"only adds to a conversation (tokenizer.chat_template), or data.chat=false"
-                )
-
-    def _attempt(self, messages: list[dict[str, Any]], role: str, *, goes_on: bool = False) -> str:
-        from jinja2.exceptions import TemplateError
-
-        try:
-            return self._render(messages, goes_on=goes_on)
-        except TemplateError as error:
-            raise ConfigError(
-                f"{self.name}: its chat template refuses messages of the {role} ({error}). Use a model whose template "
-                f"knows tools, or data.chat=false, where calls are written as <tool>...</tool>"
-            ) from None
-
-    def _find_format(self) -> Read:
-        """The form in which the template writes calls. Raises ConfigError for one that is not read here."""
-        calls = [{"type": "function", "function": _CALLED}]
-        text = self._attempt(
-            [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}], "assistant with calls"
-        )
-        asked = [self._render([_ASKED], goes_on=goes_on) for goes_on in (True, False)]
-        plain = next((one for one in asked if text.startswith(one)), "")
-        turn = text[len(plain) :] if plain else text.rpartition("oncurve-asked")[2]
-        if place := turn.find(self._end) + 1:
-            turn = turn[: place - 1]
-        for read in FORMATS.values():
-            found = read(turn, {})
-            if len(found) == 1 and (found[0].name, found[0].arguments) == (_CALLED["name"], _CALLED["arguments"]):
-                return read
-        raise ConfigError(
-            f"{self.name}: its chat template writes a call of a tool as {turn.strip()[:200]!r}, a form not read "
-            f"here. Known are {', '.join(FORMATS)} (docs/episodes.md). Use another model, or data.chat=false, where "
-            f"calls are written as <tool>...</tool>"
-        )
-
-
-_ASKED = {"role": "user", "content": "oncurve-asked"}
 MakeDialect = Callable[["PreTrainedTokenizerBase"], Dialect]

@@ -24,7 +24,7 @@ from oncurve.episodes.tools import CallRequest, calling, opened
 from oncurve.episodes.workers import Workers
 from oncurve.errors import Failure, SamplerError, attempt
 from oncurve.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
-from oncurve.sample.base import PolicyView, SamplingParams, context_of
+from oncurve.sample.base import PolicyView, SamplingParams, context_of, end_token_ids
 from oncurve.sample.streams import stream_keys, turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 
@@ -55,6 +55,7 @@ class EpisodeSampler:
         self._policy, self._version = policy, version
         if self._dialect is None:
             self._dialect = self.setup.make_dialect(policy.tokenizer)
+            self._dialect.end_ids = end_token_ids(policy.model, policy.tokenizer)
             self.setup = replace(self.setup, context_tokens=context_of(policy.model.config))
 
     def sample(

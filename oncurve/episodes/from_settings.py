@@ -8,11 +8,13 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from oncurve.data.chat_template import template_arguments
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.given import NOTHING, Given
-from oncurve.data.prompts import ToolsOf, find_template, render_prompts, template_arguments
+from oncurve.data.prompts import ToolsOf, chosen_chat, find_template, render_prompts
 from oncurve.data.settings import DataSection
-from oncurve.episodes.dialects import ChatDialect, Dialect, TagDialect
+from oncurve.episodes.chat_dialect import ChatDialect
+from oncurve.episodes.dialects import Dialect, TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import OPENENV, SANDBOX, VERIFIERS, EpisodeKeys
@@ -99,7 +101,7 @@ def give_rewards(environments: Any) -> bool:
 
 def make_tools_of(rollouts: EpisodeKeys, data: DataSection, given: Given) -> ToolsOf | None:
     """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
-    if not rollouts.has_episodes or not data.chat or rollouts.agent is not None:
+    if not rollouts.has_episodes or data.chat is False or rollouts.agent is not None:
         return None
     setup = make_setup(rollouts, data, given)
     return lambda row: [tool.schema for tool in setup.tools_of(row).values()] or None
@@ -109,7 +111,7 @@ def make_dialect(
     data: DataSection, tokenizer: PreTrainedTokenizerBase, tools: Mapping[str, Tool], kinds: Mapping[str, Kind]
 ) -> Dialect:
     """How the model is spoken with: by its chat template, or in tags. Raises ConfigError for one that cannot be."""
-    if data.chat:
+    if chosen_chat(data.chat, tokenizer, data.template):
         has_tools = bool(tools) or any(kind.tools for kind in kinds.values())
         has_words = any(kind.has_steps for kind in kinds.values())
         arguments = template_arguments(data.chat)

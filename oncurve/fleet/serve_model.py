@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from oncurve.agents.recipe_agent import make_frames, with_own_chat
+from oncurve.agents.recipe_agent import make_frames
 from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
@@ -44,7 +44,7 @@ def serve_model(
         context_tokens=context_of(policy.model.config) or 2**31,
         token=token,
         cuda_graphs=config.rollouts.cuda_graphs,
-        frames=make_frames(with_own_chat(config, policy.tokenizer), policy.tokenizer),
+        frames=make_frames(config, policy.tokenizer),
     )
 
     def notify(text: str) -> None:

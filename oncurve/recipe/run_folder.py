@@ -46,7 +46,11 @@ CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
 
 
 def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded recipe in today's keys; before ``evaluation.split_seed`` the run's seed chose the held-out rows."""
+    """A recorded recipe in today's keys.
+
+    Before ``evaluation.split_seed`` the run's seed chose the held-out rows; before ``data.chat`` could be auto, prompts
+    were plain text unless it was set.
+    """
     recorded: dict[str, Any] = dict(tree)
     for place, gone in GONE.items():
         *outer, name = place.split(".")
@@ -59,7 +63,12 @@ def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
             holder[name] = {
                 key: value for key, value in known.items() if key not in gone or CHANGES.get(key, value) != value
             }
+    if isinstance(recorded.get("data"), Mapping):
+        recorded["data"] = {"chat": False, **recorded["data"]}
     evaluation, run = recorded.get("evaluation"), recorded.get("run")
+    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("data"), Mapping):
+        evaluation = {**evaluation, "data": {"chat": False, **evaluation["data"]}}
+        recorded["evaluation"] = evaluation
     if isinstance(evaluation, Mapping) and isinstance(run, Mapping):
         seed = cast("Mapping[str, Any]", run).get("seed", 0)
         recorded["evaluation"] = {"split_seed": seed, **cast("Mapping[str, Any]", evaluation)}

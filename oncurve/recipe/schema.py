@@ -175,6 +175,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_chat(self) -> Config:
+        measured = self.evaluation.data
+        for key in ("chat_template", "now"):
+            if measured is not None and vars(measured)[key] not in (None, vars(self.data)[key]):
+                raise ValueError(
+                    f"evaluation.data.{key} is set, and a model has one chat template for training and evaluation. Set "
+                    f"data.{key} in its place"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_evaluation(self) -> Config:
         if self.evaluation.samples > 1 and self.evaluation.temperature == 0:
             raise ValueError(

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
 from oncurve.algorithm.settings import AlgorithmSection
+from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
@@ -78,6 +79,7 @@ def make_policy(
     loaded = load_by_parts(source, device) if by_parts else None
     loaded = loaded or load(source, device if few_bits else torch.device("cpu"))
     model, tokenizer = loaded.model, loaded.tokenizer
+    prepare_tokenizer(tokenizer, template=config.data.chat_template, moment=config.data.now)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
     if not few_bits and loaded.unread is None:

@@ -10,12 +10,15 @@ from typing import Any, cast
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows, shared_columns
-from oncurve.data.prompt_check import shown_prompt
-from oncurve.data.prompts import find_template, render_prompts, write_gold
+from oncurve.data.given import NOTHING
+from oncurve.data.prompt_check import shown_demonstration, shown_prompt
+from oncurve.data.prompts import describe_chat, find_template, render_prompts, write_gold
 from oncurve.data.settings import DataSection
+from oncurve.episodes.from_settings import make_tools_of
 from oncurve.errors import ConfigError, counted
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.recipe.algorithm_rules import check_algorithm
@@ -40,7 +43,7 @@ def ask(
     questions: Sequence[str],
     *,
     template: str,
-    chat: bool,
+    chat: bool | None,
     count: int,
     temperature: float,
     max_tokens: int,
@@ -49,14 +52,17 @@ def ask(
     """Print completions of questions; without questions, ask for them until the input ends."""
     if count > 1 and temperature == 0:
         raise ConfigError(f"--count {count} at temperature 0 would print the same completion; add --temperature 1")
+    asked = "auto" if chat is None else chat
     config = Config.model_validate({"model": model, "data": {"type": "word_problems"}})
     policy = make_policy(config)
+    if said := describe_chat(asked, policy.tokenizer, template, model=model):
+        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
     params = SamplingParams(temperature=temperature, max_completion_tokens=max_tokens)
     engine = InProcessEngine(params)
     engine.load_weights(policy, version=0)
     for place, question in enumerate(questions or _typed(console)):
         rows = [{"question": question, "answer": ""}]
-        prompts, _ = render_prompts(rows, cast("Any", policy.tokenizer), template=template, chat=chat)
+        prompts, _ = render_prompts(rows, cast("Any", policy.tokenizer), template=template, chat=asked)
         for group in engine.sample(prompts, count, step=place):
             for completion in group.completions:
                 console.print(group.prompt.text, style="dim", end="", markup=False, highlight=False)
@@ -98,6 +104,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     model_config, tokenizer = load_tokenizer(
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
+    prepare_tokenizer(tokenizer, template=config.data.chat_template, moment=config.data.now)
     limit = config.prompt_limit(context_of(model_config))
     has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
@@ -108,11 +115,20 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)
         return True
     end_ids = declared_end_ids(config.model, tokenizer, revision=config.policy.revision)
+    if said := describe_chat(section.chat, tokenizer, section.template, model=config.model):
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    tools_of = make_tools_of(config.rollouts, section, NOTHING)
     shown, _ = render_prompts(
-        graded[:1], cast("Any", tokenizer), template=section.template, chat=section.chat, few_shot=few_shot
+        graded[:1],
+        cast("Any", tokenizer),
+        template=section.template,
+        chat=section.chat,
+        few_shot=few_shot,
+        tools_of=tools_of,
     )
     for prompt in shown:
-        console.print(shown_prompt(prompt, tokenizer, end_ids), markup=False, highlight=False, soft_wrap=True)
+        gold = write_gold(prompt.row, find_template(section.template)) if has_right_answer else None
+        console.print(shown_prompt(prompt, tokenizer, end_ids, gold), markup=False, highlight=False, soft_wrap=True)
     findings = check_data(
         graded,
         cast("Any", tokenizer),
@@ -165,6 +181,10 @@ def _rows_to_grade(
     console.print(
         f"{len(made.demonstrations):,} demonstrations, {tokens:,} tokens; too long: {too_long}", highlight=False
     )
+    first = made.demonstrations[0]
+    end_ids = declared_end_ids(config.model, tokenizer, revision=config.policy.revision)
+    shown = shown_demonstration(first.prompt, first.token_ids, tokenizer, end_ids)
+    console.print(shown, markup=False, highlight=False, soft_wrap=True)
     if any(row["answer"] for row in rows):
         return rows, held_out, config.data
     return [row for row in test if row["answer"]], [], config.evaluation_data

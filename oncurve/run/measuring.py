@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncurve.data.from_settings import Rows, shared_columns
+from oncurve.data.prompts import describe_chat
 from oncurve.errors import ConfigError, Stopped, did_you_mean, listed
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import evaluate
@@ -26,7 +27,7 @@ from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
 from oncurve.run.assemble import make_policy, make_sampler
-from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
+from oncurve.run.rendered import benchmark_rows, evaluation_section, make_prompts, split_rows
 from oncurve.run.session import keep_evaluation
 from oncurve.sample.base import Sampler, SamplingParams, context_of
 
@@ -91,7 +92,6 @@ def evaluate_models(
     if (output / "evaluations").exists():
         raise ConfigError(f"{output}: already holds a finished evaluation. Choose another --output, or remove it")
     console.print(f"evaluation: {output}", highlight=False)
-    is_benchmark = rows is not None
     rows = rows or split_rows(config)
     columns = shared_columns(rows)
     strict, loose = make_reward_function(config.rewards, columns=columns), make_loose_reward()
@@ -104,7 +104,6 @@ def evaluate_models(
                 loose,
                 output / UNFINISHED / label,
                 console,
-                finds_chat=is_benchmark and "chat" not in config.data.model_fields_set,
             )
             for name, label in zip(models, _labels(models), strict=True)
         ]
@@ -141,14 +140,12 @@ def _measured(
     loose: RewardFunction,
     unfinished: Path,
     console: Console,
-    *,
-    finds_chat: bool,
 ) -> Evaluation:
     """One model on the test problems; what was sampled before a stop is not sampled again."""
     policy = make_policy(config)
-    if finds_chat and policy.tokenizer.chat_template:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"chat": True})})
-        console.print(f"{config.model}: asked through its chat template (data.chat=false: plain text)", highlight=False)
+    asked = evaluation_section(config)
+    if said := describe_chat(asked.chat, policy.tokenizer, asked.template, model=config.model):
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     context = context_of(policy.model.config)
     prompts = make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
     sampler, params, samples = (

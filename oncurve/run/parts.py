@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from oncurve.algorithm.algorithm import Algorithm
+from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import NOTHING, Given
@@ -103,6 +105,7 @@ def make_parts(
     )
     algorithm = make_algorithm(config)
     policy = make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
+    config = with_moment(config, policy.tokenizer, processes)
     if processes.count > 1:
         reward_function = ShardedRewards(reward_function, processes, interruption)
     else:
@@ -129,6 +132,18 @@ def make_parts(
         config, policy, algorithm, shown, DemonstratedReward(), prompts, data, servers, given,
         examining_sampler=sampler, examining_reward=reward_function,
     )  # fmt: skip
+
+
+def with_moment(config: Config, tokenizer: PreTrainedTokenizerBase, processes: Processes) -> Config:
+    """The recipe with the moment that the chat template writes into prompts, for whoever resumes or evaluates the run.
+
+    Processes on several machines have several clocks; the first one's counts.
+    """
+    if config.data.now is not None or not asks_time(tokenizer):
+        return config
+    moment = processes.broadcast_from_main(lambda: moment_of(tokenizer))
+    prepare_tokenizer(tokenizer, template=None, moment=moment)
+    return config.model_copy(update={"data": config.data.model_copy(update={"now": moment})})
 
 
 def make_shared_sampler(

@@ -118,6 +118,8 @@ def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
         if request.given is None
         else extension("servers of a machine")(with_epochs(request.given, request.objects))[0]
     )
+    if asked is not None and (config.data.chat, asked.data.chat) == (False, "auto"):  # of before there was auto
+        asked = asked.model_copy(update={"data": asked.data.model_copy(update={"chat": False})})
     if asked is not None and (other := config_differences(recorded(config), asked)):
         if not request.owns_process:  # a program says what it resumes, and means it
             request.judge(other)

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from oncurve.data.given import NOTHING, Given
+from oncurve.data.prompts import describe_chat
 from oncurve.errors import ConfigError, Stopped
 from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
@@ -76,11 +77,17 @@ def recipe_steps(
                 with interruption.interruptible():
                     parts = load(config, processes, interruption, given)
                     facts = identity(parts)
+                config = parts.config
+                chat = describe_chat(config.data.chat, parts.policy.tokenizer, config.data.template, model=config.model)
+                if chat is not None:
+                    console.print(chat, markup=False, highlight=False, soft_wrap=True)
                 if not console.is_jupyter:
                     console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
                 with processes.on_main(lambda: RunFolder(path)) or NullRunFolder(path) as folder:
                     started = describe_run(prompts=count_prompts(parts.prompts), processes=processes.count)
                     folder.write_start(recipe, config.model_dump(mode="json"), started)
+                    if chat is not None:
+                        folder.log(chat)
                     result = yield from make_session(parts, folder, facts, interruption, console).steps()
         except Interrupted:
             text = "stopped before the first step; there is nothing to resume"

@@ -21,7 +21,9 @@ from oncurve.recipe.schema import Config
 from oncurve.run.settings import RunSection
 
 Sections = Mapping[str, Mapping[str, Any]]
-KEPT_WITH_ROWS = ("columns", "template", "chat", "few_shot", "limit", "max_prompt_tokens", "retire_above")
+KEPT_WITH_ROWS = (
+    "columns", "template", "chat", "chat_template", "now", "few_shot", "limit", "max_prompt_tokens", "retire_above",
+)  # fmt: skip
 """Keys of a recipe's data section that still hold when its rows are replaced."""
 
 

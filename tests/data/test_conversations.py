@@ -85,7 +85,7 @@ def test_what_is_no_conversation_is_refused(question: Any, said: str) -> None:
 
 def test_messages_need_a_chat_template_and_have_no_place_for_examples() -> None:
     rows = adapt_given_rows([{"question": ASKED, "answer": "5"}])
-    with pytest.raises(ConfigError, match=r"list of messages, and data\.chat is false"):
+    with pytest.raises(ConfigError, match="list of messages, and prompts are written as plain text"):
         text_of(rows[0], chat=False)
     with pytest.raises(ConfigError, match=r"data\.few_shot has no place"):
         text_of(rows[0], few_shot=rows)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.demonstrations import (
     Demonstration,
     demonstrated_row,
@@ -187,8 +188,10 @@ def test_a_row_with_nothing_to_learn_is_named(row: dict[str, Any], said: str) ->
 
 def test_a_template_that_writes_earlier_turns_differently_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     tool = chatting(tokenizer, FORGETFUL)
-    with pytest.raises(ConfigError, match=r"its part cannot be marked. Set sft.train_on=last"):
+    with pytest.raises(ConfigError, match=r"its part cannot be marked. Set data.chat_template=adding"):
         only(tool, {"messages": TALK})
+    with pytest.raises(ConfigError, match="no template that only adds can be made of"):
+        prepare_tokenizer(tool, template="adding", moment=None)
 
 
 def test_messages_need_a_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from scripted import HOSTILE
 
-from oncurve.episodes.dialects import ChatDialect
+from oncurve.episodes.chat_dialect import ChatDialect
 from oncurve.episodes.tools import Tool, answer_text, calculator
 from oncurve.errors import ConfigError
 
@@ -50,6 +51,9 @@ FORGETS = HERMES.replace(
 )
 REWRITES = HERMES.replace("<assistant>{{ m.content }}", "<assistant {{ loop.revindex }}>{{ m.content }}")
 REFUSES = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + HERMES
+SILENT = HERMES.replace("for c in m.tool_calls or []", "for c in []")
+DIVIDES = "{% if messages | length > 1 %}{{ 1 // 0 }}{% endif %}" + HERMES
+UNKNOWN = "{% if messages | length > 1 %}{{ nobody.knows }}{% endif %}" + HERMES
 FOREIGN = HERMES.replace('{"name": "{{ c.function.name }}", "arguments"', 'CALL {{ c.function.name }} WITH {"x"')
 
 
@@ -127,18 +131,40 @@ def test_a_template_that_quotes_answers_gets_them_quoted(speaking: Callable[[str
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        (FORGETS, "leaves thoughts out of earlier turns"),
-        (REWRITES, "writes earlier turns anew"),
         (REFUSES, "refuses messages of the tool"),
         (FOREIGN, "writes a call of a tool as"),
+        (SILENT, "leaves out calls of tools, and does not tell the model what it may call"),
+        (DIVIDES, "modulo by zero"),
+        (UNKNOWN, "is undefined"),
     ],
-    ids=["forgets", "rewrites", "refuses", "foreign"],
+    ids=["refuses", "foreign", "silent", "divides", "unknown"],
 )
 def test_a_template_that_cannot_be_gone_on_with_is_refused(
     template: str, says: str, speaking: Callable[[str], Any]
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=says) as refusal:
         ChatDialect(speaking(template), has_tools=True)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("template", [FORGETS, REWRITES], ids=["forgets", "rewrites"])
+def test_a_template_that_rewrites_is_replaced_by_one_that_only_adds(
+    template: str, speaking: Callable[[str], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = speaking(template)
+    ChatDialect(tokenizer, has_tools=True, has_words=True)
+    assert caplog.text.count("Here it only adds") == 1
+    thought = "<think>\nhm\n</think>\n\n5"
+    said = [
+        {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 3, [thought] * 6, strict=True)
+    ]
+    texts = [
+        tokenizer.apply_chat_template(said[:count], tokenize=False, add_generation_prompt=bool(count % 2))
+        for count in range(1, 7)
+    ]
+    for shorter, longer in pairwise(texts):
+        assert longer.startswith(shorter)
+    assert texts[-1].count(thought) == 6
 
 
 def test_arguments_of_the_template_are_part_of_what_is_gone_on_from(speaking: Callable[[str], Any]) -> None:

@@ -43,7 +43,7 @@ class ChatRoutes:
     def __init__(self, policy: PolicyView, sampling: Sampling, frames: Frames, *, context_tokens: int) -> None:
         self.sampling, self.frames, self.context_tokens = sampling, frames, context_tokens
         self.tokenizer = policy.tokenizer
-        self.end_ids = end_token_ids(policy.model, policy.tokenizer)
+        self.end_ids = frames.end_ids = end_token_ids(policy.model, policy.tokenizer)
         self.is_draining = False
         self._sessions: OrderedDict[str, AgentSession] = OrderedDict()
 

@@ -1,0 +1,277 @@
+"""Conversations as a model's chat template writes them.
+
+A template is code that came with the model: whatever it raises becomes one sentence here. It may ask for the time; what
+it is told is the moment that belongs to the tokenizer, so that a run goes on tomorrow with the prompts of today.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from oncurve.data.adding_template import adding_template
+from oncurve.errors import ConfigError, Failure, attempt
+
+Message = dict[str, Any]
+Tokenizer = Any
+"""A tokenizer of transformers."""
+Chat = bool | Mapping[str, Any] | str
+"""Whether the model's chat template is used: yes, no, its arguments, or "auto"."""
+ADDING = "adding"
+"""In the place of a file: the model's own template, made so that a further message leaves earlier ones as they are."""
+_ASKS_TIME = "strftime_now"
+_PARTS = ("{'type':'text'", '{"type":"text"')
+"""What a template writes that takes contents for text when it is given parts."""
+_DIRECTIVES = [*"aAwdbBmyYHIpMSfzZjUWcxXGuVDFTRehklP", *(f"-{one}" for one in "dmyHIMSjeklUW")]
+
+
+class TemplateRefusal(ConfigError):
+    """A chat template cannot write some messages; ``reason`` says why, without the name of the model."""
+
+    def __init__(self, name: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{name}: its chat template refuses the messages ({reason}). {remedy}")
+        self.reason = reason
+
+
+def write_conversations(
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    tokenizer: Tokenizer,
+    *,
+    tools: Sequence[Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    opens_answer: bool = True,
+) -> list[str]:
+    """The texts of conversations; with ``opens_answer`` up to where the assistant begins to speak.
+
+    Messages are given in the form that the template takes: contents as text, or as parts for models that see; arguments
+    of calls as objects, or as JSON text.
+
+    Raises TemplateRefusal for conversations that it cannot write, or of which it leaves out what the user says.
+    """
+    options: dict[str, Any] = {**(arguments or {}), "add_generation_prompt": opens_answer, "tokenize": False}
+    if tools:
+        options["tools"] = list(tools)
+    template = attempt(lambda: tokenizer.get_chat_template(tools=options.get("tools")), log=False)
+    if isinstance(template, Failure):
+        raise TemplateRefusal(_name(tokenizer), _reason(template), "Give the model a chat template")
+    options["chat_template"] = _at(template, moment_of(tokenizer))
+    reason = ""
+    for form in (_as_given, _with_text_arguments, _with_parts):
+        made = [[form(message) for message in messages] for messages in conversations]
+        if form is not _as_given and made == [list(messages) for messages in conversations]:
+            continue
+        texts = attempt(lambda made=made: tokenizer.apply_chat_template(made, **options), log=False)
+        if not isinstance(texts, Failure) and all(map(_says_it, conversations, texts)):
+            return [str(text) for text in texts]
+        said = _reason(texts) if isinstance(texts, Failure) else "it leaves out what the user says"
+        reason = reason or said
+    raise TemplateRefusal(
+        _name(tokenizer),
+        reason,
+        "Use another data.template, without few-shot examples, or set data.chat: false.",
+    )
+
+
+def write_chats(
+    conversations: list[list[Message]],
+    tokenizer: Tokenizer,
+    tools: list[Any],
+    options: Mapping[str, Any],
+    *,
+    opens_answer: bool = True,
+) -> tuple[list[str], list[list[Message]]]:
+    """The texts of conversations that end where the assistant begins, and the messages as they were written."""
+    name = tokenizer.name_or_path or "the model"
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"{name}: its tokenizer has no chat template, which data.chat=true and rows of messages need. "
+            f"Set data.chat: false and give rows without messages, or take the instruct version of the model."
+        )
+    merged = [_without_system(messages) for messages in conversations]
+    try:
+        return _apply(conversations, tokenizer, tools, options, opens_answer), conversations
+    except TemplateRefusal:
+        if merged == conversations:
+            raise
+    return _apply(merged, tokenizer, tools, options, opens_answer), merged
+
+
+def _apply(
+    conversations: list[list[Message]],
+    tokenizer: Tokenizer,
+    tools: list[Any],
+    options: Mapping[str, Any],
+    opens_answer: bool,
+) -> list[str]:
+    """The texts of conversations, those with the same tools at once."""
+    texts: list[str] = [""] * len(conversations)
+    places: dict[str, list[int]] = {}
+    for place, told in enumerate(tools):
+        places.setdefault(repr(told), []).append(place)
+    for alike in places.values():
+        told = tools[alike[0]]
+        chosen = [conversations[place] for place in alike]
+        written = write_conversations(chosen, tokenizer, tools=told, arguments=options, opens_answer=opens_answer)
+        for place, text in zip(alike, written, strict=True):
+            texts[place] = text
+    return texts
+
+
+def template_arguments(chat: Chat) -> dict[str, Any]:
+    """The arguments of the chat template that ``data.chat`` holds."""
+    return dict(chat) if isinstance(chat, Mapping) else {}
+
+
+def chat_texts(
+    conversations: list[list[Message]],
+    tokenizer: Tokenizer,
+    chat: Chat = True,
+    *,
+    opens_answer: bool = True,
+) -> list[str]:
+    """The texts of conversations, with ``opens_answer`` up to where the assistant begins to speak.
+
+    Raises ConfigError for a tokenizer without a chat template, or one that refuses these messages.
+    """
+    nothing: list[Any] = [None] * len(conversations)
+    return write_chats(conversations, tokenizer, nothing, template_arguments(chat), opens_answer=opens_answer)[0]
+
+
+def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Message]) -> int:
+    """The token with which the chat template ends a turn behind some messages; the end token where it writes none."""
+    said = [*(dict(message) for message in before), {"role": "assistant", "content": "oncurve-said-this"}]
+    [text] = chat_texts([said], tokenizer, chat, opens_answer=False)
+    behind = tokenizer(text.rpartition("oncurve-said-this")[2], add_special_tokens=False)["input_ids"]
+    special = {*tokenizer.all_special_ids}
+    return next((token for token in behind if token in special), tokenizer.eos_token_id)
+
+
+def _without_system(messages: list[Message]) -> list[Message]:
+    """The same conversation for a model that knows no system message: its text opens the first user message."""
+    if messages[0]["role"] != "system":
+        return messages
+    first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+    return [first, *messages[2:]]
+
+
+def moment_of(tokenizer: Tokenizer) -> datetime | None:
+    """What the tokenizer's chat template is told as the time; None for the clock."""
+    return vars(tokenizer).get("template_moment")
+
+
+def asks_time(tokenizer: Tokenizer) -> bool:
+    """The chat template writes a date or the time into its texts."""
+    return _ASKS_TIME in json.dumps(tokenizer.chat_template or "")
+
+
+def prepare_tokenizer(tokenizer: Tokenizer, *, template: str | None, moment: datetime | None) -> None:
+    """Give a tokenizer the chat template of a recipe, a file or ``ADDING``, and the moment that it is told.
+
+    Raises ConfigError for a file that cannot be read or is no template, and for a model without a template to add to.
+    """
+    tokenizer.template_moment = moment or datetime.now().replace(microsecond=0)
+    if template is None:
+        return
+    if template == ADDING:
+        if not let_add(tokenizer):
+            raise ConfigError(
+                f"data.chat_template is {ADDING}, and no template that only adds can be made of that of "
+                f"{_name(tokenizer)}. Name a file with one"
+            )
+        return
+    path = Path(template).expanduser()
+    try:
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"data.chat_template: {path} cannot be read ({error}). Name a Jinja file, or write {ADDING}"
+        ) from None
+    try:
+        write_conversations([[{"role": "user", "content": "Hello"}]], tokenizer)
+    except TemplateRefusal as refusal:
+        raise ConfigError(f"data.chat_template: {path} cannot write a message ({refusal.reason}). Correct it") from None
+
+
+def let_add(tokenizer: Tokenizer) -> bool:
+    """Give a tokenizer a template that only adds, made of its own; False, and nothing changed, where none can be."""
+    own = tokenizer.chat_template
+    if isinstance(own, str) and _keeps_questions(tokenizer):
+        tokenizer.chat_template = adding_template(own)
+        if _only_adds(tokenizer):
+            return True
+        tokenizer.chat_template = own
+    return False
+
+
+_TALK = [{"role": "user", "content": "asked"}, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nsaid"}] * 2
+
+
+def _keeps_questions(tokenizer: Tokenizer) -> bool:
+    try:
+        return write_conversations([_TALK], tokenizer, opens_answer=False)[0].count("asked") == 2
+    except TemplateRefusal:
+        return False
+
+
+def _only_adds(tokenizer: Tokenizer) -> bool:
+    """Turns of a conversation, thoughts included, read as before when further messages follow."""
+    try:
+        begun = [write_conversations([_TALK[:count]], tokenizer)[0] for count in (1, 3)]
+        [whole] = write_conversations([_TALK], tokenizer, opens_answer=False)
+    except TemplateRefusal:
+        return False
+    return begun[1].startswith(begun[0]) and whole.startswith(begun[1]) and whole.count("said") == 2
+
+
+def _as_given(message: Mapping[str, Any]) -> Message:
+    return dict(message)
+
+
+def _with_text_arguments(message: Mapping[str, Any]) -> Message:
+    """The arguments of its calls as JSON text."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function", call)
+        written = {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}
+        calls.append({**call, "function": written} if "function" in call else written)
+    return {**message, "tool_calls": calls}
+
+
+def _with_parts(message: Mapping[str, Any]) -> Message:
+    """Its content as a list of one part, which the templates of models that see go through."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else dict(message)
+
+
+def _says_it(messages: Sequence[Mapping[str, Any]], text: Any) -> bool:
+    """The user's last words stand in the text, whatever happened to white space."""
+    said = [message.get("content") for message in messages if message.get("role") == "user"]
+    whole = "".join(str(text).split())
+    if any(mark in whole for mark in _PARTS) and not any(mark in str(messages) for mark in ("'text'", '"text"')):
+        return False
+    if not said or not isinstance(said[-1], str):
+        return True
+    quoted = json.dumps(said[-1], ensure_ascii=False)[1:-1]
+    return any("".join(form.split()) in whole for form in (said[-1], quoted))
+
+
+def _name(tokenizer: Tokenizer) -> str:
+    return tokenizer.name_or_path or "the model"
+
+
+def _reason(failure: Failure) -> str:
+    return failure.detail.removeprefix("TemplateError: ")
+
+
+def _at(template: str, moment: datetime | None) -> str:
+    """The template with a clock that stands still: transformers takes no function from outside into a template."""
+    if moment is None or _ASKS_TIME not in template:
+        return template
+    pairs = [("%%", "\0"), *((f"%{one}", moment.strftime(f"%{one}")) for one in _DIRECTIVES), ("\0", "%")]
+    filters = "".join(f" | replace({json.dumps(old)}, {json.dumps(new)})" for old, new in pairs)
+    return f"{{%- macro {_ASKS_TIME}(format) -%}}{{{{- format{filters} -}}}}{{%- endmacro +%}}{template}"
