@@ -27,7 +27,7 @@ from oncurve.records import Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
 from oncurve.run.assemble import make_policy, make_sampler
-from oncurve.run.rendered import benchmark_rows, evaluation_section, make_prompts, split_rows
+from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
 from oncurve.run.session import keep_evaluation
 from oncurve.sample.base import Sampler, SamplingParams, context_of
 
@@ -143,7 +143,7 @@ def _measured(
 ) -> Evaluation:
     """One model on the test problems; what was sampled before a stop is not sampled again."""
     policy = make_policy(config)
-    asked = evaluation_section(config)
+    asked = config.evaluation_data
     if said := describe_chat(asked.chat, policy.tokenizer, asked.template, model=config.model):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     context = context_of(policy.model.config)
