@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from oncurve.cli.arguments import Overrides, RecipeArgument
 from oncurve.cli.launch import supervise
-from oncurve.errors import Stopped
+from oncurve.errors import ConfigError, Stopped
 from oncurve.observe.terminal import console, quiet_libraries
+
+if TYPE_CHECKING:
+    from oncurve.recipe.schema import Config
 
 Processes = Annotated[int | None, typer.Option(min=1, help="Processes on this machine, one per GPU.")]
 
@@ -49,6 +52,7 @@ def train(
     progress = progress_of(folder) if go_on else "absent"
     check_cheaply(config, new_folder=folder if progress == "absent" else None)
     if progress == "finished":
+        _refuse_more(folder, config)
         console().print(f"run finished: {folder}", highlight=False)
         return
     quiet_libraries()
@@ -67,6 +71,20 @@ def train(
         result = run_recipe(config, read_text(path), console=console())
     if result.exit_code:
         raise typer.Exit(result.exit_code)
+
+
+def _refuse_more(folder: Path, config: Config) -> None:
+    """Raises ConfigError where a finished run is asked for with another recipe than it had."""
+    from oncurve.recipe.run_folder import read_run_config  # lazy
+    from oncurve.run.parts import recorded  # lazy
+    from oncurve.run.resume import config_differences, finished  # lazy
+
+    place = folder / "config.yaml"
+    was = read_run_config(place.read_text(encoding="utf-8"), (), source=str(place))
+    config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
+    if changed := config_differences(recorded(was), config):
+        lines = "\n  ".join(changed)
+        raise ConfigError(f"{finished(folder, was.run.steps)}\nNothing was trained; asked for was:\n  {lines}")
 
 
 def sft(

@@ -109,7 +109,8 @@ class TrainedPolicy:
             set_trust(self.backend.replica, trust_of(model))
         if self.backend.is_divided and owns_layers:
             self.is_packed = False  # our own layers need whole weights
-        self.num_updates = 0
+        self.num_updates, self.num_scheduled = 0, 0
+        """Updates that moved the weights; and all of them, by which the schedule counts."""
         self._is_loss_finite = True
 
     @property
@@ -265,7 +266,8 @@ class TrainedPolicy:
         Without any gradient (no group of the update has a signal, or every token is masked) nothing moves, not even by
         momentum, and the update is counted as skipped. So is one whose loss or gradient is not finite.
         """
-        rate = self.settings.rate(self.num_updates, self.total_updates)
+        rate = self.settings.rate(self.num_scheduled, self.total_updates)
+        self.num_scheduled += 1  # without a signal too: the plan is of steps
         is_finite = self.processes.all_true(self._is_loss_finite)
         with moving_weights(self.num_updates + 1):
             norm = self.backend.move(rate, is_allowed=is_finite)

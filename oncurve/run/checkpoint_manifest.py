@@ -16,6 +16,8 @@ from oncurve.observe.checksums import FileSum, flush
 
 MANIFEST = "manifest.json"
 """Written last; a folder without it was never finished."""
+BESIDE = ("trainer_state.json",)
+"""Files that scripts for TRL look for in a checkpoint; nothing of them is trained with."""
 FORMAT = 1
 """Number of the layout of a checkpoint, raised when an older reader could not read a newer one."""
 _NAME = re.compile(r"step_(\d{6,})")
@@ -67,7 +69,8 @@ def verify(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: {wrong}")
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_dir() and name not in files and name != MANIFEST and not path.name.startswith("."):
+        known = name in files or name in (MANIFEST, *BESIDE)
+        if not path.is_dir() and not known and not path.name.startswith("."):
             raise CheckpointError(f"{path}: is no part of the checkpoint. Move it elsewhere")
     return manifest
 

@@ -79,6 +79,7 @@ class Checkpointer:
         """Remember where the run is after ``step`` steps; ``pending`` holds metrics that still miss a measurement."""
         state: dict[str, Any] = {
             "num_updates": self.policy.num_updates,
+            "num_scheduled": self.policy.num_scheduled,
             "tokens_per_microbatch": self.policy.tokens_per_microbatch,
             "entropy": self.algorithm.entropy.state_dict(),
             "curriculum": self.data.state(),

@@ -18,12 +18,13 @@ from oncurve.extensions import extension
 from oncurve.observe.lock import RunLock
 from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
+from oncurve.observe.run_model import is_run
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import resolved
 from oncurve.recipe.run_folder import as_of_today, flat, read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.run.assemble import make_algorithm
-from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep
+from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep, verify
 from oncurve.run.guards import KL_LIMIT, KlAlarm
 from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.parts import Parts, identity, make_parts, recorded
@@ -51,6 +52,15 @@ class ResumeRequest:
     """What a Python program passes: the same as when the run began."""
     owns_process: bool = True
     load: Load = make_parts
+    after: int | None = None
+    """Go on from the checkpoint of this step, and put later ones aside; None for the newest."""
+    extends: bool = False
+    """More steps than the run had are no change that has to be allowed."""
+
+    @property
+    def how_to_change(self) -> str:
+        """What allows a change."""
+        return "--allow-change" if self.owns_process else "resume(allow_change=True)"
 
     def warn(self, text: str) -> None:
         """Say something that is not as it should be."""
@@ -64,7 +74,7 @@ class ResumeRequest:
         if not self.allow_change:
             raise ConfigError(
                 f"this run was saved with other settings:\n  {shown}\n"
-                f"Resume it unchanged, or use --allow-change to continue with the new settings"
+                f"Resume it unchanged, or use {self.how_to_change} to continue with the new settings"
             )
         self.warn(f"the run continues with other settings:\n  {shown}")
 
@@ -78,6 +88,16 @@ class ResumePoint:
     config: Config
     changed: list[str]
     """What the recipe says otherwise."""
+
+
+def run_and_step(path: Path) -> tuple[Path, int | None]:
+    """The run that a path names, by itself or by one of its checkpoints, and the step of that; None for the newest."""
+    root = path.resolve().parent
+    if not is_run(path) and root.name == "checkpoints" and is_run(root.parent):
+        for step, folder in checkpoints_in(root):
+            if folder.name == path.resolve().name:
+                return root.parent, step
+    return path, None
 
 
 def resume(request: ResumeRequest, processes: Processes) -> Steps:
@@ -108,11 +128,10 @@ def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
         )
     sweep(path)
     sweep(root)
+    if request.after is not None:
+        _go_back(root, request.after)
     checkpoint, manifest = newest_good(root, strict=request.strict, warn=request.warn)
     config = asked_config(path, manifest, request.overrides, warn=request.warn)
-    _check_step(path, config, manifest)
-    changed = config_differences(as_of_today(manifest["config"]), config)
-    request.judge(changed)
     asked = (
         None
         if request.given is None
@@ -120,12 +139,30 @@ def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     )
     if asked is not None and (config.data.chat, asked.data.chat) == (False, "auto"):  # of before there was auto
         asked = asked.model_copy(update={"data": asked.data.model_copy(update={"chat": False})})
+    if asked is not None and not request.owns_process:  # a program says what it resumes, and means it
+        place = {"folder": config.run.folder, "name": config.run.name}
+        config, asked = asked.model_copy(update={"run": asked.run.model_copy(update=place)}), None
+    _check_step(request, config, manifest)
+    changed = config_differences(as_of_today(manifest["config"]), config)
+    longer = config.run.steps > as_of_today(manifest["config"])["run"]["steps"]
+    request.judge([line for line in changed if not (request.extends and longer and line.startswith("run.steps:"))])
     if asked is not None and (other := config_differences(recorded(config), asked)):
-        if not request.owns_process:  # a program says what it resumes, and means it
-            request.judge(other)
         lines = "\n  ".join(other)
-        request.warn(f"{path} is resumed with its own recipe, which differs from the given one:\n  {lines}")
+        request.warn(
+            f"{path} goes on with its own recipe; the given one says otherwise, and is not followed (own -> given):"
+            f"\n  {lines}"
+        )
     return ResumePoint(checkpoint, manifest, config, changed)
+
+
+def _go_back(root: Path, step: int) -> None:
+    """Put checkpoints after the one of a step aside. Raises CheckpointError if that one is missing or broken."""
+    there = dict(checkpoints_in(root))
+    if step not in there:
+        steps = ", ".join(map(str, there)) or "none"
+        raise CheckpointError(f"{root}: has no checkpoint of step {step}. Checkpoints are there of steps: {steps}")
+    verify(there[step])
+    quarantine(root, after=step)
 
 
 def _prepare(
@@ -196,21 +233,27 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
         return step, 2 * make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
 
 
-def _check_step(path: Path, config: Config, manifest: Mapping[str, Any]) -> None:
+def finished(path: Path, step: int, *, owns_process: bool = True, extends: bool = False) -> str:
+    """What to do with a run that is finished, after so many steps: in a shell, or in the program that made it."""
+    how = f"oncurve resume {path} run.steps={2 * step} --allow-change"
+    if not owns_process:
+        more = "max_steps or num_train_epochs" if extends else f"run={{'steps': {2 * step}}}"
+        how = f"{more} in this program" + ("" if extends else ", and resume(allow_change=True)")
+    return f"{path}: this run is finished. To train it further, set more steps: {how}"
+
+
+def _check_step(request: ResumeRequest, config: Config, manifest: Mapping[str, Any]) -> None:
     """Refuse to go back further than a failure can explain, and to go on where nothing is left to do."""
-    step = int(manifest["step"])
+    path, step = request.path, int(manifest["step"])
     if step > config.run.steps:
         raise ConfigError(f"run.steps is {config.run.steps}, but {step} steps are done already. Set more steps")
     is_measured = (path / "evaluations" / "trained.json").is_file() and (path / "model").is_dir()
     if step == config.run.steps and is_measured:
-        raise ConfigError(
-            f"{path}: this run is finished. To train it further, set more steps: "
-            f"oncurve resume {path} run.steps={2 * step} --allow-change"
-        )
+        raise ConfigError(finished(path, step, owns_process=request.owns_process, extends=request.extends))
     rows = read_rows(path / METRICS)
     last = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
     interval = config.run.save_every_steps
-    if step == 0 and interval and last >= 2 * interval:
+    if step == 0 and interval and last >= 2 * interval and request.after is None:
         raise CheckpointError(
             f"{path}: {last} steps are recorded, but their checkpoints are missing, and a run is never restarted from "
             f"scratch automatically. Restore a checkpoint, or start a new run with `oncurve train`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -158,7 +158,7 @@ class Run:
                     self._mark(done, pending=trained)
                     raise
         folder.write_status(done - 1, "record")
-        self.last = self.log.write(done, metrics)
+        self.last = replace(self.log.write(done, metrics), saver=self.saver)
         self.steps_done = done
         self.guards.after_step(done, metrics)
         self._mark(done)

@@ -197,7 +197,10 @@ class Session:
             ending = f"checkpoint saved after step {self.saver.last_saved}"
         else:
             ending = "the last checkpoint is used when the run is resumed"
-        self.note(f"stopped; {ending}. Resume with: oncurve resume {self.folder.path}")
+        how = f"oncurve resume {self.folder.path}"
+        if self.parts.given.fingerprints:  # which no command has
+            how = "resume() of the program's trainer, or train(resume_from_checkpoint=True) in a script for TRL"
+        self.note(f"stopped; {ending}. Resume with: {how}")
         return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
 
 

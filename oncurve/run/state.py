@@ -181,6 +181,7 @@ def restore(policy: TrainedPolicy, folder: Path, manifest: Mapping[str, Any]) ->
         ) from None
     policy.publish()
     policy.num_updates = int(state["num_updates"])
+    policy.num_scheduled = int(state.get("num_scheduled", policy.num_updates))  # an older version counted moves
     return state
 
 

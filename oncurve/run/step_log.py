@@ -7,7 +7,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.records import Group, Mean, Reward, html_table
 from oncurve.rewards.base import check_any_graded, check_errors, describe_failures
+from oncurve.run.checkpointer import Checkpointer
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ class Step:
     """Everything that was sampled, before any filter."""
     rewards: Sequence[Sequence[Reward]]
     """A reward, or an error, for every completion of every group."""
+    saver: Checkpointer | None = field(default=None, repr=False, compare=False)
+
+    def save(self) -> Path | None:
+        """Write a checkpoint of this step, before the next one begins; its folder, None where runs are not saved.
+
+        All processes call it. Raises CheckpointError if it cannot be written.
+        """
+        if self.saver is None or not self.saver.save_marked():
+            return None
+        return self.saver.root / f"step_{self.number:06d}"
 
     def __repr__(self) -> str:
         return f"<Step {self.number}: mean reward {self.metrics.get('reward/mean', math.nan):.3f}>"

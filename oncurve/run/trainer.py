@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,8 @@ class Trainer:
         """Where the newest run ended; None before that."""
         self._recipe, self._given = request.recipe, request.given
         self._policy: TrainedPolicy | None = None
+        self.on_load: Callable[[TrainedPolicy], None] = lambda policy: None
+        """Called with the policy of every run, before its first step."""
         self._asked = 0
         self._walk: weakref.ref[Iterator[Step]] | None = None
 
@@ -144,16 +147,21 @@ class Trainer:
         """
         return self._step_by_step(self._new_steps)
 
-    def resume(self) -> Result:
-        """Continue this run from its newest checkpoint; the result is the same as without the stop.
+    def resume(self, *, after: int | None = None, allow_change: bool = False, extends: bool = False) -> Result:
+        """Continue this run from its newest checkpoint, or from that ``after`` so many steps; the result is the same as
+        without the stop.
 
-        Raises ConfigError if rows, rewards or recipe have changed.
+        A run is trained further with more steps: ``run={"name": ..., "steps": 200}`` and ``extends``.
+
+        Raises ConfigError if rows, rewards or recipe have changed, unless ``allow_change`` says that they may.
         """
-        return self._finish(self._resumed_steps)
+        return self._finish(partial(self._resumed_steps, after, allow_change, extends))
 
-    def resume_steps(self) -> Iterator[Step]:
+    def resume_steps(
+        self, *, after: int | None = None, allow_change: bool = False, extends: bool = False
+    ) -> Iterator[Step]:
         """The same, step by step."""
-        return self._step_by_step(self._resumed_steps)
+        return self._step_by_step(partial(self._resumed_steps, after, allow_change, extends))
 
     def sample(
         self,
@@ -250,7 +258,7 @@ class Trainer:
             load=self._load,
         )
 
-    def _resumed_steps(self) -> Steps:
+    def _resumed_steps(self, after: int | None, allow_change: bool, extends: bool) -> Steps:
         quiet_libraries()
         if self.folder is None:
             raise ConfigError("this trainer has no run yet. Name an earlier one with run={'name': ...}, or train first")
@@ -259,9 +267,12 @@ class Trainer:
             self.folder,
             given=self.config.model_copy(update={"run": run}),
             objects=self._given,
-            load=self._load,
             owns_process=False,
+            load=self._load,
             console=Console(),
+            after=after,
+            allow_change=allow_change,
+            extends=extends,
         )
 
     def _finish(self, begin: Callable[[], Steps]) -> Result:
@@ -292,6 +303,7 @@ class Trainer:
         parts = make_parts(*arguments)
         self.folder = run_folder_path(parts.config)  # in several processes, the name is that of the first
         self._policy = parts.policy
+        self.on_load(parts.policy)
         if parts.given.model is not None and not parts.algorithm.needs_reference:
             # its own weights move, and a run that goes on is still that of the weights it had; with a reference, which
             # would be made of them, it must be loaded anew

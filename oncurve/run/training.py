@@ -32,7 +32,7 @@ from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.parts import arithmetic, count_prompts, identity, make_parts
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Result, Steps, finish, report
-from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume
+from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume, run_and_step
 from oncurve.run.session import make_session
 
 MAX_RETURNS = 3
@@ -99,7 +99,7 @@ def recipe_steps(
 
 
 def resume_run(run: str | Path, overrides: Sequence[str] = (), **options: Any) -> Result:
-    """Go on from the newest good checkpoint of a run, to the same bits that the run would have had.
+    """Go on from a run's newest good checkpoint, or from the one that is named, to the bits that it would have had.
 
     ``options`` are those of ``resume_steps``.
     """
@@ -116,6 +116,8 @@ def resume_steps(
     objects: Given = NOTHING,
     owns_process: bool = True,
     load: Load = make_parts,
+    after: int | None = None,
+    extends: bool = False,
     console: Console,
 ) -> Steps:
     """The same, step by step.
@@ -123,14 +125,19 @@ def resume_steps(
     Every checksum is verified before a file is used. A broken checkpoint is named, and the one before is taken; with
     ``strict`` it is an error. Several processes need the run's folder on storage that all of them see. A ``given``
     recipe is only compared with the run's own, which counts; a program that says again what it trains passes the same
-    ``objects`` as when the run began.
+    ``objects`` as when the run began, and its recipe counts. ``after`` so many steps it goes on, if that is said; with
+    ``extends``, more steps are no change that has to be allowed.
 
     Raises CheckpointError if there is no good one; ConfigError if the recipe, the data, the group size or the number
     of processes changed and ``allow_change`` is not given.
     """
+    run, named = run_and_step(run)
     with _joined(run, overrides) as processes:
         console = audible(console, processes)
-        request = ResumeRequest(run, overrides, strict, allow_change, console, given, objects, owns_process, load)
+        request = ResumeRequest(
+            run, overrides, strict, allow_change, console, given, objects, owns_process, load,
+            after=named if after is None else after, extends=extends,
+        )  # fmt: skip
         try:
             result = yield from resume(request, processes)
         except KlAlarm as alarm:
@@ -148,7 +155,7 @@ def _go_back(alarm: KlAlarm, request: ResumeRequest, processes: Processes) -> St
         step, doubled = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
         request.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
         changed = (f"algorithm.kl_coef={doubled!r}",)
-        again = replace(request, overrides=changed, strict=False, allow_change=True, given=None)
+        again = replace(request, overrides=changed, strict=False, allow_change=True, given=None, after=None)
         try:
             return (yield from resume(again, processes))
         except KlAlarm as another:

@@ -15,6 +15,7 @@ from oncurve.episodes.from_settings import NO_QUESTION, give_rewards
 from oncurve.errors import ConfigError
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.lora import lora_section
+from oncurve.policy.own_code import refuse_own_code
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import read_text, read_tree, validate_tree
 from oncurve.recipe.schema import Config
@@ -118,6 +119,8 @@ def _request(
     tree: dict[str, Any], given: Given, rewards: Any, objects: ProgramObjects, *, source: str
 ) -> TrainingRequest:
     """With tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
+    if objects.model is not None:
+        refuse_own_code(objects.model)
     given = replace(given, model=objects.model, tokenizer=objects.tokenizer)
     given = agent_of(tree, episodes_of(tree, given, objects.tools, objects.environments), objects.agent)
     if objects.agent is not None or (objects.environments is not None and give_rewards(objects.environments)):

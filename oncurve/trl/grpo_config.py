@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import logging
 from contextlib import AbstractContextManager
 from enum import Enum
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
+
+import torch
+from transformers import TrainingArguments
+from transformers.training_args import ParallelMode
 
 from oncurve.convert.options import older, raw_table, table
 from oncurve.convert.versions import Dated, date
 from oncurve.errors import ConfigError, did_you_mean
 from oncurve.trl.processes import ProcessState
 from oncurve.trl.settings import SETTINGS
-
-if TYPE_CHECKING:
-    import torch
 
 TYPES: dict[str, Any] = {
     "bool": bool | None,
@@ -29,6 +31,9 @@ TYPES: dict[str, Any] = {
 }
 
 
+SIZES = ("steps_per_generation", "generation_batch_size")
+
+
 @dataclasses.dataclass(frozen=True)
 class Past:
     """What a configuration has beside its options; `dataclasses.replace` hands it to the new one."""
@@ -36,10 +41,18 @@ class Past:
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Names that TRL had before."""
     dated: Dated | None = None
+    derived: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Options that nobody set and that follow from others."""
 
 
 class _Dating(type):
     """Makes a configuration also from names that TRL had before, with the defaults of their time."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The options by name, as in TRL: scripts keep only those that they find here."""
+        own = list(inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters.values())[1:]
+        return inspect.Signature([each for each in own if each.name != "older_names"])
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """The configuration. Raises ConfigError for names that no version had."""
@@ -52,6 +65,9 @@ class _Dating(type):
             known = [*fields, *older()]
             lines = [f"GRPOConfig has no option {name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown]
             raise ConfigError("\n".join(lines))
+        for name, value in before.derived.items():  # follows anew from what `dataclasses.replace` changes
+            if options.get(name) == value:
+                del options[name]
         dated = before.dated or date(named, version)
         past = before.values | {name: options.pop(name) for name in list(options) if name not in fields}
         if dated is not None and dated is not before.dated:
@@ -67,15 +83,17 @@ class _Dating(type):
         made = super().__call__(*args, **options)
         for name, value in past.items():
             setattr(made, name, value)
-        made.dated, made.older_names = dated, Past(past, dated)
+        made.dated, made.older_names = dated, Past(past, dated, made.derived)
         return made
 
 
-class _ConfigMethods(metaclass=_Dating):
-    """What scripts ask a configuration of TRL besides its options."""
+class _ConfigMethods(TrainingArguments, metaclass=_Dating):
+    """What scripts ask a configuration of TRL besides its options: as of transformers' TrainingArguments."""
 
     dated: Dated | None = None
     """The time of the script, where its options tell."""
+    derived: ClassVar[dict[str, Any]] = {}
+    """Options that nobody set, and that TRL fills in when a configuration is made."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass of a script may have a ``__post_init__`` that knows nothing of ``older_names``."""
@@ -93,6 +111,18 @@ class _ConfigMethods(metaclass=_Dating):
         values = vars(self)
         if values["bf16"] is None:
             self.bf16 = not values["fp16"]
+        self._derive()
+
+    def _derive(self) -> None:
+        """The size of a generation batch both ways, as TRL fills it in."""
+        values, before = vars(self), {name: vars(self)[name] for name in SIZES}
+        forward = values["per_device_train_batch_size"] * self.world_size
+        if values["generation_batch_size"] is None:
+            passes = values["steps_per_generation"] or values["gradient_accumulation_steps"]
+            self.steps_per_generation, self.generation_batch_size = passes, forward * passes
+        elif values["steps_per_generation"] is None and forward:
+            self.steps_per_generation = values["generation_batch_size"] // forward
+        self.derived = {name: values[name] for name in SIZES if before[name] is None}  # type: ignore[misc]
 
     def options(self) -> dict[str, Any]:
         """Every option that differs from TRL's default, and names of earlier versions."""
@@ -100,6 +130,12 @@ class _ConfigMethods(metaclass=_Dating):
         changed = {name: value for name, value in plain.items() if value != table()[name].default}
         if plain["bf16"] is True:
             changed.pop("bf16")  # as it is unless something else is said
+        follows = [name for name, value in self.derived.items() if plain[name] == value]
+        for name in follows:
+            changed.pop(name, None)
+        passes = plain["steps_per_generation"]
+        if len(follows) == len(SIZES) and passes != plain["gradient_accumulation_steps"]:
+            changed["steps_per_generation"] = passes  # accumulation was changed later, and in TRL this stays
         return {**changed, **{name: value for name, value in vars(self).items() if name in older()}}
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,14 +152,17 @@ class _ConfigMethods(metaclass=_Dating):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        import torch
-
         return torch.device("cpu" if vars(self)["use_cpu"] or not torch.cuda.is_available() else "cuda")
 
     @property
     def n_gpu(self) -> int:
         """GPUs of this process."""
         return int(self.device.type == "cuda")
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        """Whether several processes train together."""
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def distributed_state(self) -> ProcessState:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,24 +17,26 @@ from transformers.trainer_utils import TrainOutput
 
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
-from oncurve.observe.run_model import is_run, resolve_model
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.rewards.terms import make_reward_function
-from oncurve.run.publish import push
+from oncurve.run.assemble import make_algorithm
 from oncurve.run.scoring import score
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
 from oncurve.run.training_request import ProgramObjects, request_of_tree
+from oncurve.trl.checkpoints import find_run, load_state, name_checkpoint
+from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig
-from oncurve.trl.logs import num_tokens, rollout_logs, step_logs
-from oncurve.trl.overridden import refuse_overridden
-from oncurve.trl.processes import ProcessState
+from oncurve.trl.logs import measured_loss, num_tokens, rollout_logs, speeds, step_logs
+from oncurve.trl.overridden import TrlAttributes, refuse_overridden
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
+from oncurve.trl.script_files import ScriptFiles
 from oncurve.trl.settings import SETTINGS
-from oncurve.trl.translation import TrainerArguments, Translation, evaluation_rows, translate
+from oncurve.trl.translation import TrainerArguments, Translation, changed_options, evaluation_rows, translate
 
 
-class GRPOTrainer:
+class GRPOTrainer(ScriptFiles, TrlAttributes):
     """The trainer of a script for TRL. Its arguments become a recipe, Python objects and a run of oncurve.
 
     Everything that would be learned otherwise than with TRL is one message when it is made; the rest is said in lines.
@@ -63,11 +63,12 @@ class GRPOTrainer:
     ) -> None:
         """As in TRL. Raises ConfigError for what is lost and not accepted by name, and for what TRL refuses too."""
         refuse_overridden(type(self), GRPOTrainer)
+        type(self).refuse_patched()
         name = model if isinstance(model, str) else model.name_or_path or "model"
         self.args = args if args is not None else GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.state, self.control = TrainerState(), TrainerControl()
         self._logged: dict[str, list[float]] = defaultdict(list)
+        self._extra: dict[str, list[Any]] = defaultdict(list)
         lost = {
             "rollout_func": rollout_func,
             "optimizers": any(part is not None for part in optimizers),
@@ -86,17 +87,15 @@ class GRPOTrainer:
                 tools=tuple(tools or ()),
                 environment_factory=environment_factory,
                 lost={name: value for name, value in lost.items() if value},
-                extras={"trainer_state": self.state, "log_metric": self._log_metric, "log_extra": _ignore},
+                extras={"trainer_state": self.state, "log_metric": self._log_metric, "log_extra": self._log_extra},
             )
         )
         """The recipe, and what of the script stands in none."""
         self.oncurve: Trainer
         """The trainer behind this one."""
-        self.reward_func_names = [reward.name for reward, _ in self.translation.rewards]
-        if environment_factory is not None and give_rewards(environment_factory):
-            self.reward_func_names.append(ENVIRONMENT_REWARD)
         self._make(is_said=SETTINGS.instead_of_training is not None)
         self._callbacks = Callbacks(self, callbacks or ())
+        self._is_made = True
 
     def _make(self, *, is_said: bool) -> None:
         """Refuse what is lost, say what differs, and make the trainer behind this one."""
@@ -114,11 +113,99 @@ class GRPOTrainer:
         self.oncurve = Trainer(
             request_of_tree(found.recipe(), found.rows, found.rewards or None, found.measured(), objects, {})
         )
+        self.oncurve.on_load = self._loaded
+        self._options = self.args.options()
         config = self.oncurve.config
         per_step = config.run.prompts_per_step
         self.state.max_steps = config.run.steps * config.updates_per_step
         self.state.num_train_epochs = -(-config.run.steps * per_step // len(found.rows))
         self.state.logging_steps = 1
+
+    def _loaded(self, policy: TrainedPolicy) -> None:
+        self._callbacks.watch(policy)
+
+    @property
+    def reward_func_names(self) -> list[str]:
+        """The names of the rewards in logs."""
+        names = [reward.name for reward, _ in self.translation.rewards]
+        factory = self.translation.asked.environment_factory
+        return [*names, ENVIRONMENT_REWARD] if factory is not None and give_rewards(factory) else names
+
+    def _reward_names(self) -> list[tuple[str, str]]:
+        """The same, and the name of each in a completion's reward: two of one name are told apart there."""
+        return list(zip(self.reward_func_names, [one.name for one in self.oncurve.config.rewards], strict=True))
+
+    def _ask_again(self, **changed: Any) -> None:
+        """Take what a script set when the trainer was made. Raises ConfigError while it trains."""
+        if self._is_training:
+            raise ConfigError(f"trainer.{next(iter(changed))} cannot be changed while it trains. Set it before train()")
+        asked = replace(self.translation.asked, **changed)
+        if self.oncurve.result is not None:  # the weights of the run before go on
+            if self.oncurve.config.algorithm.kl_coef and asked.peft_config is None:
+                raise ConfigError(
+                    f"trainer.{next(iter(changed))} is set after training, with beta > 0: the KL would be measured "
+                    f"against the weights of now, in TRL against those of the start. Make a new GRPOTrainer"
+                )
+            asked = replace(asked, model=self.oncurve.hold_model(), processing_class=self.processing_class)
+            asked = replace(asked, peft_config=None)
+        self.translation = translate(asked)
+        self._make(is_said=True)
+        self.translation.refuse_losses()
+
+    @property
+    def train_dataset(self) -> Any:
+        """The rows to train on. Others may be set between two trainings."""
+        return self.translation.asked.train_dataset
+
+    @train_dataset.setter
+    def train_dataset(self, rows: Any) -> None:
+        """Raises ConfigError while it trains."""
+        self._ask_again(train_dataset=rows)
+
+    @property
+    def eval_dataset(self) -> Any:
+        """The rows to evaluate on. Others may be set between two trainings."""
+        return self.translation.asked.eval_dataset
+
+    @eval_dataset.setter
+    def eval_dataset(self, rows: Any) -> None:
+        """Raises ConfigError while it trains."""
+        self._ask_again(eval_dataset=rows)
+
+    @property
+    def reward_funcs(self) -> list[Any]:
+        """The rewards as the script gave them. Others may be set between two trainings."""
+        return list(self.translation.asked.reward_funcs)
+
+    @reward_funcs.setter
+    def reward_funcs(self, functions: Any) -> None:
+        """Raises ConfigError while it trains."""
+        self._ask_again(reward_funcs=_listed(functions))
+
+    @property
+    def callback_handler(self) -> Any:
+        """What calls the callbacks."""
+        return self._callbacks.handler
+
+    @property
+    def optimizer(self) -> Any:
+        """Of the weights as they are, or None before training."""
+        return self._callbacks.handler.optimizer
+
+    @property
+    def lr_scheduler(self) -> Any:
+        """Its learning rate."""
+        return self._callbacks.handler.lr_scheduler
+
+    @property
+    def is_in_train(self) -> bool:
+        """Training is going on."""
+        return self._is_training
+
+    @property
+    def _metrics(self) -> dict[str, dict[str, list[float]]]:
+        """Numbers that rewards and subclasses add to the next row of logs."""
+        return {"train": self._logged, "eval": self._logged}
 
     @property
     def model(self) -> nn.Module:
@@ -157,19 +244,16 @@ class GRPOTrainer:
 
         Raises Stopped where a signal ended it.
         """
+        type(self).refuse_patched()
+        self._take_changed_options()
         if SETTINGS.instead_of_training is not None:
             SETTINGS.instead_of_training(self.translation)
         SETTINGS.has_trained = True
-        if resume_from_checkpoint:
-            self.oncurve.folder = find_run(resume_from_checkpoint, self.args.output_dir)
-            steps = self.oncurve.resume_steps()
-        else:
-            if self.oncurve.result is not None:  # a second run goes on with the weights of the first
-                self.oncurve.hold_model()
-            self.state.global_step, self.state.epoch, self.state.log_history = 0, 0.0, []
-            self.control.should_training_stop = False
-            steps = self.oncurve.steps()
+        steps = self._begin(resume_from_checkpoint)
+        first = self.state.global_step
         self._callbacks.call("on_train_begin")
+        if self.args.eval_on_start:
+            self.evaluate()
         seconds, losses, self._is_training = 0.0, [], True
         try:
             for step in self._watched(steps):
@@ -185,8 +269,10 @@ class GRPOTrainer:
                 "training was stopped; train(resume_from_checkpoint=True) goes on", exit_code=result.exit_code
             )
         loss = fmean(losses) if losses else 0.0
-        metrics = {"train_runtime": round(seconds, 4), "train_loss": loss}
-        self.state.log_history.append({**metrics, "step": self.state.global_step})
+        samples = len(losses) * self.oncurve.config.run.prompts_per_step
+        metrics = speeds("train", seconds, samples=samples, steps=self.state.global_step - first)
+        metrics |= {"total_flos": 0.0, "train_loss": loss}
+        self.log(dict(metrics))
         self._callbacks.call("on_train_end")
         if self.args.push_to_hub and not self.control.should_training_stop:
             try:
@@ -195,54 +281,72 @@ class GRPOTrainer:
                 Console().print(f"not uploaded: {error}", markup=False, highlight=False, soft_wrap=True)
         return TrainOutput(self.state.global_step, loss, metrics)
 
+    def _begin(self, resume_from_checkpoint: str | bool | None) -> Iterator[Step]:
+        """The steps to make, and the trainer's state before the first of them."""
+        self.control = TrainerControl()
+        if not resume_from_checkpoint:
+            if self.oncurve.result is not None:  # a second run goes on with the weights of the first
+                self.oncurve.hold_model()
+            self.state.global_step, self.state.epoch, self.state.log_history = 0, 0.0, []
+            self.state.num_input_tokens_seen = 0
+            return self.oncurve.steps()
+        self.oncurve.folder, step = find_run(resume_from_checkpoint, self.args.output_dir)
+        load_state(self.state, self.oncurve.folder, step)
+        return self.oncurve.resume_steps(after=step, extends=True, allow_change="changed_run" in SETTINGS.accepted)
+
+    def _take_changed_options(self) -> None:
+        """What a script changed in ``args`` since the trainer was made. Raises ConfigError for what TRL read then."""
+        if changed := changed_options(self._options, self.args.options()):
+            self._ask_again(args=self.args)
+            said = ", ".join(changed)
+            Console().print(f"note: args changed after GRPOTrainer was made: {said}", markup=False, soft_wrap=True)
+
     def _watched(self, steps: Iterator[Step]) -> Iterator[Step]:
         """Every step, with what callbacks, logs and evaluations make of it."""
-        config = self.oncurve.config
-        self._callbacks.call("on_epoch_begin")
-        self._callbacks.call("on_step_begin")
+        config, control = self.oncurve.config, self._callbacks
+        control.call("on_epoch_begin")
+        control.call("on_step_begin")
+        control.updates = 0
         for step in steps:
             self.state.global_step = step.number * config.updates_per_step
-            epochs, self.state.epoch = (
-                int(self.state.epoch or 0),
-                step.number * config.run.prompts_per_step / len(self.translation.rows),
-            )
+            epochs = int(self.state.epoch or 0)
+            self.state.epoch = step.number * config.run.prompts_per_step / len(self.translation.rows)
             self.state.num_input_tokens_seen += num_tokens(step.groups)
-            self._callbacks.call("on_step_end")
-            logs = {**step_logs(step, self.reward_func_names), "num_tokens": float(self.state.num_input_tokens_seen)}
-            logs |= {name: fmean(values) for name, values in self._logged.items()}
-            self._logged.clear()
-            self.log(logs)
-            every = self.translation.evaluate_every_steps
-            if self.control.should_evaluate or (every and step.number % every == 0):
-                self.evaluate()
-            saves = config.run.save_every_steps
-            if self.control.should_save:
-                self.save_model(str(Path(self.args.output_dir or "runs") / f"checkpoint-{self.state.global_step}"))
-            if saves and step.number % saves == 0:
-                self._name_checkpoint()
-            if self.control.should_save or (saves and step.number % saves == 0):
-                self._callbacks.call("on_save")
-            goes_on = step.number < config.run.steps and not self.control.should_training_stop
+            control.call("on_step_end")
+            self._log_step(step)
+            is_last = step.number == config.run.steps
+            self._do_due(step, is_last=is_last)
+            goes_on = not is_last and not self.control.should_training_stop
             has_ended = int(self.state.epoch) > epochs
             if has_ended or not goes_on:
-                self._callbacks.call("on_epoch_end")
+                control.call("on_epoch_end")
             yield step
             if goes_on and has_ended:
-                self._callbacks.call("on_epoch_begin")
+                control.call("on_epoch_begin")
             if goes_on:
-                self._callbacks.call("on_step_begin")
+                control.call("on_step_begin")
+            control.updates = 0
 
-    def _name_checkpoint(self) -> None:
-        """Name the newest checkpoint as TRL does, so that a script that looks for ``checkpoint-N`` goes on from it."""
-        newest = max((Path(str(self.oncurve.folder)) / "checkpoints").glob("step_" + 6 * "[0-9]"), default=None)
-        link = Path(self.args.output_dir or "runs") / f"checkpoint-{self.state.global_step}"
-        if newest is None or not self.is_world_process_zero():
-            return
-        for old in link.parent.glob("checkpoint-*"):
-            if old.is_symlink() and (old == link or not old.exists()):
-                old.unlink()  # of a checkpoint that was removed, or of an earlier run
-        if not link.exists():
-            link.symlink_to(newest.resolve().relative_to(link.parent.resolve()), target_is_directory=True)
+    def _log_step(self, step: Step) -> None:
+        logs = {**step_logs(step, self._reward_names()), "num_tokens": float(self.state.num_input_tokens_seen)}
+        logs |= {name: fmean(values) for name, values in self._logged.items() if values}
+        self._logged.clear()
+        self.log(logs)
+        if self.args.log_completions and self.is_world_process_zero():
+            folder = Path(self.args.output_dir or "trainer_output") / "completions"
+            write_table(folder, step, make_algorithm(self.oncurve.config), self._reward_names(), self._extra)
+        self._extra.clear()
+
+    def _do_due(self, step: Step, *, is_last: bool) -> None:
+        """Evaluate and save where the configuration, the end or a callback asks for it."""
+        every, saves = self.translation.evaluate_every_steps, self.oncurve.config.run.save_every_steps
+        if self.control.should_evaluate or (every and (is_last or step.number % every == 0)):
+            self.evaluate()
+        if self.control.should_save or (saves and (is_last or step.number % saves == 0)):
+            saved = step.save()
+            if saved is not None and self.is_world_process_zero():
+                name_checkpoint(saved, self.args.output_dir, self.state)
+            self._callbacks.call("on_save")
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Put a row into ``state.log_history`` and show it to callbacks."""
@@ -266,32 +370,24 @@ class GRPOTrainer:
         )
         metrics: dict[str, float] = {}
         for prefix, rows in sets.items():
+            started = time.perf_counter()
             groups = self.oncurve.sample(rows, n=count)
-            logs = rollout_logs(groups, score(groups, function), self.reward_func_names)
+            graded = score(groups, function)
+            logs = rollout_logs(groups, graded, self._reward_names())
+            logs |= measured_loss(self.oncurve.policy, make_algorithm(config), groups, graded)
+            logs["num_tokens"] = float(self.state.num_input_tokens_seen)
+            batches = -(-len(rows) * count // (self.args.eval_batch_size * self.args.world_size))
+            for _ in range(batches):
+                self._callbacks.call("on_prediction_step")
             metrics |= {f"{prefix}_{name}": value for name, value in logs.items()}
+            spent = time.perf_counter() - started
+            metrics |= speeds(prefix, spent, samples=len(rows) * count, steps=batches)
+        metrics |= {f"eval_{name}": fmean(values) for name, values in self._logged.items() if values}
         self._logged.clear()
+        self._extra.clear()
         self.log(metrics)
         self._callbacks.call("on_evaluate", metrics=metrics)
         return metrics
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the weights and the tokenizer as files of a model; other files of the folder stay."""
-        folder, place = Path(output_dir or self.args.output_dir or "trainer_output"), self.accelerator
-        made = folder.absolute().with_name(f".{folder.absolute().name}-{os.getpid()}")
-        if self._is_training:
-            self.oncurve.save(made)  # all processes together
-        if not place.is_main_process:
-            return
-        if folder.is_symlink():
-            folder.unlink()  # a checkpoint of a run, which stays as it is
-        folder.mkdir(parents=True, exist_ok=True)
-        if not self._is_training and place.num_processes > 1 and self.oncurve.result is not None:
-            shutil.copytree(resolve_model(str(self.oncurve.folder)), made)  # what was trained together is there alone
-        elif not self._is_training:
-            self.oncurve.save(made)
-        for path in made.iterdir():
-            path.replace(folder / path.name)
-        shutil.rmtree(made)
 
     def add_callback(self, callback: Any) -> None:
         """A TrainerCallback, or a class of it."""
@@ -301,82 +397,12 @@ class GRPOTrainer:
         """The same callback, no more."""
         self._callbacks.remove(callback)
 
-    def is_world_process_zero(self) -> bool:
-        """This process writes."""
-        return self.args.process_index == 0
-
-    is_local_process_zero = is_world_process_zero
-
-    @property
-    def accelerator(self) -> ProcessState:
-        """What scripts ask of accelerate: which process this is, and to wait for the others."""
-        return self.args.distributed_state
-
-    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Print metrics, in one process."""
-        if self.is_world_process_zero():
-            Console().print(f"{split} metrics: {dict(metrics)}", markup=False, highlight=False)
-
-    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
-        """Write metrics beside the runs."""
-        self._write(f"{split}_results.json", json.dumps(dict(metrics), indent=2))
-
-    def save_state(self) -> None:
-        """Write ``state`` beside the runs."""
-        self._write("trainer_state.json", json.dumps(asdict(self.state), indent=2, sort_keys=True))
-
-    def _write(self, name: str, text: str) -> None:
-        if self.is_world_process_zero():
-            folder = Path(self.args.output_dir or "trainer_output")
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text + "\n", encoding="utf-8")
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Nothing to do: a run that is finished has a card beside its model."""
-
-    def push_to_hub(self, commit_message: str | None = None, *_: Any, token: str | None = None, **__: Any) -> str:
-        """Upload the model of the finished run with its card to ``hub_model_id``; the address of the commit.
-
-        The repository is private unless ``hub_private_repo`` is False. Raises ConfigError without a token and for files
-        that look like secrets, CheckpointError without a finished run or if the hub refuses.
-        """
-        if self.oncurve.folder is None or not is_run(self.oncurve.folder):
-            raise CheckpointError("push_to_hub: there is no run yet. Call train() first")
-        if not self.is_world_process_zero():
-            return ""
-        name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").resolve().name
-        folder, key = Path(resolve_model(str(self.oncurve.folder))), token or self.args.hub_token
-        is_private = self.args.hub_private_repo is not False
-        address = push(folder, name, private=is_private, token=key, message=commit_message)
-        kind = "private" if is_private else "public"
-        Console().print(f"uploaded to {name} ({kind}): {address}", markup=False, soft_wrap=True)
-        return address
-
     def _log_metric(self, name: str, value: float) -> None:
         self._logged[name].append(float(value))
 
-
-def find_run(wanted: str | bool, output_dir: str | None) -> Path:
-    """The folder of a run to go on with: the one that is named, by itself or by a checkpoint of it, or the newest.
-
-    Raises CheckpointError where there is none.
-    """
-    if not isinstance(wanted, bool):
-        path = Path(wanted).resolve()
-        for place in (path, path.parent.parent):
-            if is_run(place):
-                return place
-        output_dir = str(path)
-    folder = Path(output_dir or "runs")
-    runs = [path for path in folder.glob("*/") if is_run(path) and (path / "checkpoints").is_dir()]
-    if not runs:
-        raise CheckpointError(f"resume_from_checkpoint: {folder} holds no run of oncurve with a checkpoint")
-    return max(runs, key=lambda path: path.stat().st_mtime)
+    def _log_extra(self, column: str, values: Sequence[Any]) -> None:
+        self._extra[column].extend(values)
 
 
 def _listed(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """Whatever is passed has a place elsewhere, or none."""

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from oncurve.algorithm.algorithm import Algorithm
+from oncurve.data.collate import collate, stack_rewards
+from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Reward
 from oncurve.run.step_log import Step
 
@@ -22,16 +25,18 @@ SAME = {
 """Ours to theirs, where both are the same number."""
 
 
-def step_logs(step: Step, names: Sequence[str]) -> dict[str, Any]:
-    """What TRL would log of a step, and beside it our own metrics."""
+def step_logs(step: Step, names: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """What TRL would log of a step, and beside it our own metrics. ``names`` are those of rewards, there and here."""
     logs = {theirs: step.metrics[ours] for ours, theirs in SAME.items() if ours in step.metrics}
+    if logs.get("clip_ratio/region_mean") == 0:  # then neither side clipped anything
+        logs |= {f"clip_ratio/{side}": 0.0 for side in ("low_mean", "low_min", "high_mean", "high_max")}
     return {**logs, **rollout_logs(step.groups, step.rewards, names), **step.metrics}
 
 
 def rollout_logs(
-    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], names: Sequence[str]
+    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], names: Sequence[tuple[str, str]]
 ) -> dict[str, float]:
-    """Rewards and lengths of some groups."""
+    """Rewards and lengths of some groups. Of two rewards of one name the logs hold the mean, as in TRL."""
     completions = [completion for group in groups for completion in group.completions]
     lengths = [len(completion.token_ids) for completion in completions]
     ended = [len(completion.token_ids) for completion in completions if not completion.is_truncated] or [0]
@@ -50,10 +55,39 @@ def rollout_logs(
         logs["reward"] = fmean(values)
         logs["reward_std"] = fmean(spreads)
         logs["frac_reward_zero_std"] = fmean(spread == 0 for spread in spreads)
-    for name in names:
-        if parts := [reward.parts[name] for row in rewards for reward in row if name in reward.parts]:
-            logs |= {f"rewards/{name}/mean": fmean(parts), f"rewards/{name}/std": _spread(parts)}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, part in names:
+        if parts := [reward.parts[part] for row in rewards for reward in row if part in reward.parts]:
+            found.setdefault(name, []).append((fmean(parts), _spread(parts)))
+    for name, pairs in found.items():
+        means, spreads = zip(*pairs, strict=True)
+        logs |= {f"rewards/{name}/mean": fmean(means), f"rewards/{name}/std": fmean(spreads)}
     return logs
+
+
+def measured_loss(
+    policy: TrainedPolicy, algorithm: Algorithm, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]
+) -> dict[str, float]:
+    """The loss of completions under the current weights, and their mean entropy; what TRL's evaluation measures."""
+    given = stack_rewards(groups, rewards)
+    batch = collate(groups, algorithm.advantages(given))
+    asks = algorithm.needs_reference and (policy.reference is not None or policy.adapter is not None)
+    if algorithm.needs_reference and not asks:
+        return {}
+    batch = policy.annotate(batch, old=True, entropy=True, reference=asks)
+    batch = algorithm.prepare(batch, given)
+    assert batch.old_logprobs is not None
+    assert batch.old_entropy is not None
+    loss, statistics = algorithm.loss(batch.old_logprobs, batch.old_entropy, batch.to(batch.old_logprobs.device))
+    logs = {"loss": float(loss), "entropy": statistics["policy/entropy"].value}
+    return {**logs, **({"kl": statistics["policy/kl"].value} if "policy/kl" in statistics else {})}
+
+
+def speeds(prefix: str, seconds: float, *, samples: int, steps: int) -> dict[str, float]:
+    """Seconds and speeds under the names of transformers."""
+    per_second = {"samples_per_second": samples, "steps_per_second": steps}
+    found = {f"{prefix}_{name}": round(count / max(seconds, 1e-9), 3) for name, count in per_second.items()}
+    return {f"{prefix}_runtime": round(seconds, 4), **found}
 
 
 def num_tokens(groups: Sequence[Group]) -> int:

@@ -62,12 +62,25 @@ class ScriptNames(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """A module whose names are those of oncurve.trl, wherever TRL keeps them."""
-        module = ModuleType(spec.name, oncurve.trl.__doc__)
+        module = TrlModule(spec.name, oncurve.trl.__doc__)
         vars(module).update(__version__=oncurve.trl.__version__, __getattr__=lambda name: named(spec.name, name))
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing: names are looked up when they are asked for."""
+
+
+class TrlModule(ModuleType):
+    """A module of TRL, in which a script can replace only what is looked up here."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises ConfigError for a name that nothing here calls."""
+        if not name.startswith("__") and not isinstance(value, ModuleType) and name not in oncurve.trl.__all__:
+            raise ConfigError(
+                f"the script replaces {name!r} in {self.__name__}, which nothing calls here. Say it in GRPOConfig or "
+                f"as a reward, or write the loop yourself with oncurve's verbs (docs/python.md)"
+            )
+        super().__setattr__(name, value)
 
 
 def named(module: str, name: str) -> Any:

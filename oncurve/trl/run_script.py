@@ -69,10 +69,10 @@ class Translated(BaseException):
 def run_script(
     script: Path, arguments: Sequence[str], *, accept: Sequence[str] = (), version: str | None = None
 ) -> None:
-    """Run a file with `trl` resolved to `oncurve.trl`; a line on stderr says of one that it never trained.
+    """Run a file with `trl` resolved to `oncurve.trl`.
 
-    Raises ConfigError for a file or a package that is not there, and whatever the training raises; an exception of the
-    script's own is shown with the script's lines and ends the process.
+    Raises ConfigError for a file or a package that is not there, Stopped for a script that never trains, and whatever
+    the training raises; an exception of the script's own is shown with the script's lines and ends the process.
     """
     folder = str(script.resolve().parent)
     if script.suffix in OPTION_FILES and script.is_file():
@@ -92,7 +92,7 @@ def run_script(
     finally:
         sys.argv, sys.path = before[0], before[1]
     if not SETTINGS.has_trained and SETTINGS.instead_of_training is None:
-        sys.stderr.write(f"oncurve: {script} ended without {NEVER_TRAINED}\n")
+        raise Stopped(f"{script} ended without {NEVER_TRAINED}", exit_code=1)
 
 
 def convert_script(

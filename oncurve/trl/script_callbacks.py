@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+from oncurve.policy.policy import TrainedPolicy
 
 
 class _Flow(DefaultFlowCallback):
@@ -19,12 +22,26 @@ class _Flow(DefaultFlowCallback):
     on_epoch_end = on_step_end
 
 
+class Schedule:
+    """What callbacks may ask the schedule of the learning rate."""
+
+    def __init__(self, policy: TrainedPolicy) -> None:
+        self.policy = policy
+
+    def get_last_lr(self) -> list[float]:
+        """The rate of the next update, as transformers has it after a step."""
+        policy = self.policy
+        return [policy.settings.rate(policy.num_scheduled, policy.total_updates)]
+
+
 class Callbacks:
     """The callbacks of a trainer."""
 
     def __init__(self, trainer: Any, given: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
         self.trainer = trainer
         self.handler = CallbackHandler([_Flow(), *given], None, None, None, None)
+        self.updates = 0
+        """Updates of the step so far whose events were called."""
         trainer.state.is_world_process_zero = trainer.state.is_local_process_zero = trainer.is_world_process_zero()
         self.call("on_init_end")
 
@@ -35,6 +52,29 @@ class Callbacks:
     def remove(self, callback: Any) -> None:
         """One less."""
         self.handler.remove_callback(callback)
+
+    def watch(self, policy: TrainedPolicy) -> None:
+        """Call what comes around every update of the weights: gradients are there before it, and none after."""
+        optimizer = policy.backend.optimizer  # type: ignore[attr-defined]
+        self.handler.optimizer, self.handler.lr_scheduler = optimizer, Schedule(policy)
+        if isinstance(optimizer, Optimizer):
+            optimizer.register_step_pre_hook(lambda *_: self.before_update())
+            optimizer.register_step_post_hook(lambda *_: self.after_update())
+
+    def before_update(self) -> None:
+        """The passes of an update have come to their end."""
+        if self.updates:  # the update before was a step of its own
+            self.trainer.state.global_step += 1
+            self.call("on_step_end")
+            self.call("on_step_begin")
+        for _ in range(self.trainer.args.gradient_accumulation_steps - 1):
+            self.call("on_substep_end")
+        self.call("on_pre_optimizer_step")
+
+    def after_update(self) -> None:
+        """The weights have moved."""
+        self.updates += 1
+        self.call("on_optimizer_step")
 
     def call(self, event: str, **details: Any) -> None:
         """Tell all callbacks; what they ask for is in the trainer's ``control``."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.convert.draft import Draft, tree_of
 from oncurve.convert.model_and_adapter import quantization
-from oncurve.convert.options import Note, OptionOutcome
+from oncurve.convert.options import Note, OptionOutcome, table
 from oncurve.convert.trl import convert
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import ConfigError, DataError, listed
@@ -153,6 +153,32 @@ def translate(asked: TrainerArguments) -> Translation:
     said = "of eval_dataset" if number else "of the training rows, since the script names no others"
     draft.put("evaluation.num_prompts", count, comment=f"measured before and after the run; {said}")
     return Translation(asked, draft, asked.processing_class, rows, evaluation, _rewards(asked, names, rows), every)
+
+
+READ_BY_TRL_LATER = frozenset(
+    {"output_dir", "learning_rate", "max_steps", "num_train_epochs", "per_device_train_batch_size", "warmup_steps",
+     "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "lr_scheduler_type", "optim",
+     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "num_generations_eval", "seed"}
+)  # fmt: skip
+"""Options of which TRL takes what they are when training begins, beside those that change nothing learned."""
+
+
+def changed_options(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Options that a script changed after it made the trainer.
+
+    Raises ConfigError for those that TRL's trainer has read by then, so that it would not notice.
+    """
+    changed = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    grpo = {name for name in changed if name in table() and table()[name].fate in ("direct", "computed")}
+    own = sorted(
+        grpo - READ_BY_TRL_LATER - {name for name in grpo if name.startswith(("eval_", "save_", "report_", "run_"))}
+    )
+    if own:
+        raise ConfigError(
+            f"args: {listed(own)} changed after GRPOTrainer was made, which TRL's trainer does not notice any more. "
+            f"Change it before, or make a new GRPOTrainer"
+        )
+    return changed
 
 
 def evaluation_rows(asked: TrainerArguments, data: Any, prefix: str) -> dict[str, list[Row]]:

@@ -1,0 +1,58 @@
+"""Checkpoints of a run under TRL's names, and the trainer's state beside them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+
+from oncurve.errors import CheckpointError
+from oncurve.observe.run_model import is_run
+from oncurve.run.checkpoint_manifest import checkpoints_in
+from oncurve.run.resume import run_and_step
+
+
+class NoCheckpoint(CheckpointError, ValueError):
+    """There is nothing to go on from: a ValueError, as in TRL."""
+
+
+def find_run(wanted: str | bool, output_dir: str | None) -> tuple[Path, int | None]:
+    """The folder of a run to go on with, and the step to go back to: None for its newest checkpoint.
+
+    A run is named by itself or by a checkpoint of it; otherwise it is the newest. Raises NoCheckpoint for none.
+    """
+    if not isinstance(wanted, bool):
+        path, step = run_and_step(Path(wanted).resolve())
+        if is_run(path):
+            return path, step
+        output_dir = str(path)
+    folder = Path(output_dir or "runs")
+    runs = [path for path in folder.glob("*/") if is_run(path) and checkpoints_in(path / "checkpoints")]
+    if not runs:
+        raise NoCheckpoint(f"resume_from_checkpoint: {folder} holds no run of oncurve with a checkpoint")
+    return max(runs, key=lambda path: path.stat().st_mtime), None
+
+
+def name_checkpoint(saved: Path, output_dir: str | None, state: TrainerState) -> None:
+    """Call a checkpoint ``checkpoint-N``, as TRL does, and put the trainer's state into it."""
+    state.save_to_json(str(saved / TRAINER_STATE_NAME))
+    link = Path(output_dir or "runs") / f"checkpoint-{state.global_step}"
+    for old in link.parent.glob("checkpoint-*"):
+        if old.is_symlink() and (old == link or not old.exists()):
+            old.unlink()  # of a checkpoint that was removed, or of an earlier run
+    if not link.exists():
+        link.symlink_to(saved.resolve().relative_to(link.parent.resolve()), target_is_directory=True)
+
+
+def load_state(state: TrainerState, run: Path, step: int | None) -> None:
+    """Put what the checkpoint of a step, or the newest one, says into the trainer's state, which rewards hold too."""
+    found = dict(checkpoints_in(run / "checkpoints"))
+    place = found[max(found) if step is None else step] / TRAINER_STATE_NAME if found else None
+    if place is None or not place.is_file():
+        return
+    saved = TrainerState.load_from_json(str(place))
+    for each in fields(saved):
+        if each.name not in ("max_steps", "num_train_epochs", "logging_steps", "stateful_callbacks"):
+            setattr(state, each.name, getattr(saved, each.name))

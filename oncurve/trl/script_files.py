@@ -1,0 +1,99 @@
+"""Files that a script's trainer writes: the model, metrics and state beside the runs, and what goes to the Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainerState
+
+from oncurve.errors import CheckpointError
+from oncurve.observe.run_model import is_run, resolve_model
+from oncurve.run.publish import push
+from oncurve.run.trainer import Trainer
+from oncurve.trl.processes import ProcessState
+
+
+class ScriptFiles:
+    """The part of a trainer that writes."""
+
+    args: Any
+    oncurve: Trainer
+    state: TrainerState
+    _is_training: bool
+
+    @property
+    def accelerator(self) -> ProcessState:
+        """What scripts ask of accelerate: which process this is, and to wait for the others."""
+        return self.args.distributed_state
+
+    def is_world_process_zero(self) -> bool:
+        """This process writes."""
+        return self.args.process_index == 0
+
+    is_local_process_zero = is_world_process_zero
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the weights and the tokenizer as files of a model; other files of the folder stay."""
+        folder, place = Path(output_dir or self.args.output_dir or "trainer_output"), self.accelerator
+        made = folder.absolute().with_name(f".{folder.absolute().name}-{os.getpid()}")
+        if self._is_training:
+            self.oncurve.save(made)  # all processes together
+        if not place.is_main_process:
+            return
+        if folder.is_symlink():
+            folder.unlink()  # a checkpoint of a run, which stays as it is
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self._is_training and place.num_processes > 1 and self.oncurve.result is not None:
+            shutil.copytree(resolve_model(str(self.oncurve.folder)), made)  # what was trained together is there alone
+        elif not self._is_training:
+            self.oncurve.save(made)
+        for path in made.iterdir():
+            path.replace(folder / path.name)
+        shutil.rmtree(made)
+
+    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Print metrics, in one process."""
+        if self.is_world_process_zero():
+            Console().print(f"{split} metrics: {dict(metrics)}", markup=False, highlight=False)
+
+    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+        """Write metrics beside the runs."""
+        self._write(f"{split}_results.json", json.dumps(dict(metrics), indent=2))
+
+    def save_state(self) -> None:
+        """Write ``state`` beside the runs."""
+        self._write("trainer_state.json", json.dumps(asdict(self.state), indent=2, sort_keys=True))
+
+    def _write(self, name: str, text: str) -> None:
+        if self.is_world_process_zero():
+            folder = Path(self.args.output_dir or "trainer_output")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text + "\n", encoding="utf-8")
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Nothing to do: a run that is finished has a card beside its model."""
+
+    def push_to_hub(self, commit_message: str | None = None, *_: Any, token: str | None = None, **__: Any) -> str:
+        """Upload the model of the finished run with its card to ``hub_model_id``; the address of the commit.
+
+        The repository is private unless ``hub_private_repo`` is False. Raises ConfigError without a token and for files
+        that look like secrets, CheckpointError without a finished run or if the hub refuses.
+        """
+        if self.oncurve.folder is None or not is_run(self.oncurve.folder):
+            raise CheckpointError("push_to_hub: there is no run yet. Call train() first")
+        if not self.is_world_process_zero():
+            return ""
+        name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").resolve().name
+        folder, key = Path(resolve_model(str(self.oncurve.folder))), token or self.args.hub_token
+        is_private = self.args.hub_private_repo is not False
+        address = push(folder, name, private=is_private, token=key, message=commit_message)
+        kind = "private" if is_private else "public"
+        Console().print(f"uploaded to {name} ({kind}): {address}", markup=False, soft_wrap=True)
+        return address
