@@ -20,7 +20,7 @@ TWICE = {
 """Module names that stand in several folders, beside those of every room and the files of ``cli``."""
 OF_A_ROOM = ("settings", "from_settings")
 """What a room is given of a recipe, and what it builds from that."""
-MAX_FLOORS = 13
+MAX_FLOORS = 10
 LAZY = "# lazy"
 
 
