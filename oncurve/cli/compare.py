@@ -19,6 +19,9 @@ def compare(
 ) -> None:
     """Compare runs side by side, with intervals, and show how their recipes differ; --output writes a page with curves.
 
+    Runs that differ in `run.seed` alone are one recipe: its mean over seeds, and its difference from the first recipe,
+    paired by seed, come first.
+
     Example: `oncurve compare runs/a runs/b --output compare.html`
     """
     from oncurve.report.comparing import (  # lazy
@@ -26,9 +29,14 @@ def compare(
         comparison_tables,
         write_comparison,
     )
+    from oncurve.report.seeds import compare_seeds, seeds_table  # lazy
 
     compared = compare_runs(runs, usd_per_hour=usd_per_hour)
     out = console()
+    if (seeds := compare_seeds(compared)) is not None:
+        out.print(seeds_table(seeds))
+        for sentence in seeds.sentences():
+            out.print(sentence, markup=False, highlight=False)
     for table in comparison_tables(compared):
         out.print(table)
     if not compared.differences:

@@ -10,6 +10,7 @@ import typer
 
 from oncurve.cli.arguments import Overrides, RecipeArgument
 from oncurve.cli.launch import supervise
+from oncurve.cli.seeds import parse_seeds, train_seeds
 from oncurve.errors import ConfigError, Stopped
 from oncurve.observe.terminal import console, quiet_libraries
 
@@ -22,6 +23,11 @@ Processes = Annotated[int | None, typer.Option(min=1, help="Processes on this ma
 Restarts = Annotated[int, typer.Option(min=0, help="Maximum automatic restarts after a process dies.")]
 
 
+Seeds = Annotated[
+    str | None, typer.Option(help="Seeds such as 0,1,2: a run with each, one after the other or one per GPU, compared.")
+]
+
+
 GoOn = Annotated[bool, typer.Option("--resume", help="Resume the run with this name if it exists.")]
 
 
@@ -31,6 +37,7 @@ def train(
     processes: Processes = None,
     restarts: Restarts = 0,
     go_on: GoOn = False,
+    seeds: Seeds = None,
 ) -> None:
     """Train a model from a recipe, evaluating it before and after.
 
@@ -45,6 +52,10 @@ def train(
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())
     folder = run_folder_path(config)
+    if seeds is not None:
+        if processes or restarts:
+            raise ConfigError("--seeds starts a process for each seed; leave --processes and --restarts out")
+        return train_seeds(recipe, overrides or (), parse_seeds(seeds), folder, is_resumed=go_on)
     if (processes or restarts) and "WORLD_SIZE" not in os.environ:
         words = ["train", recipe, *(overrides or ()), f"run.name={folder.name}"]
         first = [*words, "--resume"] if go_on else words

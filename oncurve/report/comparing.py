@@ -35,7 +35,7 @@ from oncurve.recipe.run_folder import flat
 from oncurve.report.overview import overview
 from oncurve.stats import bootstrap_interval
 
-_OWN_KEYS = ("run.name", "run.folder")
+OWN_KEYS = ("run.name", "run.folder")
 """Keys in which two runs always differ."""
 
 
@@ -253,7 +253,7 @@ _ROWS: tuple[tuple[str, Callable[[Side], Cell]], ...] = (
 
 
 def _differences(sides: Sequence[Side]) -> list[tuple[str, list[str]]]:
-    keys = sorted({key for side in sides for key in side.config} - set(_OWN_KEYS))
+    keys = sorted({key for side in sides for key in side.config} - set(OWN_KEYS))
     found = [(key, [side.config.get(key, "not there") for side in sides]) for key in keys]
     return [(key, values) for key, values in found if len(set(values)) > 1]
 
@@ -262,8 +262,19 @@ def _written(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
+MOST_COLUMNS = 6
+"""More runs than this stand below each other, with the rows that fit."""
+_IN_SHORT = (
+    "test problems, before",
+    "test problems, after",
+    "difference from the first",
+    "reward, last tenth",
+    "doctor",
+)
+
+
 def comparison_tables(compared: RunComparison) -> list[Table]:
-    """The results, and the differences of the recipes if there are any."""
+    """The results, and the differences of the recipes if there are any; many runs stand below each other."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -275,6 +286,8 @@ def comparison_tables(compared: RunComparison) -> list[Table]:
             made.add_column(Text(side.name), justify="right", overflow="fold")
         return made
 
+    if len(compared.sides) > MOST_COLUMNS:
+        return [_short_table(compared)]
     results = table("runs side by side", "")
     for name, cells in compared.rows:
         results.add_row(Text(name), *(_text(cell) for cell in cells))
@@ -284,6 +297,23 @@ def comparison_tables(compared: RunComparison) -> list[Table]:
     for key, values in compared.differences:
         differences.add_row(Text(key), *map(Text, values))
     return [results, differences]
+
+
+def _short_table(compared: RunComparison) -> Table:
+    """A row per run, with what matters most and the keys in which the recipes differ."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = {name.strip(): cells for name, cells in compared.rows}
+    names = [name for name in _IN_SHORT if name in rows]
+    made = Table(title=Text("runs", style="bold"), box=box.SIMPLE_HEAD, show_edge=False, title_justify="left")
+    for name in ("run", *names, *(key for key, _ in compared.differences)):
+        made.add_column(Text(name), overflow="fold")
+    for place, side in enumerate(compared.sides):
+        values = (Text(values[place]) for _, values in compared.differences)
+        made.add_row(Text(side.name), *(Text(rows[name][place].text) for name in names), *values)
+    return made
 
 
 def comparison_page(compared: RunComparison, *, home: str | None = None) -> Iterator[str]:

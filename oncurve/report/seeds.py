@@ -1,0 +1,187 @@
+"""Recipes over several seeds: their means, and the differences between them, paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
+
+from oncurve.evaluate.evaluation import Evaluation
+from oncurve.report.comparing import OWN_KEYS, RunComparison, Side
+from oncurve.stats import t_interval
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SEED = "run.seed"
+MOST_SEEDS = 200
+"""More than this many are never proposed: then the difference is not worth the runs."""
+
+
+@dataclass(frozen=True)
+class RecipeRuns:
+    """The runs of one recipe, which differ in their seed alone."""
+
+    name: str
+    scores: Mapping[str, float]
+    """By seed: what its test problems say after training, a share or a mean reward."""
+    num_unmeasured: int
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return fmean(self.scores.values()) if self.scores else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % of the mean over seeds (Student's t); NaN for fewer than two."""
+        return t_interval(list(self.scores.values()))
+
+
+@dataclass(frozen=True)
+class SeedDifference:
+    """A recipe against the first one."""
+
+    name: str
+    first: str
+    differences: tuple[float, ...]
+    """Of every seed that both have."""
+
+    @property
+    def mean(self) -> float:
+        """Over these seeds."""
+        return fmean(self.differences)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % of the mean difference (Student's t, paired by seed)."""
+        return t_interval(self.differences)
+
+    @property
+    def seeds_needed(self) -> float:
+        """Seeds with which a difference of this size would be found four times in five.
+
+            n = ((1.96 + 0.84) s / d)^2
+
+        d is the mean and s the standard deviation of the differences. Infinite for equal means.
+        """
+        spread, mean = stdev(self.differences), abs(self.mean)
+        return math.inf if mean == 0 else max(math.ceil((2.8 * spread / mean) ** 2), len(self.differences) + 1)
+
+
+@dataclass(frozen=True)
+class SeedComparison:
+    """Recipes of several seeds each; the first is the one that the others are measured against."""
+
+    recipes: tuple[RecipeRuns, ...]
+    differences: tuple[SeedDifference, ...]
+    is_share: bool
+    """Scores are shares of correct problems, shown in percent; else mean rewards."""
+
+    def sentences(self) -> list[str]:
+        """What the differences say."""
+        return [self._sentence(one) for one in self.differences]
+
+    def _sentence(self, one: SeedDifference) -> str:
+        count = len(one.differences)
+        if count < 2:
+            return f"{one.name} and {one.first} have {count} seed in common; two or more tell something."
+        low, high = one.interval
+        said = f"{self.shown(one.mean, signed=True)}{self.ends(one)} over {count} seeds"
+        if low > 0 or high < 0:
+            return f"{one.name} is {'better' if low > 0 else 'worse'} than {one.first}: {said}."
+        if all(value == 0 for value in one.differences):
+            return f"{one.name} and {one.first} are equal on every one of {count} seeds."
+        needed = one.seeds_needed
+        more = f"about {needed:.0f} would" if needed <= MOST_SEEDS else f"not even {MOST_SEEDS} would"
+        return f"{count} seeds cannot tell {one.name} from {one.first}: {said}; {more}, if this is the difference."
+
+    def ends(self, one: SeedDifference) -> str:
+        """The interval of a difference as text; nothing for one seed."""
+        if len(one.differences) < 2:
+            return ""
+        low, high = (self.shown(end, signed=True).removesuffix(" points") for end in one.interval)
+        return f" [{low}, {high}]"
+
+    def shown(self, value: float, *, signed: bool = False) -> str:
+        """A score or a difference as text."""
+        if math.isnan(value):
+            return "-"
+        if self.is_share:
+            return f"{100 * value:{'+' if signed else ''}.1f}{' points' if signed else '%'}"
+        return f"{value:{'+' if signed else ''}.3f}"
+
+
+def compare_seeds(compared: RunComparison) -> SeedComparison | None:
+    """The runs by recipe; None where no recipe has two seeds."""
+    groups: dict[tuple[tuple[str, str], ...], list[Side]] = {}
+    for side in compared.sides:
+        key = tuple(sorted((name, value) for name, value in side.config.items() if name not in (*OWN_KEYS, SEED)))
+        groups.setdefault(key, []).append(side)
+    if all(len({side.config.get(SEED) for side in group}) < 2 for group in groups.values()):
+        return None
+    measured = [one for side in compared.sides if (one := side.evaluations.get("trained")) is not None]
+    is_share = all(one.is_binary for one in measured)
+    names = _names(list(groups.values()))
+    recipes = tuple(_recipe(name, group, is_share) for name, group in zip(names, groups.values(), strict=True))
+    first, others = recipes[0], recipes[1:]
+    differences = tuple(
+        SeedDifference(one.name, first.name, tuple(one.scores[seed] - first.scores[seed] for seed in shared))
+        for one in others
+        if (shared := [seed for seed in first.scores if seed in one.scores])
+    )
+    return SeedComparison(recipes, differences, is_share)
+
+
+def _recipe(name: str, group: Sequence[Side], is_share: bool) -> RecipeRuns:
+    scores = {
+        side.config.get(SEED, ""): _score(side.evaluations["trained"], is_share)
+        for side in group
+        if "trained" in side.evaluations
+    }
+    return RecipeRuns(name, scores, len(group) - len(scores))
+
+
+def _score(evaluation: Evaluation, is_share: bool) -> float:
+    return evaluation.correct.fraction if is_share else evaluation.mean_reward.value
+
+
+def _names(groups: Sequence[Sequence[Side]]) -> list[str]:
+    """What the names of a recipe's runs begin with; the first one's name where that is nothing."""
+    found = []
+    for group in groups:
+        names = [side.name for side in group]
+        first, last = min(names), max(names)
+        shared = [one for one, other in zip(first, last, strict=False) if one == other]
+        common = (
+            "".join(shared if first.startswith("".join(shared)) else [])
+            .rstrip("-_. ")
+            .removesuffix("seed")
+            .rstrip("-_. ")
+        )
+        found.append(common if common and common not in found else names[0])
+    return found
+
+
+def seeds_table(found: SeedComparison) -> Table:
+    """One row per recipe."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    what = "correct after training" if found.is_share else "mean test reward after training"
+    made = Table(title=Text("by recipe, over seeds", style="bold"), box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("recipe", "seeds", what, "95% of the mean", "of each seed", "against the first"):
+        made.add_column(name, justify="left" if name == "recipe" else "right", overflow="fold")
+    by_name = {one.name: one for one in found.differences}
+    for recipe in found.recipes:
+        low, high = (found.shown(end) for end in recipe.interval)
+        each = ", ".join(f"{seed}: {found.shown(score)}" for seed, score in recipe.scores.items())
+        other = by_name.get(recipe.name)
+        against = "-" if other is None else f"{found.shown(other.mean, signed=True)}{found.ends(other)}"
+        missing = f" ({recipe.num_unmeasured} unmeasured)" if recipe.num_unmeasured else ""
+        cells = (f"{len(recipe.scores)}{missing}", found.shown(recipe.mean), f"[{low}, {high}]", each, against)
+        made.add_row(Text(recipe.name), *cells)
+    return made
