@@ -78,7 +78,8 @@ def _fill(text: str, name: str, content: str) -> str:
 
 def _benchmark(name: str) -> Any:
     """A script of the benchmarks as a module."""
-    return _neighbour(name, ROOT / "benchmarks")
+    folder, _, name = name.partition("/")
+    return _neighbour(name, ROOT / "benchmarks" / folder)
 
 
 def _neighbour(name: str, folder: Path = ROOT / "docs") -> Any:
@@ -97,7 +98,7 @@ def _neighbour(name: str, folder: Path = ROOT / "docs") -> Any:
 
 def performance() -> str:
     """The page on speed and memory with its tables."""
-    return str(_benchmark("chart").page())
+    return str(_benchmark("speed/chart").page())
 
 
 def evidence() -> str:
@@ -113,7 +114,7 @@ def doctor() -> str:
 def comparison() -> str:
     """The page on the named algorithms with its table."""
     text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
-    presets = _benchmark("presets")
+    presets = _benchmark("learning/presets")
     results = json.loads((ROOT / "benchmarks" / "results" / "presets.json").read_text(encoding="utf-8"))
     return _fill(text, "presets", presets.table(results["runs"]))
 

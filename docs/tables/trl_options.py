@@ -75,12 +75,12 @@ def _losses() -> Iterator[str]:
 
 
 def beside_markdown() -> str:
-    """What the same script gives under TRL and here, from the results of benchmarks/trl_beside.py."""
+    """What the same script gives under TRL and here, from the results of benchmarks/learning/trl_beside.py."""
     found = json.loads((RESULTS / "trl_beside.json").read_text(encoding="utf-8"))
     lines = [
         f"The largest difference in any step between TRL {trl_version()} and `oncurve trl`, with the largest value, "
         f"for one script, model and data set with forced completions ({found['steps']} steps of "
-        f"{found['completions_per_step']} completions, float32; `python benchmarks/trl_beside.py`):\n",
+        f"{found['completions_per_step']} completions, float32; `python benchmarks/learning/trl_beside.py`):\n",
         "| loss_type | beta | reward | loss | gradient norm | learning rate |",
         "|---|---|---|---|---|---|",
     ]
@@ -101,7 +101,7 @@ def _speed() -> Iterator[str]:
     yield (
         f"\nThe same script with completions drawn: {theirs:.2f} seconds per step under TRL, {ours:.2f} under "
         f"`oncurve trl` (medians over {found['repeats']} runs of {found['steps']} steps each, taking turns, on {found['machine']}; "
-        f"`python benchmarks/trl_beside.py --sampled`). [Performance](performance.md) has larger models."
+        f"`python benchmarks/learning/trl_beside.py --sampled`). [Performance](performance.md) has larger models."
     )
 
 
@@ -110,7 +110,7 @@ def _difference(quantity: dict[str, Any]) -> str:
 
 
 def strangers_markdown() -> str:
-    """What became of public scripts, from the results of benchmarks/trl_scripts.py."""
+    """What became of public scripts, from the results of benchmarks/learning/trl_scripts.py."""
     found = json.loads((RESULTS / "trl_scripts.json").read_text(encoding="utf-8"))
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(found["counts"].items(), key=lambda each: -each[1]))
     options = [fate for script in found["scripts"] for fate in script["options"].values()]
@@ -118,7 +118,7 @@ def strangers_markdown() -> str:
     fates = ", ".join(f"{sum(fate.startswith(kind) for fate in options)} {kind}" for kind in kinds)
     return (
         f"{len(found['scripts'])} public scripts were run unchanged, with small models and data in place of theirs "
-        f"(`python benchmarks/trl_scripts.py`): {counts}. Of the {len(options)} options that they set: {fates}."
+        f"(`python benchmarks/learning/trl_scripts.py`): {counts}. Of the {len(options)} options that they set: {fates}."
     )
 
 

@@ -1,10 +1,10 @@
 """Constants of the planner: counted, measured or guessed, each with its source.
 
 Counted: read off what the code does. To count again after a change of the forward pass, run
-``python benchmarks/plan_memory.py --live``, which holds the planner's numbers against every allocation of a pass.
+``python benchmarks/speed/plan_memory.py --live``, which holds the planner's numbers against every allocation of a pass.
 
-Measured: from real steps. To measure again, run ``python benchmarks/plan_memory.py``, which prints the planner's error
-for every configuration; the CPU constants are the ones that bring it down.
+Measured: from real steps. To measure again, run ``python benchmarks/speed/plan_memory.py``, which prints the planner's
+error for every configuration; the CPU constants are the ones that bring it down.
 
 Guessed: nobody has measured it here. The plan says so wherever a guess decides.
 """

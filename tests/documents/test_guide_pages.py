@@ -30,8 +30,8 @@ def script(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_table_of_curves_is_made_of_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    curves = script(ROOT / "benchmarks" / "curves.py", monkeypatch)
-    assert curves.PAGE.read_text(encoding="utf-8") == curves.page(), "run `python benchmarks/curves.py`"
+    curves = script(ROOT / "benchmarks" / "learning" / "curves.py", monkeypatch)
+    assert curves.PAGE.read_text(encoding="utf-8") == curves.page(), "run `python benchmarks/learning/curves.py`"
 
 
 def test_every_quoted_line_of_the_loop_stands_in_it_and_in_this_order() -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def chart() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chart", ROOT / "benchmarks" / "chart.py")
+    spec = importlib.util.spec_from_file_location("chart", ROOT / "benchmarks" / "speed" / "chart.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -59,7 +59,7 @@ def memory_of(*figures: tuple[str, float, float]) -> dict[str, Any]:
 
 
 def test_the_page_shows_what_the_committed_measurements_say(chart: ModuleType) -> None:
-    assert chart.PAGE.read_text(encoding="utf-8") == chart.page(), "run `python benchmarks/chart.py`"
+    assert chart.PAGE.read_text(encoding="utf-8") == chart.page(), "run `python benchmarks/speed/chart.py`"
 
 
 def test_a_step_is_shown_with_its_setting_its_ratio_and_the_range(chart: ModuleType, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks" / "faults")
     module = importlib.import_module("episode_tokens")
     monkeypatch.setattr(module, "PROMPTS", 2)
     return module

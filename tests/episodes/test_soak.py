@@ -12,7 +12,7 @@ from hanging import Hanging
 
 @pytest.fixture(scope="module")
 def soak() -> ModuleType:
-    place = Path(__file__).parents[2] / "benchmarks" / "episode_soak.py"
+    place = Path(__file__).parents[2] / "benchmarks" / "faults" / "episode_soak.py"
     spec = importlib.util.spec_from_file_location("episode_soak", place)
     assert spec is not None
     assert spec.loader is not None

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ROOT / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(BENCHMARKS))
 
 import gpu_first_rows  # noqa: E402

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("roofline", ROOT / "benchmarks" / "roofline.py")
+spec = importlib.util.spec_from_file_location("roofline", ROOT / "benchmarks" / "speed" / "roofline.py")
 assert spec is not None
 assert spec.loader is not None
 roofline = importlib.util.module_from_spec(spec)

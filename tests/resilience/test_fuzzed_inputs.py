@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults" / "fuzz.py"
 COUNT = 400
 
 

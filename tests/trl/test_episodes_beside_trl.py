@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     pytest.importorskip("trl", reason="TRL is not installed")
-    place = Path(__file__).parents[2] / "benchmarks" / "trl_episodes.py"
+    place = Path(__file__).parents[2] / "benchmarks" / "learning" / "trl_episodes.py"
     spec = importlib.util.spec_from_file_location("trl_episodes", place)
     assert spec is not None
     assert spec.loader is not None

@@ -1,13 +1,13 @@
 """The same script, model and rows under TRL and under `oncurve trl`, with forced completions: losses, rewards, time.
 
-    python benchmarks/trl_beside.py --output benchmarks/results/trl_beside.json
+    python benchmarks/learning/trl_beside.py --output benchmarks/results/trl_beside.json
 
 Every step takes all prompts, so that the order of rows does not matter, and completion g of a prompt in step s is a
 function of (prompt, g, s) in both. What is compared is everything behind sampling: rewards, advantages, the loss, its
 gradient, AdamW and the schedule, since each step starts from weights that the steps before it made. With --sampled
 completions are drawn, and the time of a step is that of sampling and training together; losses are then not comparable:
 
-    python benchmarks/trl_beside.py --sampled --repeats 3 --output benchmarks/results/trl_beside_speed.json
+    python benchmarks/learning/trl_beside.py --sampled --repeats 3 --output benchmarks/results/trl_beside_speed.json
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ learning rates and optimizer settings: those of the recipe ``word_problems``. Af
 measured by our evaluator on the same 200 held-out problems, greedy; that time does not count. Everything else counts,
 from the beginning of the first step to the end of the step that reaches the accuracy.
 
-    python benchmarks/time_to_accuracy.py --seeds 0 1 2 --trl fp32:32 fp32:64 bf16weights:64
+    python benchmarks/speed/time_to_accuracy.py --seeds 0 1 2 --trl fp32:32 fp32:64 bf16weights:64
 """
 
 from __future__ import annotations

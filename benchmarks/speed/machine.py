@@ -25,7 +25,7 @@ import torch
 
 from oncurve.observe.manifest import describe_run
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 """What of a processor decides how fast its matrix products are."""
 PACKAGES = ("accelerate", "peft", "trl", "transformers", "torch")

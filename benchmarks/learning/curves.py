@@ -1,6 +1,6 @@
 """Pictures and table of docs/plots.md: curves of healthy and of sick runs, from results/curves.json.
 
-python benchmarks/curves.py
+python benchmarks/learning/curves.py
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).parent / "results" / "curves.json"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "curves.json"
 PAGE = ROOT / "docs" / "plots.md"
 PICTURES = ROOT / "docs" / "pictures"
 

@@ -3,7 +3,7 @@
 For each seed: the base is measured, GRPO runs as the recipe says, the result is measured. Then the control: the base
 is trained for as long as GRPO took, on more demonstrations of the kind that it was made from, and measured.
 
-    python benchmarks/demo.py --seeds 0 1 2
+    python benchmarks/learning/demo.py --seeds 0 1 2
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def draw(seeds: list[dict[str, Any]], picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "demo.json")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "results" / "demo.json")
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for the recipe")
     arguments = parser.parse_args()
@@ -118,7 +118,7 @@ def main() -> None:
     record = {"recipe": RECIPE, "overrides": arguments.overrides, "seeds": seeds, "run": describe_run()}
     arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     console.print_json(json.dumps([{k: v for k, v in seed.items() if k not in ("curve", "table")} for seed in seeds]))
-    draw(seeds, Path(__file__).parents[1] / "docs" / "pictures" / "demo.png")
+    draw(seeds, Path(__file__).parents[2] / "docs" / "pictures" / "demo.png")
     if arguments.keep is None:
         shutil.rmtree(scratch)
 

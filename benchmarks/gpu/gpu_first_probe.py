@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.append(str(HERE.parent / "speed"))  # for the models and the roofline
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def call(
     started = time.monotonic()
     chosen = [sys.executable, *words[1:]] if words[0] == "python" else list(words)
     done = subprocess.run(
-        chosen, cwd=HERE.parent, env={**os.environ, **(variables or {})}, text=True, errors="replace",
+        chosen, cwd=ROOT, env={**os.environ, **(variables or {})}, text=True, errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     print(done.stdout, flush=True)

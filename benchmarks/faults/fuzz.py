@@ -4,7 +4,7 @@ Each case takes something that works, changes it at random, and gives it to the 
 allowed are that it works, or an OncurveError: any other exception, an empty message, or a file outside of the case's
 own folder is a fault of this project and ends the program. A case is a function of its number.
 
-    python benchmarks/fuzz.py --count 2000
+    python benchmarks/faults/fuzz.py --count 2000
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every row of the table of algorithms trains the embedded base with the recipe of
 `algorithm.type`, for each seed; then the model is measured on held-out problems. Runs that are in the output already
 are not repeated, so the script can be stopped and started again, and several can share the rows (--rows).
 
-    python benchmarks/presets.py --seeds 0 1 2
+    python benchmarks/learning/presets.py --seeds 0 1 2
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", nargs="+", default=list(PRESETS))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "presets.json")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "results" / "presets.json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     done = json.loads(arguments.output.read_text())["runs"] if arguments.output.is_file() else []

@@ -1,6 +1,6 @@
 """What the recipes with tools and environments reach, for several seeds, with two controls.
 
-    python benchmarks/episodes.py calculator chained guess_number maze --seeds 0 1 2 --bases runs/bases
+    python benchmarks/learning/episodes.py calculator chained guess_number maze --seeds 0 1 2 --bases runs/bases
 
 A base is built by its cold start where the folder does not hold it yet. Each seed is one run of the recipe with its
 measurements before and after. Controls of the calculator: one whose every answer is "error", and the base trained on
@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,6 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from demo import more_supervised
-from machine import RESULTS, describe_machine
 from rich.console import Console
 
 from oncurve.cli.coldstart import prepare_base
@@ -33,6 +33,9 @@ from oncurve.run.measuring import evaluate_models
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.training import recipe_steps
 from oncurve.stats import wilson_interval
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "speed"))
+from machine import RESULTS, describe_machine
 
 PARTS: dict[str, tuple[str, str]] = {
     "calculator": ("calculator", "calculator"),

@@ -5,10 +5,10 @@ and compares the final weights, optimizer state, records, evaluations and rollou
 Processes that are killed at random die inside of a function that is drawn, after a time that is drawn, and say what
 they were doing; nothing in the product knows of this program.
 
-    python benchmarks/faults.py                                    the embedded task, small: everything, half an hour
-    python benchmarks/faults.py my/recipe.yaml run.steps=20 --kills 40 --output faults.json
-    python benchmarks/faults.py --part soak --steps 300            kills for hours
-    python benchmarks/faults.py --part overhead                    what a checkpoint after every step costs
+    python benchmarks/faults/faults.py                            the embedded task, small: everything, half an hour
+    python benchmarks/faults/faults.py my/recipe.yaml run.steps=20 --kills 40 --output faults.json
+    python benchmarks/faults/faults.py --part soak --steps 300    kills for hours
+    python benchmarks/faults/faults.py --part overhead            what a checkpoint after every step costs
 
 Every scenario reports: seconds until the fault is noticed, seconds from the start of `oncurve resume` until the run
 works again, steps done again, completions sampled again, processes left over, whether everything is bitwise equal, and

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu_first_items import ITEMS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STATUS, DEVICES = ROOT / "docs" / "status.md", ROOT / "oncurve" / "plan" / "devices.yaml"
 GPU_COLUMN = 3
 """Of the table of docs/status.md: path, CPU, pretend GPU, one CUDA GPU, several GPUs."""

@@ -1,6 +1,6 @@
 """Thousands of episodes in environments that crash, hang, die and leak: what is left of them, and how they are counted.
 
-    python benchmarks/episode_soak.py --episodes 5000 --output benchmarks/results/episode_soak.json
+    python benchmarks/faults/episode_soak.py --episodes 5000 --output benchmarks/results/episode_soak.json
 
 A small random model is trained through the Python interface. Each row says how its environments misbehave; they note
 when they do, and the kept completions must hold exactly as many failures of each kind, none of them with a reward.
@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=5000)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "speed"))
     from machine import describe_machine
 
     with tempfile.TemporaryDirectory() as place:

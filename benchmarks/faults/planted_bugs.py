@@ -1,6 +1,6 @@
 """Plausible bugs in each folder of the package: do the tests of that folder find them?
 
-    python benchmarks/planted_bugs.py [FOLDER ...]     (all, or the named ones; benchmarks/results/planted_bugs.json)
+    python benchmarks/faults/planted_bugs.py [FOLDER ...]  (all, or these; benchmarks/results/planted_bugs.json)
 
 Each bug is planted in a copy of the tree, alone, and the tests that belong to the folder run until one fails.
 """
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "planted_bugs.json"
 
 

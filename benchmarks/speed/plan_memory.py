@@ -4,12 +4,12 @@ Each configuration gets a process of its own, which loads a random checkpoint an
 the reward is a coin, the policy trains. Its peak resident memory, over what the imports took, is held against what
 ``oncurve.plan`` says. Memory does not depend on what else the machine does, so one thread is enough.
 
-    OMP_NUM_THREADS=1 python benchmarks/plan_memory.py                       # all configurations, a few minutes
-    OMP_NUM_THREADS=1 python benchmarks/plan_memory.py --only S-packed       # one of them
-    OMP_NUM_THREADS=1 python benchmarks/plan_memory.py --live                # count tensors: no allocator in between
-    OMP_NUM_THREADS=1 python benchmarks/plan_memory.py --missing             # go on where it was stopped
-    python benchmarks/plan_memory.py --again                                 # after a change of the planner
-    python benchmarks/plan_memory.py --page                                  # the table of docs/evidence.md
+    OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py               # all configurations, a few minutes
+    OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py --only S-packed  # one of them
+    OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py --live        # count tensors: no allocator in between
+    OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py --missing     # go on where it was stopped
+    python benchmarks/speed/plan_memory.py --again                         # after a change of the planner
+    python benchmarks/speed/plan_memory.py --page                          # the table of docs/evidence.md
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape, shape_of_config
 
 MIB = 2**20
-RESULT = Path(__file__).resolve().parent / "results" / "plan_memory.json"
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence.md"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "plan_memory.json"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence.md"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 

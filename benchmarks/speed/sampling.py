@@ -2,7 +2,7 @@
 
 All sample the same prompts from the same random checkpoint, in one process, one after the other in every round.
 
-    python benchmarks/sampling.py --model S --case full --prompt-tokens 48
+    python benchmarks/speed/sampling.py --model S --case full --prompt-tokens 48
 """
 
 from __future__ import annotations

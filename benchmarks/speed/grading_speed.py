@@ -1,7 +1,7 @@
 """Answers and small programs graded per second, by kind of answer and by isolation.
 
-    python benchmarks/grading_speed.py                       # 4,000 answers, 2,000 programs, two processors
-    python benchmarks/grading_speed.py --answers 200 --programs 40 --output /tmp/grading.json
+    python benchmarks/speed/grading_speed.py                       # 4,000 answers, 2,000 programs, two processors
+    python benchmarks/speed/grading_speed.py --answers 200 --programs 40 --output /tmp/grading.json
 
 Answers are those of tests/golden, each with a number of its own at the end so that no verdict is remembered; they are
 graded in batches of 256 as in training, on ``--workers`` processes. Programs are short functions with five tests each.
@@ -24,7 +24,7 @@ from oncurve.rewards.mathematics import AnswerChecker, Mathematics
 from oncurve.rewards.programs import Programs
 from oncurve.sandbox import SandboxPool, describe_isolation
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BATCH = 256
 NUMBERS, EXPRESSIONS = "numbers, ranges, units, words", "expressions"
 EXPRESSION_KINDS = ("roots", "constants", "complex numbers", "expressions", "inequalities", "intervals", "matrices")

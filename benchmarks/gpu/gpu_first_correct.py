@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from gpu_first_probe import HERE, Answer, Setting, call, judged
+from gpu_first_probe import HERE, ROOT, Answer, Setting, call, judged
 
 PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "peft", "accelerate", "numpy", "datasets", "pyarrow", "pydantic",
@@ -199,7 +199,7 @@ def resumes(setting: Setting) -> Answer:
 
 def killed(words: list[str], run: Path, *, after: int) -> list[dict[str, Any]]:
     """Start a command and kill it once its run has saved so many steps; the rows that it left."""
-    process = subprocess.Popen([sys.executable, *words[1:]], cwd=HERE.parent, start_new_session=True)
+    process = subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, start_new_session=True)
     saved = run / "checkpoints" / f"step_{after:06d}" / "manifest.json"
     while process.poll() is None and not any((saved.exists(), len(metrics_of(run)) > after + 1)):
         time.sleep(0.05)

@@ -3,10 +3,10 @@
 Needs no `make` and no network. Every item runs in a process of its own with a time limit; a failure stops nothing.
 A stage is one call, and a second call goes on with what has not passed:
 
-    python benchmarks/gpu_wheels.py                                        # before, where there is a network
-    python3 benchmarks/gpu_first.py A --wheels build/gpu_wheels            # on the machine: stage_A.json and .md
-    python3 benchmarks/gpu_first.py B --items B0 B2.1.5B B3.1.5B           # some items, or all that begin with a name
-    python3 benchmarks/gpu_first.py rows results/stage_*.json --write      # into docs/status.md and plan/devices.yaml
+    python benchmarks/gpu/gpu_wheels.py                                # before, where there is a network
+    python3 benchmarks/gpu/gpu_first.py A --wheels build/gpu_wheels    # on the machine: stage_A.json and .md
+    python3 benchmarks/gpu/gpu_first.py B --items B0 B2.1.5B B3.1.5B   # some items, or all that begin with a name
+    python3 benchmarks/gpu/gpu_first.py rows results/stage_*.json --write  # into docs/status.md and plan/devices.yaml
 
 Results go to --output, or to $OUT where that is set. What items need later (models, records, packages) stays in --work.
 """
@@ -102,7 +102,7 @@ def unpack(wheels: Path | None, work: Path) -> str | None:
     if wheels is not None:
         found = sorted(map(str, wheels.glob("*.whl")))
         if not found:
-            raise SystemExit(f"{wheels} holds no wheels. Fetch them where there is a network: benchmarks/gpu_wheels.py")
+            raise SystemExit(f"{wheels} holds no wheels. With a network, fetch some: benchmarks/gpu/gpu_wheels.py")
         quiet = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
         subprocess.run([sys.executable, "-m", "pip", "install", *quiet, "--target", str(target), *found], check=True)
     return str(target) if target.is_dir() else None

@@ -19,7 +19,7 @@ from typing import Any
 from gpu_first_items import Item
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = HERE.parents[1]
 TAIL = 4000
 """Characters of an item's output that are kept in the record of the stage."""
 

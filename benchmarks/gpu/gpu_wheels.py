@@ -1,10 +1,10 @@
 """The wheels that a GPU machine without a network lacks: fetched here, carried there.
 
 Such a machine has an image with torch, transformers, peft and accelerate and nothing that only this project needs. The
-wheels go into a folder that git ignores, for `benchmarks/gpu_first.py --wheels`.
+wheels go into a folder that git ignores, for `benchmarks/gpu/gpu_first.py --wheels`.
 
-    python benchmarks/gpu_wheels.py                          # into build/gpu_wheels
-    python benchmarks/gpu_wheels.py --also pyarrow==25.0.0   # where the image has one below 24
+    python benchmarks/gpu/gpu_wheels.py                          # into build/gpu_wheels
+    python benchmarks/gpu/gpu_wheels.py --also pyarrow==25.0.0   # where the image has one below 24
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "gpu_wheels"
 PYTHON = "3.12"
 NEEDED = (

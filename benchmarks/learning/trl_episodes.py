@@ -1,6 +1,6 @@
 """TRL's examples with tools and environments under TRL and under oncurve, with forced turns: masks, losses, gradients.
 
-    python benchmarks/trl_episodes.py --output benchmarks/results/trl_episodes.json
+    python benchmarks/learning/trl_episodes.py --output benchmarks/results/trl_episodes.json
 
 The embedded model gets the chat template that TRL ships for Qwen2.5, with its two tokens. What the policy writes is
 forced, as a function of what it read and of its place in the group: calls of a tool, of an async one, of one that is

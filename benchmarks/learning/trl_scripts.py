@@ -1,6 +1,6 @@
 """Public scripts for TRL through `oncurve trl`, unchanged, with models and data replaced from outside.
 
-    python benchmarks/trl_scripts.py FOLDER --output benchmarks/results/trl_scripts.json
+    python benchmarks/learning/trl_scripts.py FOLDER --output benchmarks/results/trl_scripts.json
 
 FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of {"source":
 "repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at the

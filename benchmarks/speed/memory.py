@@ -4,7 +4,7 @@ Every system and setting runs in a fresh process, which loads its libraries (its
 kernel's record of its largest resident size, and takes whole steps: sampling, grading, training. The figure is that
 largest size minus the baseline; it holds the weights, the gradients, the optimizer state and everything in between.
 
-    python benchmarks/memory.py --model S --case full
+    python benchmarks/speed/memory.py --model S --case full
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What do the committed measurements say? The tables of docs/performance.md and its picture, made from the JSON alone.
 
-python benchmarks/chart.py
+python benchmarks/speed/chart.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "pictures" / "performance.png"

@@ -3,7 +3,7 @@
 The batch is synthetic: random tokens, advantages that are never zero, lengths full or ragged. Every system has its own
 copy of the model; all take turns in one process.
 
-    python benchmarks/training.py --model S --case ragged
+    python benchmarks/speed/training.py --model S --case ragged
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Is every token of a million in episodes trained on as it was sampled? Tools, environments and agents, mixed.
 
-    python benchmarks/episode_tokens.py --tokens 1000000 --output benchmarks/results/episode_tokens.json
+    python benchmarks/faults/episode_tokens.py --tokens 1000000 --output benchmarks/results/episode_tokens.json
 
 A small model, taught for a moment to call a tool, is trained on batches that mix four kinds of episodes: a tool whose
 answers are hostile and an environment with methods, in plain text; Gymnasium environments in a chat template; agents
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from episode_kinds import MOST_TOKENS, Recorder, make_samplers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "invariance"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "invariance"))
 from doubles import in_double  # type: ignore[import-not-found]
 
 PROMPTS, GROUP = 8, 8
@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--output", type=Path, help="written after every step")
     arguments = parser.parse_args()
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "speed"))
     from machine import describe_machine
 
     run = describe_machine()

@@ -5,8 +5,8 @@ A step of one comes after a step of the other, so that what else the machine doe
 its own, as it has where it is used: how oncurve sets up the C library's memory is no help to TRL, nor a burden.
 With several settings of TRL, each is timed first for a few steps, and the fastest is compared.
 
-    python benchmarks/vs_trl.py --model S --case ragged --trl fp32:32 fp32:8 bf16weights:32 --compute bfloat16
-    python benchmarks/vs_trl.py --model S --case ragged --sweep
+    python benchmarks/speed/vs_trl.py --model S --case ragged --trl fp32:32 fp32:8 bf16weights:32 --compute bfloat16
+    python benchmarks/speed/vs_trl.py --model S --case ragged --sweep
 """
 
 from __future__ import annotations

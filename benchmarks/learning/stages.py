@@ -1,8 +1,8 @@
 """What stages beside GRPO bring on the embedded word problems: distillation, rejection sampling, a warm start.
 
-    python benchmarks/stages.py distil FOLDER      a run of GRPO teaches the base that it came from, three seeds
-    python benchmarks/stages.py spread FOLDER      entropy and pass@8 after supervised training, and after GRPO from it
-    python benchmarks/stages.py base FOLDER        a base from random weights beside TRL's SFTTrainer, in turns
+    python benchmarks/learning/stages.py distil FOLDER  a run of GRPO teaches the base that it came from, three seeds
+    python benchmarks/learning/stages.py spread FOLDER  entropy and pass@8 after supervised training, and after GRPO
+    python benchmarks/learning/stages.py base FOLDER  a base from random weights beside TRL's SFTTrainer, in turns
 
 Every run is one of the command line, made in FOLDER/runs and not made again where it is there. Accuracies and numbers
 of steps do not depend on what else the machine does; seconds do.
@@ -40,7 +40,7 @@ def main() -> None:
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     seeds = [str(seed) for seed in asked.seeds]
-    made_by = ["python", "benchmarks/stages.py", asked.part, "FOLDER", "--seeds", *seeds]
+    made_by = ["python", "benchmarks/learning/stages.py", asked.part, "FOLDER", "--seeds", *seeds]
     found = {**PARTS[asked.part](asked.folder.resolve(), asked.seeds), "made_by": describe_run(made_by)}
     text = json.dumps(found, indent=1)
     if asked.output:
