@@ -123,7 +123,8 @@ class ChatDialect:
         is_tool = messages[0]["role"] == "tool"
         if not (is_tool and self._shows_calls):
             said = {"role": "assistant", "content": _WORDS}
-            return self._attempt([_ASKED, said, *messages], goes_on=True).rpartition(_WORDS)[2]
+            role = str(messages[0]["role"])
+            return self._attempt([_ASKED, said, *messages], role=role, goes_on=True).rpartition(_WORDS)[2]
         names = [str(message["name"]) for message in messages]
         for called in (names, names[:1]):  # some take a single call, however many answers follow
             ids = [f"oncurve{number:02d}" for number in range(len(called))]
@@ -191,7 +192,7 @@ class ChatDialect:
         return None
 
     def _attempt(self, messages: list[dict[str, Any]], *, role: str = "tool", goes_on: bool = False) -> str:
-        tools = [_TOOL] if any("tool_calls" in message or message["role"] == "tool" for message in messages) else None
+        tools = None if role == "user" else [_TOOL]
         try:
             [text] = write_conversations(
                 [messages], self.tokenizer, tools=tools, arguments=self._arguments, opens_answer=goes_on
@@ -211,6 +212,11 @@ class ChatDialect:
             write_conversations([[_ASKED]], self.tokenizer, tools=told, arguments=self._arguments, opens_answer=goes_on)
             for goes_on in (True, False)
         ]
+        if _NAME not in opened[0][0]:
+            logger.warning(
+                "%s: its chat template does not tell the model what it may call. Say it in the prompt (data.template)",
+                self.name,
+            )
         plain = next((one for [one] in opened if text.startswith(one)), "")
         turn = text[len(plain) :] if plain else text.rpartition("oncurve-asked")[2]
         for read in FORMATS.values():

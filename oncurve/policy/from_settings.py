@@ -157,6 +157,8 @@ def load(source: ModelSource, device: torch.device) -> LoadedModel:
         trust_remote_code=chosen.trust_remote_code,
         quantization=chosen.quantization,
     )
+    if place is not None:  # whose own tokenizer counts
+        tokenizer = load_tokenizer(source.name, trust_remote_code=chosen.trust_remote_code)[1]
     tokenizer = source.given.tokenizer or tokenizer
     if place is not None and chosen.lora is None:
         return LoadedModel(open_adapter(model, place).merge(), tokenizer)
@@ -170,7 +172,7 @@ def load_by_parts(source: ModelSource, device: torch.device) -> LoadedModel | No
     try:
         if place is not None and source.section.lora is None:
             raise NotByParts("an adapter is to be added to its weights")
-        found, tokenizer = load_tokenizer(base, **options)
+        found, tokenizer = load_tokenizer(base if place is None else source.name, **options)
         model, unread = unread_model(locate(base), found, device, **options)
     except NotByParts as reason:
         log.warning("%s is loaded whole by every process before it is cut: %s", source.name, reason)

@@ -53,8 +53,8 @@ def load_model(
     if is_adapter(place):
         base, base_revision = base_of(place)
         own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
-        model, tokenizer = load_model(base, dtype=dtype, device=device, revision=base_revision, **own)
-        return open_adapter(model, place).model, tokenizer
+        model, _ = load_model(base, dtype=dtype, device=device, revision=base_revision, **own)
+        return open_adapter(model, place).model, load_tokenizer(name, trust_remote_code=trust_remote_code)[1]
     few_bits = quantized(quantization, device) if quantization else {}
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     _, tokenizer = load_tokenizer(name, **options)
@@ -79,12 +79,17 @@ def load_tokenizer(
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """The configuration and the tokenizer of a model, without its weights.
 
+    An adapter's folder counts before its base: its tokenizer, or its chat template where it has nothing but that.
+
     Raises CheckpointError as ``load_model``.
     """
     place, _ = check_place(name)
     if is_adapter(place):
         base, revision = base_of(place)
-        return load_tokenizer(base, revision=revision, trust_remote_code=trust_remote_code)
+        config, tokenizer = load_tokenizer(base, revision=revision, trust_remote_code=trust_remote_code)
+        return config, _own_tokenizer(Path(place), config, trust_remote_code=trust_remote_code) or _with_own_template(
+            tokenizer, Path(place)
+        )
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(place, **options)
@@ -96,6 +101,26 @@ def load_tokenizer(
             f"model {name!r}: its tokenizer has no vocabulary. Put its tokenizer.json into the folder"
         )
     return config, tokenizer
+
+
+def _own_tokenizer(
+    folder: Path, config: PreTrainedConfig, *, trust_remote_code: bool
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in an adapter's folder; None where there is none."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise _unloadable(str(folder), error) from None
+
+
+def _with_own_template(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
+    """The base's tokenizer with the chat template of an adapter's folder, if there is one."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return tokenizer
 
 
 def declared_end_ids(name: str, tokenizer: PreTrainedTokenizerBase, *, revision: str | None = None) -> tuple[int, ...]:
@@ -223,5 +248,5 @@ def merge_adapter(adapter: Path, output: Path) -> Path:
     if not is_adapter(adapter):
         raise CheckpointError(f"{adapter}: no adapter there (adapter_config.json is missing). Nothing to merge")
     base, revision = base_of(adapter)
-    model, tokenizer = load_model(base, revision=revision)
-    return save_model(open_adapter(model, adapter).merge(), tokenizer, output)
+    model, _ = load_model(base, revision=revision)
+    return save_model(open_adapter(model, adapter).merge(), load_tokenizer(str(adapter))[1], output)
