@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -273,9 +274,12 @@ def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:
             row = _math_row(place, row)
         case _:
             row = _lettered(row)
-    answer = _text(place, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
     given = row.get("answer", "")
-    kept = {ANSWER_AS_GIVEN: given} if isinstance(given, (list, tuple, Mapping, bool)) else {}
+    if isinstance(given, float) and math.isnan(given):  # how tables say that there is none
+        given = None
+        row = row | {"answer": None}
+    answer = _text(place, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
+    kept = {ANSWER_AS_GIVEN: given} if given is None or isinstance(given, (list, tuple, Mapping, bool)) else {}
     return row | _question(place, row) | {"answer": answer} | kept
 
 

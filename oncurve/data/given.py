@@ -189,8 +189,8 @@ def data_section(data: Any, more: Mapping[str, Any]) -> tuple[dict[str, Any], li
         if "type" not in data:
             raise ConfigError(
                 f"data: a dictionary is a section of a recipe and needs a type, or rows; found the keys "
-                f"{', '.join(data)}. Pass a list of dictionaries, such as [{{'question': '2+3?', 'answer': '5'}}], or "
-                f"{{'rows': that list, 'chat': True}}"
+                f"{', '.join(data)}. Pass rows as a list of dictionaries, such as [{{'question': '2+3?', 'answer': "
+                f"'5'}}], or as {{'rows': that list, 'chat': True}}"
             )
         return {**data, **more}, None
     if isinstance(data, (str, os.PathLike)):

@@ -17,6 +17,7 @@ from oncurve.data.prompts import render_prompts
 from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import read_rollouts
 from oncurve.observe.run_model import locate
+from oncurve.records import Completion, Group
 
 SYSTEM = {"role": "system", "content": "Answer briefly."}
 ASKED = [SYSTEM, {"role": "user", "content": "2+3?"}]
@@ -121,3 +122,20 @@ def test_a_run_trains_on_messages_and_samples_from_them(tmp_path: Path) -> None:
     assert all(question.startswith("system: Answer briefly.\nuser: ") for question in seen)
     [group] = trainer.sample([{"question": ASKED}])
     assert group.prompt.text == "system: Answer briefly.\nuser: 2+3?\nAssistant: <think>"
+
+
+def test_answers_reach_a_reward_as_they_are() -> None:
+    given = [["25", "25 shells"], {"unit": "m"}, False, True, None, float("nan")]
+    rows = adapt_given_rows([{"question": f"{number}?", "answer": one} for number, one in enumerate(given)])
+    seen: list[Any] = []
+
+    def reward(completion: str, answer: Any) -> float:
+        seen.append(answer)
+        return 1.0
+
+    prompts, _ = render_prompts(rows, byte_tokenizer(), template="plain")
+    groups = [
+        Group(one, (Completion(one.prompt_ids, (), "x", (), "stop", policy_version=0, index=0),)) for one in prompts
+    ]
+    oncurve.score(groups, reward)
+    assert seen == [*given[:4], None, None]
