@@ -55,7 +55,7 @@ class AgentSampler:
         self._version = 0
         self._frames: Frames | None = None
         self._endpoint: AgentEndpoint | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on."""
@@ -93,8 +93,8 @@ class AgentSampler:
 
     def tell(self, what: str) -> None:
         """Warn of something once."""
-        if what and what not in self._told:
-            self._told.add(what)
+        if what and what not in self._reported:
+            self._reported.add(what)
             logger.warning("%s", what)
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class Alarms:
         self._config = config or {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._examples: deque[Mapping[str, Any]] = deque(maxlen=KEPT_EXAMPLES)
-        self._told: dict[str, tuple[int, int]] = {}  # check -> (last step seen, how bad)
+        self._reported: dict[str, tuple[int, int]] = {}  # check -> (last step seen, how bad)
 
     def observe(
         self, step: int, metrics: Mapping[str, float], *, examples: Iterable[Mapping[str, Any]] = ()
@@ -53,11 +53,11 @@ class Alarms:
             if finding.severity == "note" or finding.follows is not None:
                 continue
             worse = SEVERITIES.index(finding.severity)
-            last, before = self._told.get(finding.check, (step - QUIET_STEPS - 1, len(SEVERITIES)))
+            last, before = self._reported.get(finding.check, (step - QUIET_STEPS - 1, len(SEVERITIES)))
             if step - last > QUIET_STEPS or worse < before:
                 new.append(finding)
                 before = worse
-            self._told[finding.check] = step, min(worse, before)
+            self._reported[finding.check] = step, min(worse, before)
         return new
 
     def _forget_the_middle(self) -> None:

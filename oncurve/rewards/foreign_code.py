@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 1.0
 """Over the limit of an async call, until its event loop counts as blocked."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_told: set[tuple[str, str]] = set()
+_reported: set[tuple[str, str]] = set()
 
 
 class _OverLimit(BaseException):
@@ -46,8 +46,8 @@ def contained(name: str) -> Iterator[None]:
 
 
 def _warn_once(name: str, what: str, did: str) -> None:
-    if (name, what) not in _told:
-        _told.add((name, what))
+    if (name, what) not in _reported:
+        _reported.add((name, what))
         logger.warning("rewards: %s %s, which would change the run; it was put back", name, did)
 
 

@@ -33,7 +33,7 @@ class Request:
     sampled: dict[int, Sampled] = field(default_factory=dict)
     """Those that have ended, by their places."""
     prompt: KeptPrompt = field(init=False)
-    _told: set[int] = field(default_factory=set)
+    _reported: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         known = self.rows[0].prompt if self.rows else None
@@ -65,8 +65,8 @@ class Request:
     def give(self, place: int, sampled: Sampled) -> bool:
         """Put a completion in its place; True if it was the last one."""
         self.sampled[place] = sampled
-        if self.on_row is not None and place not in self._told:
-            self._told.add(place)
+        if self.on_row is not None and place not in self._reported:
+            self._reported.add(place)
             self.on_row(place, sampled)
         if len(self.sampled) < self.count:
             return False

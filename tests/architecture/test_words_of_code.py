@@ -15,6 +15,7 @@ BANNED = {
     "wishes": "request",
     "Crew": "ProcessSupervisor",
     "Errand": "AgentTask",
+    "_told": "_reported",
     "Flight": "the step that is under way",
     "thin_weights": "adapter_weights",
     "gold_answer": "reference answer",
