@@ -145,8 +145,14 @@ def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Message]) -> int
     said = [*(dict(message) for message in before), {"role": "assistant", "content": "oncurve-said-this"}]
     [text] = chat_texts([said], tokenizer, chat, opens_answer=False)
     behind = tokenizer(text.rpartition("oncurve-said-this")[2], add_special_tokens=False)["input_ids"]
-    special = {*tokenizer.all_special_ids}
-    return next((token for token in behind if token in special), tokenizer.eos_token_id)
+    marks = special_ids(tokenizer)
+    return next((token for token in behind if token in marks), tokenizer.eos_token_id)
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that are marks and no words: those with a role, and those that were added as special."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids) | {int(number) for number, token in added if token.special}
 
 
 def _without_system(messages: list[Message]) -> list[Message]:

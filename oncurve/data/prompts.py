@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.data.chat_template import Chat, Message, Tokenizer, template_arguments, write_chats, write_conversations
+from oncurve.data.chat_template import (
+    Chat,
+    Message,
+    Tokenizer,
+    special_ids,
+    template_arguments,
+    write_chats,
+    write_conversations,
+)
 from oncurve.data.conversations import MESSAGES
 from oncurve.errors import ConfigError, DataError, did_you_mean, listed
 from oncurve.records import SOURCE_ROW, Prompt
@@ -246,7 +254,7 @@ def render_prompts(
 def _refuse_rendered(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> None:
     """Raises DataError for a question in which marks of the chat template stand already."""
     [text] = write_conversations([[{"role": "user", "content": "x"}]], tokenizer)
-    names = {str(tokenizer.decode([token])) for token in tokenizer.all_special_ids}
+    names = {str(tokenizer.decode([token])) for token in special_ids(tokenizer)}
     marks = [name for name in names if len(name) > 3 and name in text]
     for place, row in enumerate(rows):
         if mark := next((mark for mark in marks if mark in str(row.get("question"))), None):
@@ -321,7 +329,7 @@ def encode_all(
 ) -> list[tuple[int, ...]]:
     """The same of several texts in one call, which takes longer than a text."""
     encoded = tokenizer(list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False)
-    special = frozenset(tokenizer.all_special_ids) if add_special_tokens else frozenset()
+    special = special_ids(tokenizer) if add_special_tokens else frozenset()
     return [
         tuple(_without_end(ids, text, tokenizer, special))
         for text, ids in zip(texts, encoded["input_ids"], strict=True)
