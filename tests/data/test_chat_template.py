@@ -185,3 +185,13 @@ def test_a_question_of_messages_and_a_completion_as_text_stay_as_they_are_under_
     [shown], _ = render_demonstrations([row], tokenizer, chat="auto")
     assert shown.prompt.text == "2+3="
     assert shown.token_ids[-1] == EOS
+
+
+def test_prompts_that_are_too_long_because_of_tools_say_so() -> None:
+    tells = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + CHAT_TEMPLATE
+    tokenizer = byte_tokenizer(chat_template=tells)
+    schema = {"type": "function", "function": {"name": "f", "description": "Long. " * 40, "parameters": {}}}
+    given: dict[str, Any] = {"template": "question_only", "chat": "auto", "max_prompt_tokens": 60}
+    with pytest.raises(DataError, match="use fewer tools or shorter docstrings"):
+        render_prompts(ROWS, tokenizer, **given, tools_of=lambda row: [schema])
+    assert len(render_prompts(ROWS, tokenizer, **given, tools_of=lambda row: None)[0]) == 1
