@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from oncurve.errors import CheckpointError
 from oncurve.plan.hardware import read_table
-from oncurve.plan.shape import ModelShape, shape_of_config
+from oncurve.plan.shape import FAMILIES, ModelShape, counted_shape, shape_of_config
 
 HERE = Path(__file__).resolve().parent
 EMBEDDED = HERE.parent / "assets" / "base_model"
@@ -27,7 +27,7 @@ def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
     """
     folder = EMBEDDED if name == "embedded" else Path(name).expanduser()
     if (folder / "config.json").is_file():
-        return shape_of_config(_read(folder / "config.json", name), name=name)
+        return _of_file(folder / "config.json", name)
     if folder.is_dir():
         raise CheckpointError(f"model {name!r}: the folder has no config.json. Give the folder of a whole checkpoint")
     if revision is None and (known := known_shapes().get(_plain(name))):
@@ -38,7 +38,14 @@ def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
             "a hub name (a recipe whose base must be built first says how in its first line); known without a network: "
             f"{', '.join(shape.name for shape in known_shapes().values())}"
         )
-    return shape_of_config(_read(_from_hub(name, revision), name), name=name)
+    return _of_file(_from_hub(name, revision), name)
+
+
+def _of_file(path: Path, name: str) -> ModelShape:
+    """By the formula of its family where there is one; otherwise its modules are counted."""
+    config = _read(path, name)
+    family = str(config.get("model_type"))
+    return shape_of_config(config, name=name) if family in FAMILIES else counted_shape(path, name=name, family=family)
 
 
 @cache

@@ -172,6 +172,11 @@ def _head(plan: Plan) -> Iterator[str]:
     parts = f", state sharded with {setup.shard}" if setup.ranks > 1 else ""
     samplers = f", {setup.sampler_devices} to sample ({setup.placement})" if setup.sampler_devices else ""
     yield f"on {setup.ranks} x {plan.device.name} to train{parts}{samplers}; arithmetic in {setup.compute}"
+    if shape.counted is not None:
+        yield (
+            f"the weights of {shape.family!r} are counted on transformers' modules; activations are those of an "
+            f"ordinary decoder of its widths, a guess for layers of other kinds"
+        )
     if warning := longest_row(shape, work):
         yield f"warning: {warning}"
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from oncurve.errors import ConfigError
@@ -31,6 +35,21 @@ FAMILIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Weights of a family that no formula is for, counted on transformers' modules."""
+
+    parameters: int
+    linear: int
+    """In the matrices of all layers, without embedding and head."""
+    active: int
+    """Of those, what a token is multiplied with: its experts and no others."""
+    kv_numbers: int | None
+    """That a token leaves in transformers' cache; None where it was not found out."""
+    adapted: Mapping[str, int]
+    """Inputs and outputs of linear layers, added up by the ends of their names. Experts in one tensor are not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The sizes of a decoder-only model: everything that memory and time depend on.
 
@@ -53,6 +72,8 @@ class ModelShape:
     has_mlp_bias: bool = False
     max_tokens: int = 32_768
     """Longest row that the model was made for."""
+    counted: Counted | None = None
+    """None where the family's formula counts."""
 
     @property
     def query_size(self) -> int:
@@ -79,12 +100,16 @@ class ModelShape:
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Weights of the linear layers of one decoder layer, without biases."""
+        """Weights of the linear layers of one decoder layer, without biases; of the average one where they differ."""
+        if self.counted is not None:
+            return self.counted.linear // self.layers
         return sum(inputs * outputs for inputs, outputs in self.layer_matrices.values())
 
     @property
     def layer_parameters(self) -> int:
         """All weights of one decoder layer: matrices, biases, norms."""
+        if self.counted is not None:
+            return (self.counted.parameters - self.head_parameters * (1 if self.is_tied else 2)) // self.layers
         family = FAMILIES[self.family]
         biases = 0
         if family.has_qkv_bias or self.has_attention_bias:
@@ -107,17 +132,23 @@ class ModelShape:
 
         Source: the modules of transformers' Llama, Qwen2 and Qwen3; the tests count those on the meta device.
         """
+        if self.counted is not None:
+            return self.counted.parameters
         embeddings = self.head_parameters * (1 if self.is_tied else 2)
         return embeddings + self.layers * self.layer_parameters + self.hidden
 
     @property
     def matrix_parameters(self) -> int:
         """Weights that every token is multiplied with: the linear layers and the head, not the embedding."""
+        if self.counted is not None:
+            return self.counted.active + self.head_parameters
         return self.layers * self.layer_matrix_parameters + self.head_parameters
 
     @property
     def kv_numbers_per_token(self) -> int:
         """Numbers that one token leaves in the cache: a key and a value per layer."""
+        if self.counted is not None and self.counted.kv_numbers is not None:
+            return self.counted.kv_numbers
         return 2 * self.layers * self.kv_size
 
     def lora_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
@@ -125,6 +156,9 @@ class ModelShape:
 
         ``targets`` are names of linear layers; None takes all of them, as peft's all-linear does (without the head).
         """
+        if self.counted is not None:
+            sizes = self.counted.adapted.items()
+            return rank * sum(size for name, size in sizes if targets is None or name in targets)
         chosen = [size for name, size in self.layer_matrices.items() if targets is None or name in targets]
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in chosen)
 
@@ -132,13 +166,13 @@ class ModelShape:
 def shape_of_config(config: Mapping[str, Any], *, name: str) -> ModelShape:
     """The shape that a config.json describes.
 
-    Raises ConfigError for a family whose parameters are not counted here, and for a file that lacks a size.
+    Raises ConfigError for a family that has no formula here, and for a file that lacks a size.
     """
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ConfigError(
-            f"model {name!r}: config.json says model_type {family!r}; the planner counts {', '.join(FAMILIES)}. "
-            f"Plan with a model of nearly the same size, such as model=Qwen/Qwen2.5-7B"
+            f"model {name!r}: config.json says model_type {family!r}; the planner's formulas count "
+            f"{', '.join(FAMILIES)}. Plan with a model of nearly the same size, such as model=Qwen/Qwen2.5-7B"
         )
     needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     if absent := [key for key in needed if not _is_size(config.get(key))]:
@@ -159,6 +193,26 @@ def shape_of_config(config: Mapping[str, Any], *, name: str) -> ModelShape:
         has_mlp_bias=bool(config.get("mlp_bias", False)),
         max_tokens=config.get("max_position_embeddings") or 32_768,
     )
+
+
+def counted_shape(path: Path, *, name: str, family: str) -> ModelShape:
+    """The shape of a model of any family, counted on transformers' modules in a process of its own.
+
+    Raises ConfigError for a model that transformers does not know as a causal language model.
+    """
+    command = [sys.executable, "-m", "oncurve.model.count_weights", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
+        raise ConfigError(
+            f"model {name!r}: config.json says model_type {family!r}, of which transformers makes no model to count "
+            f"({said[0]}). Plan with a model of nearly the same size, such as model=Qwen/Qwen2.5-7B"
+        )
+    sizes = json.loads(done.stdout)
+    own = {field.name for field in fields(Counted)}
+    counted = Counted(**{key: value for key, value in sizes.items() if key in own})
+    rest = {key: value for key, value in sizes.items() if key not in own}
+    return ModelShape(name=name, family=family, counted=counted, **rest)
 
 
 def _is_size(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,10 +49,12 @@ def unreached(model: PreTrainedModel) -> set[str]:
     """
     seen = find_stand_in(model) or model
     calls: set[str] = set()
-    hooks = [
-        part.register_forward_hook(lambda module, inputs, output, name=name: calls.add(name))
-        for name, part in seen.named_modules()
-    ]
+
+    def note(name: str, part: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
+        if _is_product(part, inputs, output):
+            calls.add(name)
+
+    hooks = [part.register_forward_hook(partial(note, name)) for name, part in seen.named_modules()]
     try:
         with torch.no_grad():
             seen(input_ids=torch.ones(1, 2, dtype=torch.long, device=seen.device), use_cache=False)
@@ -63,14 +66,23 @@ def unreached(model: PreTrainedModel) -> set[str]:
     return {name for name in linear_names(model) if _kind(name) in found}
 
 
+def _is_product(part: nn.Module, inputs: tuple[Any, ...], output: object) -> bool:
+    """Not a linear layer, or one that gave its product and nothing else."""
+    if not isinstance(part, nn.Linear) or type(part).forward is nn.Linear.forward:
+        return True
+    if not inputs or not isinstance(output, torch.Tensor):
+        return False
+    product = nn.functional.linear(inputs[0], part.weight, part.bias)
+    return product.shape == output.shape and torch.allclose(product, output, rtol=1e-3, atol=1e-5)
+
+
 def _is_apart(name: str, parts: dict[str, nn.Module], calls: set[str]) -> bool:
     """A layer, or what it is in, is not called by a part that is; experts in a list may just not have been chosen."""
-    if type(parts[name]).forward not in (nn.Linear.forward, Conv1D.forward):
-        return True
     pieces = name.split(".")
     for end in range(1, len(pieces) + 1):
         inner, outer = ".".join(pieces[:end]), ".".join(pieces[: end - 1])
-        if inner not in calls and outer in calls and not isinstance(parts[inner], _CONTAINERS):
+        is_silent = not any(call == inner or call.startswith(f"{inner}.") for call in calls)
+        if is_silent and outer in calls and not isinstance(parts[inner], _CONTAINERS):
             return True
     return False
 

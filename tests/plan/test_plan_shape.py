@@ -119,6 +119,28 @@ def test_an_unknown_family_is_named_with_what_to_do() -> None:
         shape_of_config({"model_type": "mamba"}, name="mine")
 
 
+@pytest.mark.parametrize("kind", ["Mamba", "Gemma2", "Mixtral", "GPT2"])
+def test_a_family_without_a_formula_is_counted_on_its_modules(kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(vocab_size=260)
+    config.architectures = [f"{kind}ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    shape = find_shape(str(tmp_path))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert shape.num_parameters == sum(weight.numel() for weight in model.parameters())
+    assert shape.lora_parameters(4) > 0
+    assert shape.counted is not None
+    assert shape.counted.active < shape.counted.linear or kind != "Mixtral"
+
+
+def test_a_model_type_that_nobody_knows_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
+    with pytest.raises(ConfigError, match=r"model_type 'no_such_model'.*Plan with a model"):
+        find_shape(str(tmp_path))
+
+
 def test_a_config_without_sizes_is_refused() -> None:
     with pytest.raises(ConfigError, match="hidden_size"):
         shape_of_config({"model_type": "llama", "vocab_size": 7, "hidden_size": "wide"}, name="mine")
