@@ -23,6 +23,10 @@ _SEEN_NUMBERS = 4096
 """Of each matrix of the base that the fingerprint looks at."""
 
 
+class AnotherModel(ValueError):
+    """Weights that are not those of the model that is to take them, however often they are sent."""
+
+
 @dataclass(frozen=True)
 class LoraWeights:
     """An adapter as it is handed to servers."""
@@ -71,7 +75,9 @@ def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:
 def check_base(thin: LoraWeights, base: Callable[[str], Tensor]) -> None:
     """Raises ValueError if the adapter was made for another base than the one whose matrices ``base`` gives."""
     if fingerprint(thin.pairs, base) != thin.base:
-        raise ValueError("the adapter was trained over another base than this server has; start it again with that one")
+        raise AnotherModel(
+            "the adapter was trained over another base than this server has; start it again with that one"
+        )
 
 
 @torch.no_grad()
@@ -97,7 +103,7 @@ def fingerprint(names: Iterable[str], base: Callable[[str], Tensor]) -> str:
         try:
             weight = base(name)
         except KeyError:
-            raise ValueError(f"this model has no {name}, to which the adapter belongs") from None
+            raise AnotherModel(f"this model has no {name}, to which the adapter belongs") from None
         seen = weight.detach().flatten()[:_SEEN_NUMBERS].to("cpu", torch.float32)
         digest.update(f"{name}\0{tuple(weight.shape)}\0".encode() + seen.numpy().tobytes())
     return digest.hexdigest()

@@ -10,7 +10,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +28,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from oncurve.errors import CheckpointError
+from oncurve.model.lora_weights import AnotherModel
 from oncurve.observe.run_model import check_place
 from oncurve.policy.lora import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
 
@@ -57,7 +58,7 @@ def load_model(
         return open_adapter(model, place).model, load_tokenizer(name, trust_remote_code=trust_remote_code)[1]
     few_bits = quantized(quantization, device) if quantization else {}
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    _, tokenizer = load_tokenizer(name, **options)
+    config, tokenizer = load_tokenizer(name, **options)
     try:
         load: Any = AutoModelForCausalLM.from_pretrained
         with _LOADING:
@@ -68,6 +69,14 @@ def load_model(
         raise CheckpointError(
             f"model {name!r} is no whole causal language model: {len(absent)} of its weights are missing and would be "
             f"random, among them {absent[0]}. Give a complete checkpoint"
+        )
+    if config.get_text_config() is not config and type(model.config) is not type(config):
+        log.warning(
+            "%s is of the kind %s, of which %s is the part for text: the parts for pictures and sounds are neither "
+            "trained nor saved. To keep them, put the trained weights into the whole model",
+            name,
+            config.model_type,
+            type(model).__name__,
         )
     model = model if quantization else model.to(device)
     model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
@@ -179,7 +188,7 @@ def under_module_names(model: PreTrainedModel, weights: Mapping[str, Tensor]) ->
     """A model's weights by the names of its modules, from those by which files know them; what they do not have is
     left out, and what the model does not have stays.
 
-    Raises ValueError for weights that do not fit together.
+    Raises AnotherModel for weights that do not fit together.
     """
     load: Any = type(model).from_pretrained
     options = {"config": copy.deepcopy(model.config), "dtype": model.dtype, "output_loading_info": True}
@@ -188,7 +197,7 @@ def under_module_names(model: PreTrainedModel, weights: Mapping[str, Tensor]) ->
         with _LOADING:
             other, report = load(None, state_dict=dict(weights), **options)
     except (RuntimeError, KeyError) as error:
-        raise ValueError(f"these are the weights of another model: {' '.join(str(error).split())[:300]}") from None
+        raise AnotherModel(f"these are the weights of another model: {' '.join(str(error).split())[:300]}") from None
     absent = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     found = {name: weight for name, weight in other.state_dict().items() if name not in absent}
     return found | {name: weights[name] for name in report["unexpected_keys"] if name in weights}
@@ -249,4 +258,13 @@ def merge_adapter(adapter: Path, output: Path) -> Path:
         raise CheckpointError(f"{adapter}: no adapter there (adapter_config.json is missing). Nothing to merge")
     base, revision = base_of(adapter)
     model, _ = load_model(base, revision=revision)
-    return save_model(open_adapter(model, adapter).merge(), load_tokenizer(str(adapter))[1], output)
+    kind = stored_type(base, revision)
+    merged = open_adapter(model, adapter).merge()
+    return save_model(merged if kind is None else merged.to(kind), load_tokenizer(str(adapter))[1], output)
+
+
+def stored_type(name: str, revision: str | None = None) -> torch.dtype | None:
+    """The type in which a model's files hold its weights, as its config.json says; None if it does not."""
+    config = AutoConfig.from_pretrained(check_place(name)[0], **cast("dict[str, Any]", {"revision": revision}))
+    found = config.get_text_config().dtype
+    return found if isinstance(found, torch.dtype) else None

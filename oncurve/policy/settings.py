@@ -61,7 +61,8 @@ class LoraSettings(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of the adapter's inputs dropped in training passes."""
     target_modules: str | tuple[str, ...] = "all-linear"
-    """Endings of layer names, such as [q_proj, v_proj]; all-linear is every linear layer but the head."""
+    """Endings of layer names, such as [q_proj, v_proj]; all-linear is every linear layer but the head that
+    a text goes through. Of experts, it is what peft takes; the log says which layers have an adapter."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Which biases are trained too; only none leaves the base unchanged."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,8 @@ NORM_GROWTH, NORM_RECORDS = 5.0, 20
 """The gradient alarm: above 5 times the median of the last 20 records."""
 NORM_FEWEST = 5
 """A median of fewer records says nothing."""
+MISMATCH_LIMIT = 0.3
+"""Nats a token between the sampler and the trainer of the same weights that no rounding explains."""
 SILENT_STEPS = 10
 """Steps in a row without any signal until it is said."""
 
@@ -37,6 +39,8 @@ class Guards:
 
     max_nonfinite: int = 3
     """Updates in a row without a finite loss and gradient that end the run; 0 never ends it."""
+    watches_mismatch: bool = False
+    """Sampler and trainer should have the same weights; where they differ, the run ends before it trains."""
     returns_on_kl: bool = False
     """End the run on a KL alarm, for it to go on from an earlier checkpoint."""
     notify: Callable[[str], None] | None = None
@@ -49,6 +53,20 @@ class Guards:
     """Steps in a row in which no group had a signal."""
     alarms: set[str] = field(default_factory=set)
     """Excursions that go on and were told of."""
+
+    def before_first_update(self, mismatches: Sequence[float]) -> None:
+        """Look at the KL of each process between sampler and trainer, before anything is learned from a step.
+
+        Raises TrainingError where they cannot have computed the same model.
+        """
+        found = max((one for one in mismatches if math.isfinite(one)), default=0.0)
+        if found > MISMATCH_LIMIT:
+            raise TrainingError(
+                f"sampler and trainer differ by {found:.2g} nats a token (mismatch/kl) in the probabilities of "
+                f"the sampled tokens, which rounding does not explain: one of them computes another model. Nothing "
+                f"was trained on them. Give both the same weights and precision; rollouts.type=engine samples in "
+                f"this process, in a way that was compared with the model's own forward pass"
+            )
 
     def after_update(self, statistics: Mapping[str, Mean]) -> None:
         """Count updates that were left out because loss or gradient was not finite.

@@ -32,7 +32,7 @@ from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, S
 from oncurve.run.interruption import Interruption
 from oncurve.run.rendered import Rendered, make_prompts, split_rows
 from oncurve.run.state import checksum
-from oncurve.sample.base import PolicyView, Sampler, context_of
+from oncurve.sample.base import PolicyView, Sampler, check_ids, context_of
 
 
 class ServerSide(Sampler, Protocol):
@@ -113,6 +113,10 @@ def make_parts(
     context = context_of(policy.model.config)
     prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     policy.reference_prompts = prompts.hinted
+    for prompt in (*prompts.train, *prompts.during, *prompts.test):
+        check_ids(policy.trained_model, prompt.prompt_ids)
+    for shown in prompts.demonstrations:
+        check_ids(policy.trained_model, shown.token_ids)
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,

@@ -125,6 +125,9 @@ class Run:
             with attempt:
                 for microbatch in policy.microbatches(update):
                     self.record(add_gradient(microbatch))
+        if not self._has_moved and self.guards.watches_mismatch:
+            found = self.log.mean("mismatch/kl")
+            self.guards.before_first_update(policy.processes.all_gather(found))
 
     def record(self, statistics: Mapping[str, Mean]) -> None:
         """Log a microbatch; before the first update of a step, the step may be left here."""

@@ -40,6 +40,7 @@ from oncurve.run.rendered import Rendered
 from oncurve.run.result import Result, Steps
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
+from oncurve.run.ways import has_one_policy
 from oncurve.sample.base import Sampler, SamplingParams
 
 
@@ -204,6 +205,17 @@ class Session:
         return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
 
 
+def _make_guards(parts: Parts, note: Callable[[str], None]) -> Guards:
+    """The guards that the recipe asks for."""
+    section = parts.config.run
+    return Guards(
+        max_nonfinite=section.max_nonfinite_updates,
+        watches_mismatch=has_one_policy(parts.config),
+        returns_on_kl=section.returns_on_kl,
+        notify=note,
+    )
+
+
 def make_session(
     parts: Parts,
     folder: RunFolder,
@@ -229,7 +241,7 @@ def make_session(
         told = redact_tree(config.model_dump(mode="json"))
         folder.tracker = open_tracker(folder.path, told, first_step=first_step, notify=note)
     evaluator = make_evaluator(parts, progress)
-    guards = Guards(max_nonfinite=section.max_nonfinite_updates, returns_on_kl=section.returns_on_kl, notify=note)
+    guards = _make_guards(parts, note)
     saver = Checkpointer(
         policy,
         parts.algorithm,

@@ -102,6 +102,17 @@ def context_of(config: Any) -> int | None:
     return min((limit for limit in limits if limit), default=None)
 
 
+def check_ids(model: PreTrainedModel, ids: Collection[int]) -> None:
+    """Raises SamplerError for a token that the model's embedding has no row for."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if ids and max(ids) >= rows:
+        raise SamplerError(
+            f"token {max(ids)} is beyond the model's embedding, which has {rows} rows: tokens were added to its "
+            f"tokenizer and not to the model. Call model.resize_token_embeddings(len(tokenizer)) and save it, or take "
+            f"the tokenizer that belongs to it"
+        )
+
+
 def padding_id(tokenizer: PreTrainedTokenizerBase, end_ids: tuple[int, ...]) -> int:
     """A token to fill rows with; masks keep it from having any influence."""
     declared = tokenizer.pad_token_id

@@ -14,8 +14,18 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 from oncurve.errors import SamplerError
 from oncurve.model.out_of_memory import Shortage, release
 from oncurve.records import Group, Prompt
-from oncurve.sample.base import PolicyView, Sampled, Sampler, SamplingParams, end_token_ids, make_group, padding_id
+from oncurve.sample.base import (
+    PolicyView,
+    Sampled,
+    Sampler,
+    SamplingParams,
+    check_ids,
+    end_token_ids,
+    make_group,
+    padding_id,
+)
 from oncurve.sample.cache import left_pad
+from oncurve.sample.generic import way_of
 from oncurve.sample.stops import StopStrings
 from oncurve.sample.turns import Ask, with_limit
 
@@ -73,6 +83,8 @@ class HfSampler:
         self, policy: PolicyView, prompts: Sequence[Prompt], group_size: int, params: SamplingParams
     ) -> list[Group]:
         at_once = max(1, self.max_rows // group_size)
+        if len({len(prompt.prompt_ids) for prompt in prompts}) > 1 and not way_of(policy.model).pads:
+            at_once = 1  # padding changes what such a model computes
         return [
             group
             for start in range(0, len(prompts), at_once)
@@ -105,6 +117,8 @@ class HfSampler:
         self, policy: PolicyView, prompts: Sequence[Prompt], group_size: int, params: SamplingParams
     ) -> list[Group]:
         model, tokenizer = policy.model, policy.tokenizer
+        for prompt in prompts:
+            check_ids(model, prompt.prompt_ids)
         end_ids = end_token_ids(model, tokenizer)
         pad_id = padding_id(tokenizer, end_ids)
         ids, mask = left_pad([prompt.prompt_ids for prompt in prompts], pad_id=pad_id, device=model.device)

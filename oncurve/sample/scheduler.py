@@ -19,7 +19,7 @@ from oncurve.errors import SamplerError
 from oncurve.model.decode_memory import MOST_ROWS, DecodeCall
 from oncurve.model.out_of_memory import Shortage, release
 from oncurve.model.weights import Backbone
-from oncurve.sample.base import PolicyView, SamplingParams
+from oncurve.sample.base import PolicyView, SamplingParams, check_ids
 from oncurve.sample.budget import RowBudget
 from oncurve.sample.generic import ModuleSampling
 from oncurve.sample.proof import Proof
@@ -69,7 +69,8 @@ class RowScheduler:
         return bool(self._arrived or (self._batch is not None and not self._batch.is_idle))
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
+        """Let a request wait for its turn. Raises SamplerError for a token that the model does not have."""
+        check_ids(self.policy.model, request.token_ids)
         self._arrived.append(request)
 
     def forget(self) -> None:

@@ -249,7 +249,10 @@ def test_weights_that_are_not_whole_change_nothing(
     post(local.url, protocol.PAUSE)
     post(local.url, protocol.START)
     status, answer = post(local.url, protocol.UPDATE, {"update_info": message})
-    assert (status, "keeps the weights default" in answer["error"]) == (500, True)
+    assert (status, "keeps the weights default" in answer["error"]) == (
+        409 if damage in ("another model", "part") else 500,
+        True,
+    )
     assert post(local.url, protocol.FINISH, {"weight_version": message["label"]})[0] == 500
     assert get(local.url, protocol.WEIGHT_INFO)["weight_version"] == "default"
     for name, tensor in local.server.update.model.state_dict().items():

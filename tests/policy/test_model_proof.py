@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oncurve.batch import Batch
+from oncurve.errors import ConfigError, SamplerError, TrainingError
 from oncurve.observe.tokens import token_lengths
+from oncurve.policy.lora import Adapter
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.road import example_batch
 from oncurve.records import Prompt
+from oncurve.run.guards import Guards
 from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 
@@ -173,6 +178,29 @@ def test_rows_stay_below_the_length_from_which_their_neighbours_would_matter() -
     assert context_of(Phi3Config(**SIZES, original_max_position_embeddings=64, rope_parameters=longrope)) == 64
     assert context_of(LlamaConfig(**SIZES, rope_parameters={**rope, "rope_type": "dynamic"})) == 128
     assert context_of(Qwen2Config(**SIZES)) == 128
+
+
+def test_tokens_that_were_added_to_the_tokenizer_alone_are_refused(make_policy: Callable[..., TrainedPolicy]) -> None:
+    engine = InProcessEngine(SamplingParams(max_completion_tokens=2))
+    engine.load_weights(make_policy(model_of("Qwen2")), version=0)
+    with pytest.raises(SamplerError, match=r"token 300 is beyond the model's embedding, which has 260 rows"):
+        engine.sample([Prompt("", (5, 300), 0)], 1)
+
+
+def test_a_step_whose_sampler_computed_another_model_is_not_trained() -> None:
+    guards = Guards(watches_mismatch=True)
+    guards.before_first_update([0.001, math.nan])
+    with pytest.raises(TrainingError, match=r"differ by 0\.9 nats.*Nothing was trained"):
+        guards.before_first_update([0.001, 0.9])
+
+
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings:UserWarning")
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_an_adapter_on_the_head_of_a_tied_model_is_not_merged(tmp_path: Path) -> None:
+    inner = model_of("Qwen2", tie_word_embeddings=True)
+    adapted = get_peft_model(inner, LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False))
+    with pytest.raises(ConfigError, match="both are one matrix"):
+        Adapter(adapted).merge()  # type: ignore[arg-type]
 
 
 def test_bytes_that_spell_no_text_do_not_end_a_run_that_records_them() -> None:

@@ -93,7 +93,7 @@ def _policy(place: Path, *overrides: str) -> TrainedPolicy:
     return make_policy(parse_config("{data: {type: word_problems}}", [f"model={place}", *overrides], source="zoo"))
 
 
-def _batch(rows: tuple[tuple[int, int], ...] = ROWS) -> Batch:
+def batch_of_rows(rows: tuple[tuple[int, int], ...] = ROWS) -> Batch:
     import torch
 
     from oncurve.batch import Batch, Size
@@ -115,7 +115,7 @@ def _plain(model: Any, ids: Tensor, start: int) -> Tensor:
     return logits[start - 1 : -1].gather(1, ids[start:, None])[:, 0]
 
 
-def _plain_rows(model: Any, batch: Batch) -> Tensor:
+def plain_rows(model: Any, batch: Batch) -> Tensor:
     import torch
 
     found = torch.zeros(batch.mask.shape)
@@ -152,7 +152,7 @@ class _Steps:
         if not self.trial.attempt("load", self.load):
             return
         self.limit = self.policy_context()
-        self.batch = _batch(tuple((p, min(c, self.limit - p)) for p, c in ROWS if p < self.limit - 1))
+        self.batch = batch_of_rows(tuple((p, min(c, self.limit - p)) for p, c in ROWS if p < self.limit - 1))
         self.trial.attempt("trainer", self.train)
         self.trial.attempt("gradient", self.gradient)
         if self.trial.attempt("sampler", lambda: self.sample(self.policy, self.reference)):
@@ -177,12 +177,12 @@ class _Steps:
         import torch
 
         with torch.no_grad():
-            wanted = _plain_rows(self.reference, self.batch)
+            wanted = plain_rows(self.reference, self.batch)
             found = self.policy.logprobs(self.batch)[0]
         _demand("log-probabilities", float((found - wanted)[self.batch.mask].abs().max()), LOGPROBS)
 
     def gradient(self) -> None:
-        wanted = _gradients(_plain_rows(self.reference, self.batch), self.reference)
+        wanted = _gradients(plain_rows(self.reference, self.batch), self.reference)
         found = _gradients(self.policy.logprobs(self.batch)[0], self.policy.model)
         if wanted.keys() - found.keys():
             raise Wrong(f"there is no gradient of {sorted(wanted.keys() - found.keys())[:2]}")
@@ -191,25 +191,7 @@ class _Steps:
         _demand("gradients", error / size, GRADIENT)
 
     def sample(self, policy: Any, reference: Any) -> None:
-        from oncurve.records import Prompt
-        from oncurve.sample.base import SamplingParams
-        from oncurve.sample.engine import InProcessEngine
-
-        engine = InProcessEngine(SamplingParams(max_completion_tokens=min(24, self.limit - 20)))
-        engine.load_weights(policy, version=0)
-        prompts = [Prompt("", tuple(range(5, 5 + length)), place) for place, length in enumerate((3, 20))]
-        for group in engine.sample(prompts, 3):
-            for completion in group.completions:
-                self.compare(reference, completion)
-
-    def compare(self, reference: Any, completion: Any) -> None:
-        import torch
-
-        ids = torch.tensor([*completion.prompt_ids, *completion.token_ids])
-        with torch.no_grad():
-            wanted = _plain(reference, ids, len(completion.prompt_ids))
-        error = (torch.tensor(completion.sampler_logprobs) - wanted).abs().max()
-        _demand("log-probabilities", float(error), LOGPROBS)
+        compare_sampled(policy, reference, tokens=min(24, self.limit - 20))
 
     def save(self) -> None:
         from oncurve.policy.final_model import write_model
@@ -271,9 +253,9 @@ class _Steps:
         whole = PeftModel.from_pretrained(_reference(self.base), str(self.folder / "adapter"), is_trainable=True)
         self.whole = whole.eval()
         with torch.no_grad():
-            wanted, found = _plain_rows(self.whole, self.batch), self.adapted.logprobs(self.batch)[0]
+            wanted, found = plain_rows(self.whole, self.batch), self.adapted.logprobs(self.batch)[0]
         _demand("the trainer's log-probabilities", float((found - wanted)[self.batch.mask].abs().max()), LOGPROBS)
-        exact = _gradients(_plain_rows(self.whole, self.batch), self.whole)
+        exact = _gradients(plain_rows(self.whole, self.batch), self.whole)
         near = _gradients(self.adapted.logprobs(self.batch)[0], self.adapted.model)
         size = sum(float(one.norm()) ** 2 for one in exact.values()) ** 0.5
         short = {name.removeprefix("base_model.model."): one for name, one in exact.items()}
@@ -298,6 +280,26 @@ class _Steps:
         found = find_shape(str(self.base)).num_parameters
         if found != own:
             raise Wrong(f"{found} weights are counted, and there are {own}")
+
+
+def compare_sampled(policy: Any, reference: Any, *, tokens: int) -> None:
+    """Sample groups of two prompts with the engine, and compare with the reference's own pass over each row."""
+    import torch
+
+    from oncurve.records import Prompt
+    from oncurve.sample.base import SamplingParams
+    from oncurve.sample.engine import InProcessEngine
+
+    engine = InProcessEngine(SamplingParams(max_completion_tokens=tokens))
+    engine.load_weights(policy, version=0)
+    prompts = [Prompt("", tuple(range(5, 5 + length)), place) for place, length in enumerate((3, 20))]
+    for group in engine.sample(prompts, 3):
+        for completion in group.completions:
+            ids = torch.tensor([*completion.prompt_ids, *completion.token_ids])
+            with torch.no_grad():
+                wanted = _plain(reference, ids, len(completion.prompt_ids))
+            error = (torch.tensor(completion.sampler_logprobs) - wanted).abs().max()
+            _demand("log-probabilities", float(error), LOGPROBS)
 
 
 def way_said(model: Any) -> str:

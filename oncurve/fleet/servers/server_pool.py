@@ -355,7 +355,7 @@ class ServerPool:
             error = SamplerError(f"no rollout server can be used: {states}")
         elif error is None and silent > self.deadlines.gone_seconds + syncing * self.deadlines.push_seconds:
             error = SamplerError(
-                f"no rollout server was ready for {silent:.0f} s (rollouts.gone_seconds is "
+                f"no rollout server was ready for {silent:.0f} s (rollouts.deadlines.gone_seconds is "
                 f"{self.deadlines.gone_seconds:g}): {states}. Start servers and go on with `oncurve resume`"
             )
         while error is not None and self._waiting:

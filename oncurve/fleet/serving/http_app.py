@@ -22,6 +22,7 @@ from oncurve.fleet.servers.registry import register
 from oncurve.fleet.serving.chat_routes import ChatRoutes
 from oncurve.fleet.serving.sampling import Paused, Sampling
 from oncurve.fleet.serving.weight_update import WeightUpdate
+from oncurve.model.lora_weights import AnotherModel
 from oncurve.sample.base import PolicyView
 
 MAX_BODY = 64 * 2**20
@@ -178,7 +179,8 @@ class SamplingServer:
                 await asyncio.to_thread(self.update.stage, message)
             except ValueError as error:
                 self._is_updating = False
-                return _say(f"{error}. The server keeps the weights {self.sampling.label}", 500)
+                status = 409 if isinstance(error, AnotherModel) else 500  # which no further attempt would change
+                return _say(f"{error}. The server keeps the weights {self.sampling.label}", status)
         return web.json_response({})
 
     async def finish(self, request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from oncurve.fleet.weights.fetch import fetched
 from oncurve.fleet.weights.mirror import Mirror
-from oncurve.model.lora_weights import check_base, merged, read_thin
+from oncurve.model.lora_weights import AnotherModel, check_base, merged, read_thin
 from oncurve.policy.model_folder import is_converted, under_module_names
 
 
@@ -75,13 +75,15 @@ class WeightUpdate:
         missing = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in given)
         unknown = sorted(staged.keys() - own.keys())
         if missing or unknown:
-            raise ValueError(
+            raise AnotherModel(
                 f"these are the weights of another model: {len(missing)} are missing ({', '.join(missing[:2])}), "
                 f"{len(unknown)} are unknown ({', '.join(unknown[:2])})"
             )
         for name, tensor in staged.items():
             if tensor.shape != own[name].shape:
-                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and {tuple(own[name].shape)} is needed")
+                raise AnotherModel(
+                    f"{name} has the shape {tuple(tensor.shape)}, and {tuple(own[name].shape)} is needed"
+                )
 
     @torch.no_grad()
     def apply(self) -> None:

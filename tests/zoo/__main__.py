@@ -1,0 +1,47 @@
+"""The table of families in docs/models.md: `python -m tests.zoo --write` tries all of them and writes it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "models.md"
+BEGIN, END = "<!-- zoo -->", "<!-- end of zoo -->"
+CELLS = ("trainer", "gradient", "sampler", "LoRA", "saved", "served", "LoRA served", "plan")
+
+
+def main() -> None:
+    """Try the families that are named, or all, and print the table; with --write it goes into the page."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    warnings.filterwarnings("ignore")
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    from families import FAMILIES
+    from tiny_models import make_tokenizer
+    from transformers.utils import logging
+    from trial import RIGHT, Trial, try_family
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    asked = [name for name in sys.argv[1:] if name != "--write"]
+    lines = [f"| family | trained with | sampled with | {' | '.join(CELLS)} |", "|---" * (len(CELLS) + 3) + "|"]
+    trials: list[Trial] = []
+    for name in asked or FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            trials.append(trial := try_family(name, Path(folder) / "trial", make_tokenizer))
+        said = [trial.cells.get(cell, "-") for cell in CELLS]
+        cells = ["right" if one == RIGHT else one.partition(":")[0] for one in said]
+        lines.append(f"| {name} | {trial.road} | {trial.sampled} | {' | '.join(cells)} |")
+        print(lines[-1], *trial.faults, sep="\n", flush=True)
+    if "--write" in sys.argv:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        table = "\n".join(lines)
+        PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    sys.exit(any(trial.faults for trial in trials))
+
+
+if __name__ == "__main__":
+    main()

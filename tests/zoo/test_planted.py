@@ -1,0 +1,108 @@
+"""Mistakes planted in copies of a modelling file, under the name of a family that our own layers know."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from trial import batch_of_rows, compare_sampled, plain_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PLANTED = {
+    "a head that scales": ("logits = self.lm_head(", "logits = 0.5 * self.lm_head("),
+    "a head that reads the sum of two places": (
+        "hidden_states = outputs.last_hidden_state",
+        "hidden_states = outputs.last_hidden_state; "
+        "hidden_states = hidden_states + torch.nn.functional.pad(hidden_states, (0, 0, 1, -1))",
+    ),
+    "a rope that turns the other way": (
+        "q_embed = (q * cos) + (rotate_half(q) * sin)",
+        "q_embed = (q * cos) - (rotate_half(q) * sin)",
+    ),
+    "a rope that changes with the longest row of a call": (
+        "q_embed = (q * cos) + (rotate_half(q) * sin)",
+        "sin = sin * (1.0 if q.shape[2] <= 24 else 0.5); q_embed = (q * cos) + (rotate_half(q) * sin)",
+    ),
+    "a window that no setting names": (
+        "        attn_output, attn_weights = attention_interface(\n",
+        "        places = torch.arange(key_states.shape[2])\n"
+        "        starts = places[-query_states.shape[2] :, None] - 12\n"
+        "        near = (places[None] > starts) & (places[None] <= starts + 12)\n"
+        "        attention_mask = near[None, None]\n"
+        "        attn_output, attn_weights = attention_interface(\n",
+    ),
+    "a mask that lets each token see the next one's neighbour twice before": (
+        "        attn_output, attn_weights = attention_interface(\n",
+        "        places = torch.arange(key_states.shape[2])\n"
+        "        own = places[-query_states.shape[2] :, None]\n"
+        "        attention_mask = ((places[None] <= own) & ((own - places[None]) % 3 != 1))[None, None]\n"
+        "        attn_output, attn_weights = attention_interface(\n",
+    ),
+}
+
+
+REFUSED = ("a rope that changes with the longest row of a call",)
+"""Whose next token is not what their own pass over a longer row says."""
+
+
+def plant(kind: str, place: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A folder with a model whose Python code is Llama's with a mistake."""
+    from transformers import LlamaConfig
+    from transformers.models.llama import modeling_llama
+
+    old, new = PLANTED[kind]
+    source = inspect.getsource(modeling_llama)
+    assert old in source
+    source = re.sub(r"from \.\.\.(\S*) import", r"from transformers.\1 import", source.replace(old, new))
+    source = source.replace("from .configuration_llama", "from transformers.models.llama.configuration_llama")
+    source = source.replace("from transformers. import", "from transformers import")
+    config = LlamaConfig(
+        vocab_size=260, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = modeling_llama.LlamaForCausalLM(config)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=weight.shape[-1] ** -0.5, generator=draw)
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    (place / "modeling_planted.py").write_text(source, encoding="utf-8")
+    described = json.loads((place / "config.json").read_text())
+    described["auto_map"] = {"AutoModelForCausalLM": "modeling_planted.LlamaForCausalLM"}
+    (place / "config.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
+    kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM, dynamic_module_utils
+
+    from oncurve.errors import SamplerError
+    from oncurve.recipe.load import parse_config
+    from oncurve.run.assemble import make_policy
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    place = tmp_path / f"planted_{list(PLANTED).index(kind)}"
+    plant(kind, place, tokenizer)
+    load: Any = AutoModelForCausalLM.from_pretrained
+    exact = load(place, trust_remote_code=True, dtype=torch.float32).eval()
+    own = [f"model={place}", "policy.trust_remote_code=true"]
+    policy = make_policy(parse_config("{data: {type: word_problems}}", own, source="planted"))
+    assert policy.road.reasons, "own layers computed it as if nothing were planted"
+    batch = batch_of_rows()
+    with torch.no_grad():
+        error = (policy.logprobs(batch)[0] - plain_rows(exact, batch))[batch.mask].abs().max()
+    assert error < 2e-4
+    with pytest.raises(SamplerError, match="cannot be sampled") if kind in REFUSED else nullcontext():
+        compare_sampled(policy, exact, tokens=24)
