@@ -23,6 +23,9 @@ def launch(
     sbatch: Annotated[
         list[str] | None, typer.Option(help="Additional sbatch option, such as --partition=gpu; repeat for several.")
     ] = None,
+    cpus_per_task: Annotated[
+        int, typer.Option(min=0, help="Cores of each process; 0 asks for whole nodes (--exclusive).")
+    ] = 0,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Submit through SLURM (the only scheduler supported).")
     ] = False,
@@ -40,7 +43,7 @@ def launch(
         raise ConfigError(
             "launch: add --slurm, the only scheduler supported. Without one, use `oncurve train --processes`"
         )
-    allocation = (nodes, gpus_per_node, rollout_nodes, time, grace, tuple(sbatch or ()))
+    allocation = (nodes, gpus_per_node, rollout_nodes, time, grace, tuple(sbatch or ()), cpus_per_task)
     sys.stdout.write(extension("slurm")(find_recipe(recipe), overrides or (), *allocation, dry_run=dry_run))
 
 

@@ -126,13 +126,14 @@ def gradient_spikes(case: Case) -> Finding | None:
     norms = case.curve("policy/gradient_norm")
     if len(norms) < 5:
         return None
-    spikes = [place for place, value in enumerate(norms.values) if value > 10 * norms.median > 0]
+    usual = norms.median
+    spikes = [place for place, value in enumerate(norms.values) if value > 10 * usual > 0]
     if not spikes:
         return None
     return Finding(
         severity="warning" if len(spikes) > 0.05 * len(norms) else "note",
         what="The gradient has spikes",
-        evidence=(Evidence("median of policy/gradient_norm", norms.median), *(norms.on(k) for k in spikes[:3])),
+        evidence=(Evidence("median of policy/gradient_norm", usual), *(norms.on(k) for k in spikes[:3])),
         do="Keep optimizer.max_gradient_norm at 1 or below, lower the learning rate, or warm it up for longer.",
     )
 

@@ -37,7 +37,7 @@ def serve_model(
     token = os.environ.get(TOKEN_VARIABLE)
     check_host(host, token)
     config = parse_config("{data: {type: word_problems}}", [f"model={model}", *overrides], source="oncurve serve")
-    policy = make_policy(config)
+    policy = make_policy(config, is_trained=False)
     server = SamplingServer(
         policy,
         max_rows=max_rows,

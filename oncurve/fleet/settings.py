@@ -11,6 +11,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from oncurve.sample.settings import SamplingKeys
 from oncurve.section import Harmless, NonNegative, Section
 
+SLOWEST_TOKENS_PER_SECOND = 10.0
+"""Of one completion on a busy server; one that is slower is given up, unless the recipe says otherwise."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
 
@@ -40,19 +42,23 @@ class Deadlines(Section):
 
     connect_seconds: Harmless[PositiveFloat] = 5.0
     """To open a connection."""
-    request_seconds: Harmless[PositiveFloat] = 600.0
-    """For the completions of one prompt."""
+    request_seconds: Harmless[PositiveFloat | None] = None
+    """For the completions of one prompt; None: 600, or longer for rollouts.max_completion_tokens at 10 per second."""
     push_seconds: Harmless[PositiveFloat] = 300.0
     """For each part of a weight transfer: fetching, loading."""
     silent_seconds: Harmless[PositiveFloat] = 10.0
     """Without a heartbeat, before a server is dropped and its prompts go to others."""
-    gone_seconds: Harmless[PositiveFloat] = 300.0
-    """Without any server, before the run saves and stops."""
+    gone_seconds: Harmless[PositiveFloat] = 900.0
+    """Without any server, before the run saves and stops: time enough to load and compile a large model."""
 
     @property
     def heartbeat_seconds(self) -> float:
         """Between two questions to a server that is well."""
         return self.silent_seconds / 4
+
+    def answer_seconds(self, max_tokens: int) -> float:
+        """Time limit of a request for completions of at most so many tokens."""
+        return self.request_seconds or max(600.0, max_tokens / SLOWEST_TOKENS_PER_SECOND)
 
 
 class ServerKeys(SamplingKeys):
@@ -99,6 +105,12 @@ class ServerKeys(SamplingKeys):
                 "rollouts.type is servers, and none is named. Start some with `rollouts.own_servers=1` or "
                 "`rollouts.vllm_servers=1`, name a folder where they leave their addresses, as in "
                 "`rollouts.registry=runs/servers`, or their addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
+            )
+        names = {word.partition("=")[0].replace("_", "-") for word in self.vllm_options}
+        if found := names & {"--tensor-parallel-size", "-tp", "--data-parallel-size", "--pipeline-parallel-size"}:
+            raise ValueError(
+                f"rollouts.vllm_options has {found.pop()}, which the run must know to give each server its GPUs. Write "
+                f"`rollouts.tensor_parallel=N` for the GPUs of each server, and `rollouts.vllm_servers=N` for how many"
             )
         if self.own_servers and self.vllm_servers:
             raise ValueError(

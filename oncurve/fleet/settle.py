@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -113,5 +113,22 @@ def reckon_beside(config: Config, shape: ModelShape, *, total: float) -> Beside:
 
 def trainers_here(gpus: int) -> int:
     """Processes of the run that train on this machine; all GPUs are taken where a launcher does not say how many."""
-    count = read_place().count
-    return 1 if count == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", gpus))
+    if read_place().count == 1:
+        return 1
+    said = os.environ.get("LOCAL_WORLD_SIZE") or tasks_here(os.environ)
+    return int(said) if said else gpus
+
+
+def tasks_here(environment: Mapping[str, str]) -> int | None:
+    """Tasks that srun has started on this machine; None where it has not.
+
+    >>> tasks_here({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "2"})
+    4
+    """
+    listed: list[int] = []
+    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        count, _, times = part.strip().rstrip(")").partition("(x")
+        if count.isdecimal():
+            listed += [int(count)] * int(times or 1)
+    place = int(environment.get("SLURM_NODEID", "0"))
+    return listed[place] if place < len(listed) else None

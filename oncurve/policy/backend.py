@@ -118,7 +118,8 @@ class OneDevice:
     ) -> None:
         self.model, self.processes, self.settings = model, processes, settings
         self._scorers = scorers
-        self.optimizer: Any = make_optimizer(model, self._groups(), settings)
+        groups = self._groups()
+        self.optimizer: Any = make_optimizer(model, groups, settings) if any(groups) else None  # only sampled from
 
     def scorer(self, model: PreTrainedModel) -> nn.Module:
         """The pass itself."""

@@ -61,12 +61,18 @@ def make_algorithm(config: Config) -> Algorithm:
 
 
 def make_policy(
-    config: Config, *, with_reference: bool = False, processes: Processes | None = None, given: Given = NOTHING
+    config: Config,
+    *,
+    with_reference: bool = False,
+    processes: Processes | None = None,
+    given: Given = NOTHING,
+    is_trained: bool = True,
 ) -> TrainedPolicy:
     """The model of the recipe, or the ``given`` one, ready to be trained, with a reference if the algorithm needs one.
 
     The reference is a copy of the model; or, with a fresh adapter, the base under it, which takes no memory.
-    Without ``processes`` to train it, a policy is only there to be sampled from, and nothing of it is kept in parts.
+    Without ``processes`` nothing of it is kept in parts. One that is not ``is_trained``, only sampled from, keeps no
+    matrix in more than the width of the arithmetic.
     """
     device = own_device(config.policy.device)
     if device.type == "cpu":
@@ -80,6 +86,8 @@ def make_policy(
     loaded = loaded or load(source, device if few_bits else torch.device("cpu"))
     model, tokenizer = loaded.model, loaded.tokenizer
     prepare_tokenizer(tokenizer, template=config.data.chat_template, moment=config.data.now)
+    if not is_trained:
+        nn.Module.requires_grad_(model, False)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
     if not few_bits and loaded.unread is None:

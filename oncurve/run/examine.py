@@ -54,7 +54,7 @@ def ask(
         raise ConfigError(f"--count {count} at temperature 0 would print the same completion; add --temperature 1")
     asked = "auto" if chat is None else chat
     config = Config.model_validate({"model": model, "data": {"type": "word_problems"}})
-    policy = make_policy(config)
+    policy = make_policy(config, is_trained=False)
     if said := describe_chat(asked, policy.tokenizer, template, model=model):
         console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
     params = SamplingParams(temperature=temperature, max_completion_tokens=max_tokens)

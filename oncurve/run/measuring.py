@@ -142,7 +142,7 @@ def _measured(
     console: Console,
 ) -> Evaluation:
     """One model on the test problems; what was sampled before a stop is not sampled again."""
-    policy = make_policy(config)
+    policy = make_policy(config, is_trained=False)
     asked = config.evaluation_data
     if said := describe_chat(asked.chat, policy.tokenizer, asked.template, model=config.model):
         console.print(said, markup=False, highlight=False, soft_wrap=True)

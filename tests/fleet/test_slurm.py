@@ -17,6 +17,7 @@ import pytest
 
 from oncurve.errors import ConfigError
 from oncurve.fleet.launch.slurm import Allocation, render_slurm, submit
+from oncurve.fleet.settle import tasks_here
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.recipe.schema import Config
@@ -73,6 +74,8 @@ def test_the_script_says_what_the_job_needs() -> None:
         assert line in script.splitlines()
     assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4" in script
     assert "run.grace_seconds=270" in script
+    for line in ("#SBATCH --ntasks-per-node=4", "#SBATCH --exclusive", "#SBATCH --mem=0"):  # else one core per task
+        assert line in script.splitlines()
     assert "--resume" in script
     assert 'srun --nodes=1 --ntasks=4 --nodelist="$host"' in script, "a server for each GPU"
     assert "oncurve serve embedded --set policy.compute_type=float32 --host" in script
@@ -183,3 +186,29 @@ def test_a_job_with_machines_that_sample_trains_through_them(
         for path in sorted((tmp_path / name / "rollouts").glob("*.jsonl"))
     ]
     assert texts[:3] == texts[3:], "the same completions as in one process"
+
+
+def test_cores_can_be_asked_for_instead_of_whole_machines() -> None:
+    script, _ = render(("run.name=one",), Allocation(cpus_per_task=12))
+    assert "#SBATCH --cpus-per-task=12" in script.splitlines()
+    assert "--exclusive" not in script
+
+
+FOUR_GPUS = ("run.name=one", "rollouts.type=servers", "rollouts.vllm_servers=1", "rollouts.tensor_parallel=2")
+
+
+def test_gpus_that_vllm_servers_take_get_no_trainer() -> None:
+    script, _ = render(FOUR_GPUS, Allocation(gpus_per_node=4))
+    assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2" in script
+    with pytest.raises(ConfigError, match="takes 2 GPUs and a node has 2: none is left to train"):
+        render(FOUR_GPUS, Allocation(gpus_per_node=2))
+    with pytest.raises(ConfigError, match="With several --nodes, sample on nodes of their own"):
+        render(FOUR_GPUS, Allocation(nodes=2, gpus_per_node=4))
+
+
+TASKS = [("2", "0", 2), ("8(x2),4", "1", 8), ("8(x2),4", "2", 4), ("", "0", None), ("4", "3", None)]
+
+
+@pytest.mark.parametrize(("said", "node", "tasks"), TASKS)
+def test_tasks_of_a_machine_are_counted_from_what_srun_says(said: str, node: str, tasks: int | None) -> None:
+    assert tasks_here({"SLURM_STEP_TASKS_PER_NODE": said, "SLURM_NODEID": node}) == tasks

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
+import oncurve
 from oncurve.errors import ConfigError
 from oncurve.fleet.recipe_servers import make_server_sampler
+from oncurve.fleet.settings import Deadlines
 from oncurve.recipe.algorithm_rules import check_algorithm
-from oncurve.recipe.load import parse_config
+from oncurve.recipe.load import load_config, parse_config
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 
+RECIPES = Path(oncurve.__file__).parent / "recipes"
 RECIPE = "{model: embedded, data: {type: word_problems}}"
 
 
@@ -101,3 +105,22 @@ def test_a_recipe_that_lets_servers_give_weights_to_others_is_told_what_to_take_
     config = read_run_config(text.replace("true", "false"), source="config.yaml")
     assert config.rollouts.deltas is not None
     assert config.rollouts.deltas.mbit == 5
+
+
+@pytest.mark.parametrize(
+    "option", ["--tensor-parallel-size", "-tp", "--tensor_parallel_size=2", "--data-parallel-size"]
+)
+def test_gpus_of_a_server_are_a_key_and_no_option_of_vllm(option: str) -> None:
+    with pytest.raises(ConfigError, match=r"rollouts.tensor_parallel=N"):
+        recipe(*VLLM, f'rollouts.vllm_options=["{option}", "2"]')
+
+
+def test_an_answer_may_take_as_long_as_its_tokens() -> None:
+    assert Deadlines().answer_seconds(1024) == 600
+    assert Deadlines().answer_seconds(32_768) > 3_000
+    assert Deadlines(request_seconds=5.0).answer_seconds(32_768) == 5
+
+
+def test_the_recipe_for_four_gpus_gives_its_server_two() -> None:
+    rollouts = load_config(RECIPES / "math_r1_zero" / "four_gpus.yaml", ()).rollouts
+    assert (rollouts.vllm_servers, rollouts.tensor_parallel) == (1, 2)

@@ -37,6 +37,8 @@ class Allocation:
     """How long before the end, or before another job takes the machines, the run is told to save."""
     options: tuple[str, ...] = ()
     """Further lines for sbatch, such as --partition=gpu or --account=mine."""
+    cpus_per_task: int = 0
+    """Cores of each process; 0 asks for whole machines."""
     max_requeues: int = 100
 
 
@@ -56,7 +58,7 @@ def render_slurm(
     Raises ConfigError for an allocation that cannot be.
     """
     _check(config, allocation)
-    tasks = max(allocation.gpus_per_node, 1)
+    tasks = trainers_per_node(config, allocation)
     folder = run_folder_path(config).absolute()
     words = [python, "-m", "oncurve", "train", str(recipe.absolute())]
     words += [f"run.grace_seconds={allocation.grace_seconds - SLACK_SECONDS}", *overrides]
@@ -64,7 +66,7 @@ def render_slurm(
     words += server_words(config, allocation)
     return "\n".join(
         [
-            *_header(folder, allocation),
+            *_header(folder, allocation, tasks),
             *_meeting(allocation),
             *(_servers(config, folder, allocation, python) if allocation.rollout_nodes else ()),
             *_training(words, tasks, allocation),
@@ -72,6 +74,24 @@ def render_slurm(
             "",
         ]
     )
+
+
+def trainers_per_node(config: Config, allocation: Allocation) -> int:
+    """Processes that train on a machine, one per GPU that no vLLM server of the run takes. Raises ConfigError."""
+    taken = config.rollouts.vllm_servers * config.rollouts.tensor_parallel if config.rollouts.type == "servers" else 0
+    if config.rollouts.sleep or not allocation.gpus_per_node:
+        return max(allocation.gpus_per_node, 1)
+    if allocation.gpus_per_node <= taken:
+        raise ConfigError(
+            f"rollouts.vllm_servers takes {taken} GPUs and a node has {allocation.gpus_per_node}: none is left to "
+            f"train. Ask for more with --gpus-per-node, or for nodes that only sample with --rollout-nodes"
+        )
+    if taken and allocation.nodes > 1:
+        raise ConfigError(
+            "rollouts.vllm_servers are started by the first process alone, on its machine. With several --nodes, "
+            "sample on nodes of their own: `rollouts.vllm_servers=0` and --rollout-nodes"
+        )
+    return allocation.gpus_per_node - taken
 
 
 def server_words(config: Config, allocation: Allocation) -> list[str]:
@@ -112,7 +132,7 @@ def _check(config: Config, allocation: Allocation) -> None:
             raise ConfigError(f"--sbatch {option!r} is no option of sbatch. Write one such as --sbatch --partition=gpu")
 
 
-def _header(folder: Path, allocation: Allocation) -> list[str]:
+def _header(folder: Path, allocation: Allocation, tasks: int) -> list[str]:
     gpus = [f"#SBATCH --gpus-per-node={allocation.gpus_per_node}"] if allocation.gpus_per_node else []
     if any(sign in str(folder) for sign in " \n\"'`$\\%"):
         raise ConfigError(f"run.folder is {str(folder)!r}, and sbatch takes no such path. Choose one without {' %$'!r}")
@@ -121,6 +141,8 @@ def _header(folder: Path, allocation: Allocation) -> list[str]:
         f"#SBATCH --job-name={folder.name}",
         f"#SBATCH --nodes={allocation.nodes + allocation.rollout_nodes}",
         *gpus,
+        f"#SBATCH --ntasks-per-node={max(tasks, allocation.gpus_per_node if allocation.rollout_nodes else 1)}",
+        *_share(allocation),
         f"#SBATCH --time={allocation.time}",
         "#SBATCH --requeue",
         f"#SBATCH --signal=TERM@{allocation.grace_seconds}",
@@ -130,8 +152,18 @@ def _header(folder: Path, allocation: Allocation) -> list[str]:
         "",
         "# Written by `oncurve launch --slurm`. Submit it with sbatch; every start goes on where the run is.",
         "set -uo pipefail",
+        "# Every task gets its part of the cores; without a word srun gives one core to each.",
+        f'cores="${{SLURM_CPUS_PER_TASK:-$((${{SLURM_CPUS_ON_NODE:-0}} / {tasks}))}}"',
+        '[ "$cores" -lt 1 ] || export SRUN_CPUS_PER_TASK="$cores"',
         "",
     ]
+
+
+def _share(allocation: Allocation) -> list[str]:
+    """Cores and memory: those that are asked for, else all of each machine."""
+    if allocation.cpus_per_task:
+        return [f"#SBATCH --cpus-per-task={allocation.cpus_per_task}", "#SBATCH --mem=0"]
+    return ["#SBATCH --exclusive", "#SBATCH --mem=0"]
 
 
 def _meeting(allocation: Allocation) -> list[str]:

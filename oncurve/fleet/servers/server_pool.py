@@ -274,7 +274,7 @@ class ServerPool:
             end_ids=job.end_ids,
             takes_keys=server.takes_keys,
         )
-        limit = self.deadlines.request_seconds
+        limit = self.deadlines.answer_seconds(job.params.max_completion_tokens)
         request = asyncio.ensure_future(server.client.generate(body, within=limit))
         server.tasks.add(request)
         try:

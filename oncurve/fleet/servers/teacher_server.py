@@ -80,7 +80,7 @@ class TeacherServer:
                 ids = [*prompt, *completion]
                 async with open_requests:
                     body = protocol.score_body(ids, request_id=secrets.token_hex(8))
-                    within = self.deadlines.request_seconds
+                    within = self.deadlines.answer_seconds(len(completion))
                     answer = await self._insist(lambda: client.generate(body, within=within))
                 try:
                     return protocol.read_scores(answer, ids)[len(prompt) - 1 :]
