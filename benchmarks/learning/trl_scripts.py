@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--keep", action="store_true", help="keep results of other scripts in the output")
     parser.add_argument("--only", help="run the scripts whose source holds this text")
+    parser.add_argument("--limit-seconds", type=int, default=900, help="for each script")
     parser.add_argument("--one", nargs=argparse.REMAINDER, help="run one script in this process")
     asked = parser.parse_args()
     if asked.one is not None:
@@ -53,7 +54,7 @@ def main() -> None:
         before = json.loads(asked.output.read_text())["scripts"]
         results = [result for result in before if result["source"] not in mine]
     for entry in index:
-        result = run_apart(asked.folder.resolve(), entry)
+        result = run_apart(asked.folder.resolve(), entry, asked.limit_seconds)
         results.append(result)
         sys.stdout.write(f"{entry['source']}: {result['outcome']}: {result['detail'][:150]}\n")
         sys.stdout.flush()
@@ -69,7 +70,7 @@ def summary(results: list[dict[str, Any]]) -> str:
     return json.dumps({"counts": counts, "silent": silent, "scripts": results}, indent=1, ensure_ascii=False)
 
 
-def run_apart(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+def run_apart(folder: Path, entry: dict[str, Any], limit_seconds: int = 900) -> dict[str, Any]:
     """What happens to one script."""
     script = folder / entry["file"]
     text = script.read_text(encoding="utf-8")
@@ -86,10 +87,13 @@ def run_apart(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
                 shutil.copytree(path, Path(place) / path.name)
         command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), ".", "--one", entry["file"]]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
-        done = subprocess.run(
-            [*command, *entry.get("arguments", [])],
-            cwd=place, env=environment, capture_output=True, text=True, timeout=900,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [*command, *entry.get("arguments", [])], stdin=subprocess.DEVNULL,
+                cwd=place, env=environment, capture_output=True, text=True, timeout=limit_seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"source": entry["source"], "outcome": "took too long", "detail": "", "options": {}}
     options: dict[str, str] = {}
     for line in done.stdout.splitlines():
         if line.startswith(MARK):

@@ -81,15 +81,10 @@ def _bounds(draft: Draft, kind: str) -> Choices:
     low, high, delta = draft.ask("epsilon"), draft.ask("epsilon_high"), draft.ask("delta")
     high = low if high is None else high
     if kind == "cispo":
-        if high >= 1:
-            return {"ratio_max": (float(high), ("epsilon_high",))}
         name = "epsilon_high" if draft.is_given("epsilon_high") else "epsilon"
-        why = (
-            "with cispo it is the largest ratio itself, so that TRL scales every gradient down to that share; "
-            "the recipe caps at 5, as the paper"
-        )
-        draft.note("unsupported", name, why)
-        return {}
+        if high < 1:
+            draft.note("differs", name, f"with cispo it is the largest ratio: every gradient is scaled down to {high}")
+        return {"ratio_max": (float(high), (name,))}
     if kind not in CLIPPED:
         for name in ("epsilon", "epsilon_high", "delta"):
             if draft.is_given(name):

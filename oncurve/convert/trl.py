@@ -113,12 +113,14 @@ def _rollouts(draft: Draft) -> None:
 
 def _generation_kwargs(draft: Draft) -> None:
     given = draft.ask("generation_kwargs") or {}
+    if type(given).__name__ in ("SamplingParams", "VllmSamplingParams"):  # Unsloth's vllm_sampling_params
+        given = {name: value for name, value in vars(given).items() if value is not None}
     if not isinstance(given, dict):
         draft.note("unread", "generation_kwargs", "it is no dictionary. Write its keys under rollouts")
         return
     for name, value in given.items():
         match name:
-            case "stop" | "stop_strings":
+            case "stop" | "stop_strings" if value:
                 stops = [value] if isinstance(value, str) else list(value or ())
                 draft.put("rollouts.stop", stops, "generation_kwargs")
             case "min_tokens" | "min_new_tokens":
@@ -126,8 +128,23 @@ def _generation_kwargs(draft: Draft) -> None:
             case "temperature" | "top_p" | "top_k" | "min_p":  # in TRL they override the options of that name
                 draft.found.options[name] = value
                 draft.put(f"rollouts.{name}", value, "generation_kwargs")
+            case _ if _changes_nothing(draft, name, value):
+                draft.note("nothing", "generation_kwargs", f"{name} changes nothing here")
             case _:
                 draft.note("unsupported", "generation_kwargs", f"completions are drawn without {name}")
+
+
+def _changes_nothing(draft: Draft, name: str, value: object) -> bool:
+    """A setting of sampling that is what happens anyway."""
+    idle = {"do_sample": True, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+            "num_beams": 1, "num_return_sequences": 1, "n": 1, "length_penalty": 1.0, "no_repeat_ngram_size": 0,
+            "use_cache": True, "early_stopping": False, "typical_p": 1.0, "penalty_alpha": None}  # fmt: skip
+    if name in idle:
+        return value is None or value == idle[name]
+    if name in ("max_new_tokens", "max_tokens"):
+        return value == draft.ask("max_completion_length")
+    names = ("seed", "include_stop_str_in_output", "skip_special_tokens", "pad_token_id", "return_dict_in_generate")
+    return value is None or name in (*names, "max_length", "max_time", "cache_implementation", "bos_token_id")
 
 
 def _policy(draft: Draft) -> None:

@@ -51,8 +51,8 @@ def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | Non
     """A row with a completion of its own, checked, with a "question" and an "answer"; None for a row without one.
 
     Known forms: {"messages": [...]}, {"prompt": ..., "completion": ...} where both are text or both are lists of
-    messages, {"prompt": ..., "parts": [{"text": ..., "learned": ...}, ...]}, and {"text": ...}. Without a column
-    "answer" the answer is empty.
+    messages, {"prompt": ..., "turns": [what the policy says, what it is answered, ...]}, {"prompt": ..., "parts":
+    [{"text": ..., "learned": ...}, ...]}, and {"text": ...}. Without a column "answer" the answer is empty.
 
     Raises DataError, with ``place``, for a completion that is empty or no text, and for messages without an assistant.
     """
@@ -63,6 +63,8 @@ def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | Non
         messages = _checked_messages(place, spoken, num_given=_num_given(row))
         question = next((one["content"] for one in messages if one["role"] == "user"), messages[0]["content"])
         return {**row, "messages": messages, "question": question, "answer": answer}
+    if isinstance(row.get("turns"), list) and "completion" not in row:
+        row = {**row, "parts": _taken_turns(place, row["turns"])}
     if "completion" in row or "parts" in row:
         if not isinstance(prompt, str) or not prompt.strip():
             raise DataError(
@@ -97,6 +99,13 @@ def taught_rows(task: str, *, count: int, lesson_fraction: float, seed: int = 0)
         said = [{"text": text, "learned": is_learned} for text, is_learned in parts]
         rows.append({"prompt": prompt, "question": prompt, "answer": "", "parts": said})
     return rows
+
+
+def _taken_turns(place: str, turns: list[Any]) -> list[dict[str, Any]]:
+    """Turns of the policy and of its environment as parts: each of the policy's ends with the end token."""
+    if any(not isinstance(text, str) or not text for text in turns):
+        raise DataError(f"{place}: turns must be texts, the policy's first: [guess, answer, guess, ...]")
+    return [{"text": text, "learned": place % 2 == 0, "ends": place % 2 == 0} for place, text in enumerate(turns)]
 
 
 def _parts(place: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -275,7 +284,8 @@ def _in_parts(
 ) -> Demonstration:
     """A prompt and a completion of which others wrote some parts; ``tokens_of`` are those of texts.
 
-    A part keeps its tokens where this tokenizer reads them as its text. The end token belongs to the last part.
+    A part keeps its tokens where this tokenizer reads them as its text. The end token belongs to the last part, and to
+    those that ``ends`` marks: turns of the policy in an environment.
     """
     text = shown_text(row)
     said = [part for part in row["parts"] if part["text"]]
@@ -287,7 +297,7 @@ def _in_parts(
     for number, (part, is_tokens) in enumerate(zip(said, are_tokens, strict=True), start=1):
         more = tuple(part["tokens"]) if is_tokens else tokens_of.get(part["text"])
         more = tuple(encode(tokenizer, part["text"])) if more is None else more
-        more = _ended(more, tokenizer.eos_token_id) if number == len(said) else more
+        more = _ended(more, tokenizer.eos_token_id) if part.get("ends") or number == len(said) else more
         segments.append(Segment(part["learned"], len(ids), len(ids) + len(more), part["text"]))
         ids += more
     is_plain = all(segment.is_policy for segment in segments)
@@ -311,7 +321,8 @@ def _refuse_early_end(place: int, text: str, tokenizer: Tokenizer, end: int) -> 
     if behind.strip():
         raise DataError(
             f"row {place}: its completion goes on behind the end token {name} ({behind.strip()!r:.40}), "
-            f"where a model stops. Cut it there, or give it as {{messages}} or {{text}}"
+            f"where a model stops. Cut it there, or give it as {{messages}}, {{text}} or {{prompt, turns}} without end "
+            f"tokens"
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
 
 Row = dict[str, Any]
+MOST_ROWS = 1_000_000
+"""Rows that a stream is read for where nothing says how many steps there are."""
 NAMELESS = "given"
 """The name of a loaded model that has none."""
 
@@ -104,7 +107,7 @@ def recipe_of(
     """
     tree: dict[str, Any] = {name: dict(section) for name, section in sections.items()}
     tree["model"] = os.fspath(model)
-    tree["data"], rows = data_section(data, tree.pop("data", {}))
+    tree["data"], rows = data_section(data, tree.pop("data", {}), limit=_needed(tree))
     evaluation_rows = None
     if evaluation_data is not None:
         own = dict(tree.get("evaluation", {}))
@@ -114,6 +117,16 @@ def recipe_of(
     if rewards is not None:
         tree["rewards"] = [reward_section(reward, given) for reward in as_list(rewards)]
     return tree, Given(rows, evaluation_rows, given).with_fingerprints()
+
+
+def _needed(tree: Mapping[str, Any]) -> int | None:
+    """Rows that all steps of a run take, and those that are held out; None where the steps are not said."""
+    run, evaluation = tree.get("run", {}), tree.get("evaluation", {})
+    steps = run.get("steps") if isinstance(run, Mapping) else None
+    if not isinstance(steps, int):
+        return None
+    held = [evaluation.get(name, default) for name, default in (("num_prompts", 200), ("num_prompts_during", 50))]
+    return steps * int(run.get("prompts_per_step", 16)) * 2 + sum(int(one) for one in held)
 
 
 def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: Any) -> Given:
@@ -179,8 +192,13 @@ def like(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key in ("columns", "template", "chat")}
 
 
-def data_section(data: Any, more: Mapping[str, Any]) -> tuple[dict[str, Any], list[Row] | None]:
-    """The data section of a recipe, and the rows where they were passed; ``more`` holds further keys of the section."""
+def data_section(
+    data: Any, more: Mapping[str, Any], *, limit: int | None = None
+) -> tuple[dict[str, Any], list[Row] | None]:
+    """The data section of a recipe, and the rows where they were passed; ``more`` holds further keys of the section.
+
+    A stream without a length is read up to ``limit`` rows.
+    """
     if isinstance(data, Mapping):
         if "rows" in data and "type" not in data:
             keys = {key: value for key, value in data.items() if key != "rows"}
@@ -196,6 +214,8 @@ def data_section(data: Any, more: Mapping[str, Any]) -> tuple[dict[str, Any], li
     if isinstance(data, (str, os.PathLike)):
         return {**_stored(os.fspath(data)), **more}, None
     if isinstance(data, Iterable):
+        if not isinstance(data, Sized):
+            data = _read_at_most(data, limit)
         rows = [dict(row) if isinstance(row, Mapping) else _no_row(place, row) for place, row in enumerate(data)]
         if not rows:
             raise ConfigError("data: there are no rows. Pass at least as many as a step takes (run.prompts_per_step)")
@@ -204,6 +224,17 @@ def data_section(data: Any, more: Mapping[str, Any]) -> tuple[dict[str, Any], li
         f"data: {type(data).__name__} is not a kind of data. Pass a list of dictionaries, a datasets.Dataset, a path, "
         f"or a section such as {{'type': 'gsm8k'}}"
     )
+
+
+def _read_at_most(data: Iterable[Any], limit: int | None) -> list[Any]:
+    """A stream's rows, as many as all steps can take. Raises ConfigError for one that goes on where nothing says so."""
+    rows = list(islice(data, MOST_ROWS if limit is None else limit))
+    if limit is None and len(rows) == MOST_ROWS:
+        raise ConfigError(
+            f"data: the iterable gave {MOST_ROWS:,} rows and goes on. Set run={{'steps': ...}}, so that it is read as "
+            f"far as the steps need, or pass a list"
+        )
+    return rows
 
 
 def _no_row(place: int, row: Any) -> Row:

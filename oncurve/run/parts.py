@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -24,9 +24,11 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.teacher import OutsideTeacher
 from oncurve.recipe.schema import Config
+from oncurve.records import SOURCE_ROW, Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes
+from oncurve.run.code_files import file_of, fingerprints
 from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.run.interruption import Interruption
@@ -183,6 +185,7 @@ def identity(parts: Parts) -> dict[str, Any]:
         "base": "weights of the base model",
         "recipe_sha256": "recipe",
         "given": "rows or rewards",
+        "code": "code of rewards, tools or environments",
     }
     for rank, theirs in enumerate(parts.policy.processes.all_gather({key: facts.get(key) for key in names})):
         if other := [text for key, text in names.items() if theirs[key] != facts.get(key)]:
@@ -211,12 +214,44 @@ def own_identity(parts: Parts) -> dict[str, Any]:
             "sha256": parts.given.base_sha256 or weights_checksum(parts.policy),
         },
         **({"given": dict(parts.given.fingerprints)} if parts.given.fingerprints else {}),
+        "code": code_fingerprints(parts.config),
+        "columns": column_fingerprints(parts.prompts.train),
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),
         "device": str(parts.policy.trained_model.device.type),
         "versions": {"oncurve": described["oncurve"], "python": described["python"], **described["packages"]},
     }
+
+
+def code_fingerprints(config: Config) -> dict[str, str]:
+    """What the files of everything that the recipe names say, by what they are for and their names."""
+    algorithm, rollouts = config.algorithm, config.rollouts
+    named: list[tuple[str, Any]] = []
+    for one in config.rewards:
+        named += [(f"reward {one.name}", value) for value in (one.code_file(), *vars(one).values())]
+    named += [("loss", algorithm.function), ("advantage", algorithm.advantage_function)]
+    named += [(f"tool {place}", place) for place in rollouts.tools]
+    named += [(f"environment {name}", place) for name, place in rollouts.environments.items()]
+    named.append(("agent", rollouts.agent))
+    found: dict[str, str] = {}
+    for kind, place in named:
+        if not isinstance(place, str) or place.startswith("given:") or not (":" in place or place.endswith(".py")):
+            continue
+        if (file := file_of(place)) is not None:
+            found |= {f"{kind}: {name}": digest for name, digest in fingerprints(file).items()}
+    return found
+
+
+def column_fingerprints(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """What the columns of the training rows say, which rewards and environments may read."""
+    digests: dict[str, Any] = {}
+    for prompt in prompts:
+        for name, value in prompt.row.items():
+            if name != SOURCE_ROW:
+                text = json.dumps(value, sort_keys=True, default=lambda one: type(one).__name__)
+                digests.setdefault(name, hashlib.sha256()).update(f"{prompt.index} {text}\n".encode("utf-8", "replace"))
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def weights_checksum(policy: TrainedPolicy) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from oncurve.errors import OncurveError
-from oncurve.evaluate.compare import compare
+from oncurve.errors import DataError, OncurveError
+from oncurve.evaluate.compare import Comparison, compare
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.run_model import MODEL
@@ -52,8 +52,8 @@ class Result:
     def _repr_html_(self) -> str:
         """Before and after as a table, and where the curves are, for a notebook."""
         parts = [f"<p><b>{html.escape(str(self.folder))}</b>: {html.escape(self._before_and_after())}</p>"]
-        if self.trained is not None:
-            parts.append(f"<pre>{html.escape(plain_text(compare(self.base, self.trained).table()))}</pre>")
+        if (comparison := _comparison(self, Console(file=io.StringIO()))) is not None:
+            parts.append(f"<pre>{html.escape(plain_text(comparison.table()))}</pre>")
         parts.append(f"<p>curves and completions: {html.escape(str(self.folder / 'report.html'))}</p>")
         return "".join(parts)
 
@@ -79,10 +79,25 @@ def plain_text(renderable: Any, *, width: int = 100) -> str:
     return captured.get()
 
 
+def _comparison(result: Result, console: Console) -> Comparison | None:
+    """Before and after side by side; None, with a sentence, where they were measured on other problems."""
+    if result.trained is None:
+        return None
+    try:
+        return compare(result.base, result.trained)
+    except DataError:
+        console.print(
+            f"The data or the decoding changed since the model was measured before training, so before and after are "
+            f"not compared. The model is saved; measure it with: oncurve evaluate {result.folder}",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        return None
+
+
 def report(result: Result, *, console: Console) -> None:
     """The table of before and after, examples, summary and report of a run that is finished."""
     metrics = read_metrics(result.folder)
-    comparison = compare(result.base, result.trained) if result.trained is not None else None
+    comparison = _comparison(result, console)
     if len(metrics) > 1:
         compared = comparison.summary() if comparison is not None else None
         text = summarize(metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder))

@@ -330,6 +330,8 @@ def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
     differences = [
         f"{text}: {manifest.get(key)} -> {facts[key]}" for key, text in names.items() if manifest.get(key) != facts[key]
     ]
+    differences += _changed_files(manifest.get("code"), facts.get("code", {}))
+    differences += _changed_columns(manifest.get("columns"), facts.get("columns", {}))
     was, now = manifest.get("given") or {}, facts.get("given") or {}
     changed = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
     return [
@@ -339,6 +341,20 @@ def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
             for name in changed
         ),
     ]
+
+
+def _changed_files(was: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
+    """Files of the user's code that say something else; of a checkpoint that knows none, nothing is said."""
+    if was is None:
+        return []
+    changed = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+    return [f"the file of the {name}: not as when the run began" for name in changed]
+
+
+def _changed_columns(was: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
+    """Columns of the training rows that hold something else, or are gone; a new one is read by nobody."""
+    changed = [name for name in sorted(was or {}) if (was or {})[name] != now.get(name)]
+    return [f"the column {name!r} of the training rows: not as when the run began" for name in changed]
 
 
 def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, warn: Callable[[str], None]) -> None:

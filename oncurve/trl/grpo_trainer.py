@@ -64,6 +64,8 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         """As in TRL. Raises ConfigError for what is lost and not accepted by name, and for what TRL refuses too."""
         refuse_overridden(type(self), GRPOTrainer)
         type(self).refuse_patched()
+        if model is None:
+            raise ConfigError("model is None. Pass a name, a folder or a model: GRPOTrainer(model=...)")
         name = model if isinstance(model, str) else model.name_or_path or "model"
         self.args = args if args is not None else GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
         self.state, self.control = TrainerState(), TrainerControl()

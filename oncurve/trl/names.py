@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 import oncurve.trl
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, listed
+from oncurve.trl import unsloth
 
 ELSEWHERE = (
     "BEMACallback", "SyncRefModelCallback", "add_response_schema", "clone_chat_template",
@@ -22,15 +23,10 @@ ELSEWHERE = (
 )  # fmt: skip
 """Public names of TRL that are not here, beside its other trainers and their configurations, also those that it has no
 more. A script may import them; it may not use them."""
+STANDS_FOR = ("trl", "unsloth", "unsloth_zoo")
+"""Packages that scripts import and that are found here."""
 SHOWING = ("LogCompletionsCallback", "RichProgressCallback", "WeaveCallback")
 """Callbacks of TRL that show what is in the run's folder anyway. They can be made and do nothing."""
-UNSLOTH = (
-    "the script loads its model with Unsloth, which patches TRL and transformers and is not imitated. Write instead:\n"
-    "  model = AutoModelForCausalLM.from_pretrained(NAME)           # or the name alone\n"
-    '  peft_config = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear")\n'
-    "  GRPOTrainer(model=model, peft_config=peft_config, ...)\n"
-    "and for weights of 4 bits quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')"
-)
 
 
 class NotInTrl(ConfigError, ImportError):
@@ -49,16 +45,15 @@ class _Elsewhere(type):
 
 
 class ScriptNames(MetaPathFinder, Loader):
-    """Finds `trl` and all that is below it in `oncurve.trl`, and says what to write for Unsloth."""
+    """Finds `trl` and all that is below it in `oncurve.trl`, and Unsloth in `oncurve.trl.unsloth`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A module of that name; None for those that are none of ours. Raises NotInTrl for Unsloth."""
+        """A module of that name; None for those that are none of ours."""
         first = fullname.partition(".")[0]
-        if first in ("unsloth", "unsloth_zoo"):
-            raise NotInTrl(UNSLOTH)
-        return ModuleSpec(fullname, self, is_package=True) if first == "trl" else None
+        asks_vllm = first == "vllm" and "unsloth" in sys.modules and PathFinder.find_spec("vllm") is None
+        return ModuleSpec(fullname, self, is_package=True) if first in STANDS_FOR or asks_vllm else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """A module whose names are those of oncurve.trl, wherever TRL keeps them."""
@@ -87,6 +82,13 @@ def named(module: str, name: str) -> Any:
     """What a name of TRL is here. Raises NotInTrl where there is nothing."""
     if name.startswith("__"):
         raise AttributeError(name)
+    if module.partition(".")[0] != "trl":
+        if name in unsloth.NAMES:
+            return unsloth.NAMES[name]
+        raise NotInTrl(
+            f"the script imports {name!r} from {module}, which is not imitated. There are: {listed(unsloth.NAMES)}; "
+            f"load other models with transformers and give them to GRPOTrainer"
+        )
     if name in oncurve.trl.__all__:
         return oncurve.trl.__getattr__(name)
     if name in ELSEWHERE or name.endswith(("Trainer", "Config", "WithValueHead")):
@@ -96,7 +98,8 @@ def named(module: str, name: str) -> Any:
 
         return type(name, (TrainerCallback,), {"__init__": lambda *_, **__: None})
     raise NotInTrl(
-        f"the script imports {name!r} from {module}, which oncurve.trl has not. It has: "
+        f"the script imports {name!r} from {module}, a part of TRL's own trainers that oncurve.trl has not: a script "
+        f"that brings a trainer of its own runs with TRL. For one that does not, leave the import out; there are: "
         f"{', '.join(known for known in oncurve.trl.__all__ if known != '__version__')}"
     )
 
@@ -118,4 +121,5 @@ def trl_resolved() -> Iterator[None]:
 
 
 def _loaded() -> dict[str, ModuleType]:
-    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "trl"}
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in STANDS_FOR}
+    return ours | {name: module for name, module in sys.modules.items() if isinstance(module, TrlModule)}

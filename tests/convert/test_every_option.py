@@ -163,10 +163,21 @@ def test_what_was_lost_is_taken_over(options: dict[str, Any], line: str) -> None
 
 
 def test_a_bound_that_takes_the_gradient_of_unmoved_tokens_is_reported() -> None:
-    for options in ({"delta": 0.9}, {"loss_type": "cispo", "epsilon_high": 0.2}):
-        draft = converted(options)
-        assert "ratio_max: 0" not in keys(draft)
-        assert [note for note in draft.notes if note.is_loss]
+    draft = converted({"delta": 0.9})
+    assert "ratio_max: 0" not in keys(draft)
+    assert [note for note in draft.notes if note.is_loss]
+
+
+def test_the_bound_of_cispo_is_the_largest_ratio_also_below_1() -> None:
+    draft = converted({"loss_type": "cispo", "epsilon_high": 0.28})
+    assert draft.values["algorithm.ratio_max"] == 0.28
+    assert not [note for note in draft.notes if note.is_loss]
+
+
+def test_settings_of_sampling_that_change_nothing_are_idle() -> None:
+    given = {"do_sample": True, "max_new_tokens": 512, "max_time": 60, "repetition_penalty": 1.0}
+    assert not [note for note in converted({"generation_kwargs": given}).notes if note.is_loss]
+    assert [note for note in converted({"generation_kwargs": {"repetition_penalty": 1.1}}).notes if note.is_loss]
 
 
 def test_no_script_of_others_lost_an_option_without_a_word() -> None:

@@ -55,7 +55,6 @@ def test_names_are_found_wherever_trl_keeps_them(trl: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("from unsloth import FastLanguageModel", "Write instead"),
         ("import not_installed_anywhere", "train.py, line 14: it needs the package not_installed_anywhere"),
         ("from trl import DPOTrainer\nDPOTrainer()", "the script uses trl.DPOTrainer; here a script trains with GRPO"),
         ("from trl import SFTConfig\nSFTConfig(output_dir='warm')", "Run the supervised stage first with `oncurve"),

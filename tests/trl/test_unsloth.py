@@ -1,0 +1,65 @@
+"""Do scripts that begin with Unsloth train here, with the adapter that they ask for?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+from oncurve.errors import ConfigError
+
+Script = Callable[..., Result]
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # of peft
+HEAD = """
+from unsloth import FastLanguageModel, PatchFastRL, is_bfloat16_supported
+PatchFastRL("GRPO", FastLanguageModel)
+from datasets import Dataset
+from oncurve.observe.run_model import EMBEDDED
+from trl import GRPOConfig, GRPOTrainer
+
+model, tokenizer = FastLanguageModel.from_pretrained(model_name=str(EMBEDDED), max_seq_length=64, load_in_4bit=True,
+                                                     fast_inference=True, max_lora_rank=4, gpu_memory_utilization=0.6)
+model = FastLanguageModel.get_peft_model(model, r=4, target_modules=["q_proj", "v_proj"], lora_alpha=8,
+                                         use_gradient_checkpointing="unsloth", random_state=3407)
+
+def correct(completions, gold, **kwargs):
+    return [float(len(text) % 2) for text in completions]
+
+rows = Dataset.from_list([{"prompt": f"How much is {i} + 1?", "gold": i + 1} for i in range(24)])
+from vllm import SamplingParams
+args = GRPOConfig(output_dir="out", max_steps=2, num_generations=4, per_device_train_batch_size=8, use_cpu=True,
+                  max_completion_length=8, bf16=False, learning_rate=1e-3,
+                  vllm_sampling_params=SamplingParams(min_p=0.1, seed=3407, include_stop_str_in_output=True))
+trainer = GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=[correct], args=args, train_dataset=rows)
+"""
+
+
+def test_a_script_of_unsloth_trains_its_adapter_and_saves_it(trl: Script) -> None:
+    done = trl(
+        """
+        trainer.train()
+        model.save_lora("lora")
+        from peft import PeftConfig
+        print("RANK", PeftConfig.from_pretrained("lora").r, trainer.oncurve.config.rollouts.min_p)
+        """,
+        head=HEAD,
+    )
+    assert done.exit_code == 0, done.output
+    assert "RANK 4 0.1" in done.output
+    assert "note: unsloth: its names are those of transformers and peft here" in done.output
+    assert "step 2/2" in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("from unsloth import FastVisionModel", "is not imitated"),
+        ("model.save_pretrained_gguf('x', tokenizer)", "save_pretrained_gguf is Unsloth's"),
+        ("FastLanguageModel.from_pretrained('x', new_option=1)", "new_option may change the model"),
+    ],
+)
+def test_what_only_unsloth_does_is_said(text: str, said: str, trl: Script) -> None:
+    done = trl(text, head=HEAD)
+    assert isinstance(done.exception, ConfigError)
+    assert said in str(done.exception)
