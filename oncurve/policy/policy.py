@@ -24,7 +24,7 @@ from oncurve.policy.backend import Backend, OneDevice
 from oncurve.policy.deepspeed import Zero
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes, own_rows
-from oncurve.policy.forward import completion_logprobs, has_own_layers
+from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter, adapter_weights, merged_weights, trains_pairs_only
 from oncurve.policy.road import find_road
@@ -96,19 +96,21 @@ class TrainedPolicy:
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
+        self.device = model.device if unread is None else unread.device
+        """Where passes are computed; weights in parts may lie elsewhere in between."""
         find = find_road if unread is None else unread.find_road
         parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
-        roads = [find(part, kind, packing=packing) for part in parts]
+        cuts = cuts_weights(sharding, processes)
+        roads = [find(part, kind, packing=packing, in_parts=cuts) for part in parts]
         if any(road.is_packed for road in roads) and not all(road.is_packed for road in roads):
-            roads = [find(part, kind, packing=False) for part in parts]
+            roads = [find(part, kind, packing=False, in_parts=cuts) for part in parts]
         self.road, self.is_packed = roads[0], all(road.is_packed for road in roads)
         self._offloads_activations = offload_activations
-        owns_layers = has_own_layers(model)
         self.backend = self._make_backend(sharding, replica_place, unread)
         if self.backend.replica is not None:
             set_trust(self.backend.replica, trust_of(model))
-        if self.backend.is_divided and owns_layers:
-            self.is_packed = False  # our own layers need whole weights
+        for part in parts if self.backend.is_divided else ():
+            set_trust(part, replace(trust_of(part), layers=False))  # they need whole weights
         self.num_updates, self.num_scheduled = 0, 0
         """Updates that moved the weights; and all of them, by which the schedule counts."""
         self._is_loss_finite = True
@@ -130,7 +132,7 @@ class TrainedPolicy:
 
     def compute(self) -> AbstractContextManager[object]:
         """The arithmetic of the compute type, for training and for sampling in process."""
-        return compute_context(self._model.device, self.compute_type)
+        return compute_context(self.device, self.compute_type)
 
     def ordinary_weights(self) -> dict[str, Tensor]:
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
@@ -152,7 +154,7 @@ class TrainedPolicy:
             if self.adapter is not None:
                 stack.enter_context(self.adapter.dropping_out())
             if self._offloads_activations:
-                pinned = self._model.device.type == "cuda"
+                pinned = self.device.type == "cuda"
                 stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))
             stack.enter_context(recomputing(self._recomputed, self.adapter))
             yield
@@ -201,7 +203,7 @@ class TrainedPolicy:
                 compute_type=compute,
                 replica_place=replica_place,
             )
-        if sharding is not None and self.processes.count > 1:
+        if isinstance(sharding, Sharding) and cuts_weights(sharding, self.processes):
             return Fsdp(
                 model,
                 scorers,
@@ -220,7 +222,7 @@ class TrainedPolicy:
 
         def compute() -> None:
             for rows, part in self._own_parts(batch):
-                with compute_context(model.device, self.compute_type):
+                with self.compute():
                     pieces = scorer(part, self.temperature, self.is_packed)
                 for full, piece in zip((logprobs, entropies), pieces, strict=True):
                     if len(rows):
@@ -288,6 +290,13 @@ class TrainedPolicy:
             "policy/nonfinite_updates": Mean(0, 1),
             "policy/loss": count,
         }
+
+
+def cuts_weights(sharding: Sharding | ZeroSettings | None, processes: Processes) -> bool:
+    """Each process will have a part of each weight only."""
+    if isinstance(sharding, ZeroSettings):
+        return sharding.stage == 3
+    return sharding is not None and processes.count > 1
 
 
 def torch_type(compute_type: ComputeType) -> torch.dtype:

@@ -72,13 +72,17 @@ _WAYS = (
 )
 
 
-def find_road(model: PreTrainedModel, compute_type: torch.dtype = torch.float32, *, packing: bool = True) -> Road:
+def find_road(
+    model: PreTrainedModel, compute_type: torch.dtype = torch.float32, *, packing: bool = True, in_parts: bool = False
+) -> Road:
     """The first way that is right, which the model is made ready for. Without ``packing``, rows are padded at least.
+
+    A model whose weights will be ``in_parts`` is trained through its modules, around which they are put together.
 
     Raises CheckpointError for a model whose own forward pass fails.
     """
     with in_full_precision(model):
-        road = _find(model, packing)
+        road = _find(model, packing, in_parts)
         if road.is_packed and (objection := choose_kernel(model, example_batch(model), compute_type)):
             log.warning(
                 "packed attention goes on in blocks, slower and with more memory: the flash kernel %s", objection
@@ -87,7 +91,7 @@ def find_road(model: PreTrainedModel, compute_type: torch.dtype = torch.float32,
     return road
 
 
-def _find(model: PreTrainedModel, packing: bool) -> Road:
+def _find(model: PreTrainedModel, packing: bool, in_parts: bool) -> Road:
     if model.config.get_text_config()._attn_implementation in (NAME, IN_BLOCKS):
         ordinary_attention(model)
     set_trust(model, Trust())
@@ -105,7 +109,7 @@ def _find(model: PreTrainedModel, packing: bool) -> Road:
         if objection is not None:
             reasons.append(objection)
             has_layers = has_layers and not is_own
-        elif packing or not way.is_packed:  # own layers that are right also sample, whether rows are packed or not
+        elif not way.is_packed or (packing and not (is_own and in_parts)):  # own layers that are right also sample
             set_trust(model, Trust(has_layers, way.head, way.padding))
             if way.is_packed:
                 use_packed_attention(model, in_blocks=True)

@@ -49,10 +49,10 @@ class Unread:
     device: torch.device
     """Where the parts will be."""
 
-    def find_road(self, model: PreTrainedModel, compute_type: torch.dtype, *, packing: bool) -> Road:
+    def find_road(self, model: PreTrainedModel, compute_type: torch.dtype, *, packing: bool, in_parts: bool) -> Road:
         """As that of ``road``, proven on a stand-in."""
         other = stand_in(model, self.device)
-        road = find_road(other, compute_type, packing=packing)
+        road = find_road(other, compute_type, packing=packing, in_parts=in_parts)
         set_trust(model, trust_of(other))
         if road.is_packed:
             use_packed_attention(model, in_blocks=other.config.get_text_config()._attn_implementation == IN_BLOCKS)

@@ -144,7 +144,6 @@ def test_two_processes_compute_in_half_width_what_one_computes(
         torch.save(AutoModelForCausalLM.from_pretrained(model).state_dict(), model / "pytorch_model.bin")
         (model / "model.safetensors").unlink()
     monkeypatch.setattr("oncurve.policy.forward.backbone_of", lambda model: None)  # as on a GPU: transformers' layers
-    monkeypatch.setattr("oncurve.policy.policy.has_own_layers", lambda model: False)
     options: dict[str, Any] = {"model": model, "compute_type": "bfloat16"}
     alone = part_tasks.logprobs(ALONE, **options)
     other = part_tasks.logprobs(ALONE, **options, tokens=90)

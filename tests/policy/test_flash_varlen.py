@@ -17,7 +17,6 @@ from torch import Tensor
 
 from oncurve.batch import Batch
 from oncurve.model.packing import Block, make_layout
-from oncurve.policy import policy
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.flash_varlen import attend
 from oncurve.policy.lora import add_adapter
@@ -167,7 +166,6 @@ def test_weights_in_parts_end_where_whole_ones_in_padded_rows_do(
     tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes under FSDP2 through runs, and one alone through padding."""
-    monkeypatch.setattr(policy, "has_own_layers", lambda model: False)  # our own layers would refuse weights in parts
     found = workers.run(2, in_parts, tmp_path, kernel=reference)
     expected = tasks.train(ALONE, way="ddp", double=True, lora=True, packing=False)["weights"]
     for one in found:

@@ -117,6 +117,7 @@ def install() -> None:
         (cuda.memory, MEMORY),
         (cuda.streams, STREAMS),
         (cuda.graphs, GRAPHS),
+        (cuda.random, {name: answer for name, answer in _of_cuda().items() if name in vars(cuda.random)}),
     ):
         for name, answer in answers.items():
             setattr(module, name, answer)
