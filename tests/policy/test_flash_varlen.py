@@ -162,9 +162,7 @@ def in_parts(processes: Processes, kernel: Reference) -> dict[str, Any]:
     return {"weights": trained["weights"], "calls": len(kernel.seen)}
 
 
-def test_weights_in_parts_end_where_whole_ones_in_padded_rows_do(
-    tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_in_parts_end_where_whole_ones_in_padded_rows_do(tmp_path: Path, reference: Reference) -> None:
     """Two processes under FSDP2 through runs, and one alone through padding."""
     found = workers.run(2, in_parts, tmp_path, kernel=reference)
     expected = tasks.train(ALONE, way="ddp", double=True, lora=True, packing=False)["weights"]
