@@ -37,7 +37,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 400
-FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)(?P=fence)[ ]*$",
+    re.MULTILINE | re.DOTALL,
+)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 COMMAND = re.compile(r"^ *(?:oncurve|python|pip|make) [a-z-]", re.MULTILINE)
 OPERATORS = re.compile(r"[;&|<>()]+")

@@ -23,6 +23,7 @@ from tables.algorithms import algorithms_markdown
 from tables.doctor import doctor_markdown
 from tables.metrics import glossary_markdown
 from tables.published_costs import renewed
+from tables.templates import templates_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"
@@ -181,6 +182,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/loop.md": loop,
     "docs/gpus.md": gpus,
     "docs/keys.md": keys,
+    "docs/templates.md": templates_markdown,
     "README.md": readme,
 }
 

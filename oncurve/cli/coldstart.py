@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -46,18 +47,61 @@ def prepare_base(output: Path, *, task: str, seed: int) -> tuple[str, list[str]]
     return recipe, [f"model={start}", f"run.folder={output.parent}", f"run.name={output.name}", f"run.seed={seed}"]
 
 
+def prepare_own(
+    output: Path, data: Path, *, size: str, like: str | None, layers: int | None, seed: int, overrides: Sequence[str]
+) -> tuple[str, list[str]]:
+    """The same for demonstrations in a file; the recipe is written beside the random weights."""
+    from oncurve.coldstart.from_data import write_from_data  # lazy
+    from oncurve.observe.record import refuse_existing  # lazy
+
+    refuse_existing(output)
+    start = output / UNTRAINED
+    text = write_from_data(start, data, size=size, like=like, layers=layers, seed=seed, overrides=overrides)
+    recipe = output / "coldstart.yaml"
+    recipe.write_text(text, encoding="utf-8")
+    given = [f"model={start}", f"run.folder={output.parent}", f"run.name={output.name}", f"run.seed={seed}"]
+    return str(recipe), given
+
+
 def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new run, which is a model too.")],
     task: Annotated[
-        str, typer.Option(help="word_problems, programs, calculator, calculator_chains, or the folder of a recipe.")
-    ] = "word_problems",
+        str | None,
+        typer.Option(
+            help="word_problems (the default), programs, calculator, calculator_chains, or the folder of a recipe."
+        ),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Demonstrations of your own instead of a task's.")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="With --data: nano, tiny (the default) or small, a Qwen2 model and a tokenizer of its own."),
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(help="With --data: the architecture and tokenizer of this model, with random weights.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="With --like: so many layers.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed for the weights.")] = 0,
     overrides: Overrides = None,
 ) -> None:
-    """Train a small base model from random weights on imperfect worked solutions, by the recipe TASK/base.
+    """Train a small base model from random weights on demonstrations: those of a task, or your own.
 
-    Example: `oncurve coldstart --task word_problems --output runs/base`
+    Rows of --data are those of `oncurve sft`, such as {prompt, completion}.
+
+    Example: `oncurve coldstart --data demonstrations.jsonl --size tiny --output runs/base`
     """
     quiet_libraries()
-    recipe, given = prepare_base(output, task=task, seed=seed)
+    if data is None:
+        if size or like or layers:
+            raise ConfigError("--size, --like and --layers are for demonstrations of your own: give --data FILE")
+        recipe, given = prepare_base(output, task=task or "word_problems", seed=seed)
+    else:
+        if task or (size and like):
+            raise ConfigError(
+                "--task and --data exclude each other: a task brings its own demonstrations"
+                if task
+                else "--size and --like exclude each other: --like MODEL --layers N has the widths of that model"
+            )
+        recipe, given = prepare_own(
+            output, data, size=size or "tiny", like=like, layers=layers, seed=seed, overrides=overrides or ()
+        )
     train(recipe, [*given, *(overrides or ())])

@@ -30,7 +30,7 @@ from oncurve.records import Prompt, Reward
 from oncurve.rewards.base import RewardFunction, check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
 from oncurve.run.checkpointer import Checkpointer
-from oncurve.run.demonstrated import DemonstrationSampler
+from oncurve.run.demonstrated import DemonstrationSampler, SameTextReward
 from oncurve.run.guards import Guards
 from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.loop import train
@@ -287,13 +287,15 @@ def make_token_record(parts: Parts) -> TokenRecord:
 
 def make_evaluator(parts: Parts, progress: Progress) -> Evaluator:
     """What measures the policy before, during and after training."""
+    reward = parts.examining_reward or parts.reward_function
+    is_same_text = isinstance(reward, SameTextReward)
     return Evaluator(
         parts.policy,
         parts.examining_sampler or parts.sampler,
-        parts.examining_reward or parts.reward_function,
+        reward,
         params=parts.config.evaluation_sampling(),
         samples=parts.config.evaluation.samples,
-        correct_means=describe_correct(parts.config.rewards),
+        correct_means="the text is the demonstration's" if is_same_text else describe_correct(parts.config.rewards),
         progress=progress,
     )
 

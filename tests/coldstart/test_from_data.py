@@ -1,0 +1,96 @@
+"""Does a cold start on demonstrations of one's own give a model that everything else takes?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from oncurve.cli.app import app
+from oncurve.errors import ConfigError, DataError, OncurveError
+from oncurve.observe.record import read_metrics
+from oncurve.policy.model_folder import load_model
+
+SHORT = ["run.prompts_per_step=8", "optimizer.warmup_updates=2", "evaluation.num_prompts=4",
+         "rollouts.max_completion_tokens=8"]  # fmt: skip
+LETTERS = "abcdefgh"
+WORDS = [a + b + c for a in LETTERS for b in LETTERS for c in LETTERS][::3]
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_from_an_empty_folder_to_a_step_of_grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("shown.jsonl"), [{"prompt": f"Reverse {word}\n", "completion": word[::-1]} for word in WORDS])
+    write_rows(Path("words.jsonl"), [{"question": f"Reverse {word}", "answer": word[::-1]} for word in WORDS])
+    Path("reward.py").write_text(
+        "def letters(completion, answer):\n    return sum(a == b for a, b in zip(completion, answer)) / 3\n"
+    )
+    said = run("coldstart", "--data", "shown.jsonl", "--size", "nano", "--output", "runs/base", *SHORT, "sft.epochs=2")
+    assert "the text is the" in " ".join(said.split())
+    losses = [row["sft/loss"] for row in read_metrics(Path("runs/base")) if row["step"]]
+    assert losses[-1] < losses[0] - 2
+    Path("own.yaml").write_text(
+        "model: runs/base\n"
+        "data: {path: words.jsonl, template: reverse.txt}\n"
+        "rewards: [{type: custom, function: 'reward.py:letters'}]\n"
+        "algorithm: {group_size: 4}\n"
+        "run: {steps: 1, name: trained, prompts_per_step: 4}\n"
+    )
+    Path("reverse.txt").write_text("{question}\n\n")
+    run("train", "own.yaml", *SHORT[2:])
+    assert [row["step"] for row in read_metrics(Path("runs/trained")) if row["step"]] == [1]
+
+
+def test_messages_bring_a_chat_template_and_a_model_may_be_like_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = [[("user", f"Reverse {word}"), ("assistant", word[::-1]), ("user", "Again"), ("assistant", word)]
+            for word in WORDS[:64]]  # fmt: skip
+    rows = [{"messages": [{"role": role, "content": text} for role, text in each]} for each in said]
+    write_rows(Path("chats.jsonl"), rows)
+    run("coldstart", "--data", "chats.jsonl", "--size", "nano", "--output", "runs/chat", *SHORT, "sft.epochs=1")
+    _, tokenizer = load_model("runs/chat")
+    messages = [{"role": "user", "content": "Reverse abc"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        "<|user|>Reverse abc<|endoftext|><|assistant|>"
+    )
+    again = ["--like", "runs/chat", "--layers", "1", "--output", "runs/like"]
+    run("coldstart", "--data", "chats.jsonl", *again, *SHORT, "sft.epochs=1")
+    model, same = load_model("runs/like")
+    assert model.config.num_hidden_layers == 1
+    assert same.get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["--data", "none.jsonl"], DataError, "there is no such file"),
+        (["--data", "bare.jsonl"], DataError, "shows nothing to learn"),
+        (["--data", "bare.jsonl", "--size", "huge"], ConfigError, "Use one of nano, tiny, small"),
+        (["--data", "bare.jsonl", "--layers", "2"], ConfigError, "--like"),
+        (["--data", "bare.jsonl", "--size", "tiny", "--like", "embedded"], ConfigError, "exclude each other"),
+        (["--data", "bare.jsonl", "--task", "programs"], ConfigError, "exclude each other"),
+        (["--size", "tiny"], ConfigError, "give --data FILE"),
+    ],
+)
+def test_what_cannot_be_begun_is_refused_and_leaves_nothing(
+    words: list[str], error: type[OncurveError], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("bare.jsonl"), [{"question": "2+3?"}, {"question": "3+4?"}])
+    with pytest.raises(error, match=message):
+        CliRunner().invoke(app, ["coldstart", "--output", "runs/base", *words], catch_exceptions=False)
+    assert not Path("runs").exists()
