@@ -29,7 +29,7 @@ def compare(
         comparison_tables,
         write_comparison,
     )
-    from oncurve.report.seeds import compare_seeds, seeds_table  # lazy
+    from oncurve.report.seeds import compare_seeds, recipes_block, seeds_table  # lazy
 
     compared = compare_runs(runs, usd_per_hour=usd_per_hour)
     out = console()
@@ -45,6 +45,7 @@ def compare(
         out.print(note, style="dim", markup=False, highlight=False)
     if output is not None:
         try:
-            out.print(f"page: {write_comparison(compared, output)}", markup=False, highlight=False)
+            page = write_comparison(compared, output, recipes=recipes_block(compared))
+            out.print(f"page: {page}", markup=False, highlight=False)
         except OSError as error:
             raise CheckpointError(f"{output}: the page cannot be written ({error}). Name another place.") from error

@@ -316,8 +316,13 @@ def _short_table(compared: RunComparison) -> Table:
     return made
 
 
-def comparison_page(compared: RunComparison, *, home: str | None = None) -> Iterator[str]:
-    """The comparison with all curves as one page that needs nothing else, in parts; ``home`` is where it leads back."""
+def comparison_page(
+    compared: RunComparison, *, home: str | None = None, recipes: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """The comparison with all curves as one page that needs nothing else, in parts; ``home`` is where it leads back.
+
+    ``recipes`` is what ``seeds.recipes_block`` says of runs that differ in their seed alone.
+    """
     boot = {
         "kind": "compare",
         "home": home,
@@ -325,19 +330,24 @@ def comparison_page(compared: RunComparison, *, home: str | None = None) -> Iter
         "version": __version__,
         "runs": [{"name": side.name} for side in compared.sides],
         "rows": [
-            {"name": name.strip(), "cells": [{"text": cell.text, "more": cell.more} for cell in cells]}
+            {
+                "name": name.strip(),
+                "is_short": name.strip() in _IN_SHORT,
+                "cells": [{"text": cell.text, "more": cell.more} for cell in cells],
+            }
             for name, cells in compared.rows
         ],
         "differences": [{"key": key, "values": list(values)} for key, values in compared.differences],
         "notes": list(compared.notes),
+        "recipes": recipes,
     }
     blocks = {f"metrics-{place}": pack(columns(side.rows)) for place, side in enumerate(compared.sides)}
     return pieces(" · ".join(side.name for side in compared.sides), boot, blocks=blocks)
 
 
-def write_comparison(compared: RunComparison, output: Path) -> Path:
+def write_comparison(compared: RunComparison, output: Path, *, recipes: Mapping[str, Any] | None = None) -> Path:
     """That page as a file."""
-    write_pieces(output, comparison_page(compared))
+    write_pieces(output, comparison_page(compared, recipes=recipes))
     return output
 
 

@@ -28,6 +28,7 @@ from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json, finite
 from oncurve.report.comparing import compare_runs, comparison_page
 from oncurve.report.overview import evaluation, state
 from oncurve.report.page import render
+from oncurve.report.seeds import recipes_block
 from oncurve.report.write import report_page
 
 PORT = 8420
@@ -130,7 +131,8 @@ class Site:
     def compared(self, names: Sequence[str]) -> str:
         """The page of some runs side by side. Raises DataError or ConfigError for names that are none, or too few."""
         found = [self.find(name) for name in dict.fromkeys(names[:MAX_COMPARED])]
-        return "".join(comparison_page(compare_runs(found, usd_per_hour=self.usd_per_hour), home="/"))
+        compared = compare_runs(found, usd_per_hour=self.usd_per_hour)
+        return "".join(comparison_page(compared, home="/", recipes=recipes_block(compared)))
 
     def _keep(self, kind: str, run: Path, make: Callable[[str], Any]) -> Made:
         """What ``make`` gives; the last one while nothing has changed, or only a moment ago."""

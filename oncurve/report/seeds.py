@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.report.comparing import OWN_KEYS, RunComparison, Side
@@ -28,6 +28,8 @@ class RecipeRuns:
     scores: Mapping[str, float]
     """By seed: what its test problems say after training, a share or a mean reward."""
     num_unmeasured: int
+    runs: tuple[str, ...]
+    """Names of the runs."""
 
     @property
     def mean(self) -> float:
@@ -141,7 +143,7 @@ def _recipe(name: str, group: Sequence[Side], is_share: bool) -> RecipeRuns:
         for side in group
         if "trained" in side.evaluations
     }
-    return RecipeRuns(name, scores, len(group) - len(scores))
+    return RecipeRuns(name, scores, len(group) - len(scores), tuple(side.name for side in group))
 
 
 def _score(evaluation: Evaluation, is_share: bool) -> float:
@@ -171,17 +173,37 @@ def seeds_table(found: SeedComparison) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    what = "correct after training" if found.is_share else "mean test reward after training"
     made = Table(title=Text("by recipe, over seeds", style="bold"), box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("recipe", "seeds", what, "95% of the mean", "of each seed", "against the first"):
+    heads, rows = _texts(found)
+    for name in heads:
         made.add_column(name, justify="left" if name == "recipe" else "right", overflow="fold")
+    for name, *cells in rows:
+        made.add_row(Text(name), *map(Text, cells))
+    return made
+
+
+def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
+    """Names of the table's columns, and a row for each recipe."""
+    what = "correct after training" if found.is_share else "mean test reward after training"
     by_name = {one.name: one for one in found.differences}
+    rows: list[list[str]] = []
     for recipe in found.recipes:
         low, high = (found.shown(end) for end in recipe.interval)
         each = ", ".join(f"{seed}: {found.shown(score)}" for seed, score in recipe.scores.items())
         other = by_name.get(recipe.name)
         against = "-" if other is None else f"{found.shown(other.mean, signed=True)}{found.ends(other)}"
         missing = f" ({recipe.num_unmeasured} unmeasured)" if recipe.num_unmeasured else ""
-        cells = (f"{len(recipe.scores)}{missing}", found.shown(recipe.mean), f"[{low}, {high}]", each, against)
-        made.add_row(Text(recipe.name), *cells)
-    return made
+        cells = [f"{len(recipe.scores)}{missing}", found.shown(recipe.mean), f"[{low}, {high}]", each, against]
+        rows.append([recipe.name, *cells])
+    return ["recipe", "seeds", what, "95% of the mean", "of each seed", "against the first"], rows
+
+
+def recipes_block(compared: RunComparison) -> dict[str, Any] | None:
+    """The same for a page, with the places of each recipe's runs; None where no recipe has two seeds."""
+    found = compare_seeds(compared)
+    if found is None:
+        return None
+    heads, rows = _texts(found)
+    place = {side.name: number for number, side in enumerate(compared.sides)}
+    groups = [{"name": one.name, "runs": [place[name] for name in one.runs]} for one in found.recipes]
+    return {"heads": heads, "rows": rows, "sentences": found.sentences(), "groups": groups}

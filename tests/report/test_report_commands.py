@@ -110,3 +110,28 @@ def test_a_comparison_is_drawn(made_run: MakeRun, open_page: Callable, tmp_path:
     page.select_option('select[aria-label="horizontal axis"]', "hours")
     page.wait_for_selector("#curves svg text:has-text('hours')")
     assert "The recipes are the same" in page.inner_text("#recipes")
+
+
+def test_twenty_runs_fit_the_page_and_their_curves_are_bands_by_recipe(
+    made_run: MakeRun, open_page: Callable, tmp_path: Path
+) -> None:
+    runs = []
+    for name, rate in (("grpo", 1e-4), ("mine", 3e-5)):
+        for seed in range(10):
+            changed = {"run": {**CONFIG["run"], "seed": seed}, "optimizer": {"learning_rate": rate}}
+            runs.append(
+                made_run(f"{name}-seed{seed}", config={**CONFIG, **changed}, metrics={"reward/mean": 0.01 * seed})
+            )
+    page_file = tmp_path / "c.html"
+    done = oncurve("compare", *runs, "--output", page_file)
+    assert done.returncode == 0, done.stderr
+    page = open_page(page_file.as_uri(), offline=True)
+    assert page.inner_text("h1") == "20 runs"
+    assert page.locator("#by-recipe tbody tr").count() == 2
+    assert page.locator("#table .card").first.locator("tbody tr").count() == 20
+    reward = page.locator("#curves .chart", has_text="Reward, training")
+    assert reward.locator("path.band").count() == 2
+    assert "grpo 0.045" in reward.locator(".legend").inner_text()  # the mean of 0.00 to 0.09
+    assert page.evaluate(
+        "[...document.querySelectorAll('.card.wide')].every((one) => one.scrollWidth <= one.clientWidth)"
+    )

@@ -172,7 +172,8 @@ class Chart {
     const isSparse = points.length < 0.5 * one.xs.length || points.length <= 2;
     const window = isSparse ? 1 : runningWindow(one.xs.length);
     const colour = `k${one.colour}`;
-    if (one.low) {
+    if (one.isBand) drawn.append(this.drawBand(one, width));
+    else if (one.low) {
       const bars = one.xs.map((x, at) => (isNumber(one.low[at]) && isNumber(one.high[at]) ? `M${this.x(x).toFixed(1)} ${this.y(one.low[at]).toFixed(1)}V${this.y(one.high[at]).toFixed(1)}` : "")).join("");
       if (bars) drawn.append(svg("path", { class: `bars ${colour}`, d: bars }));
     }

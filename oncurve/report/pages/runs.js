@@ -91,19 +91,22 @@ function showComparison(root, boot, tables) {
   const charts = OVERLAID.filter(([, key]) => tables.some((table) => table.has(key))).map(([title, key, low, high]) => ({ chart: new Chart({ title, height: 200 }), key, low, high }));
   const draw = () => charts.forEach(({ chart, key, low, high }) => {
     chart.xname = away.x;
-    chart.show(tables.map((table, at) => {
+    if (boot.recipes) chart.show(boot.recipes.groups.map((group, at) => ({ name: group.name, key, colour: at % 6, isBand: true, ...overSeeds(group.runs.map((place) => tables[place]), key, away.x) })), null);
+    else chart.show(tables.map((table, at) => {
       const column = (name) => table.columns[name] || table.steps.map(() => null);
       return { name: boot.runs[at].name, key, xs: along(table, away.x), values: column(key), colour: at % 6, low: low && column(low), high: high && column(high) };
     }), null);
   });
   charts.forEach(({ chart }, at) => chart.node.classList.add(at < 4 ? "half" : "third"));
   fill(root,
-    el("header", { class: "top" }, boot.home ? el("a", { class: "brand", href: boot.home }, "← runs") : null, el("div", { class: "grow" }, el("h1", {}, boot.runs.map((run) => run.name).join(" · "))), themeButton()),
+    el("header", { class: "top" }, boot.home ? el("a", { class: "brand", href: boot.home }, "← runs") : null, el("div", { class: "grow" }, el("h1", {}, boot.runs.length > MOST_COLUMNS ? count(boot.runs.length, "run") : boot.runs.map((run) => run.name).join(" · "))), themeButton()),
+    boot.recipes ? el("section", { id: "by-recipe" }, el("div", { class: "head" }, el("h2", {}, "By recipe, over seeds")), recipesTable(boot.recipes)) : null,
     el("section", { id: "table" }, el("div", { class: "head" }, el("h2", {}, "Results")), comparisonTable(boot)),
     el("section", { id: "curves" }, el("div", { class: "head" }, el("h2", {}, "Curves"), el("span", { class: "grow" }),
       el("label", {}, "along", choice("horizontal axis", [["step", "steps"], ["hours", "hours"], ["M tokens", "sampled tokens, millions"]], "step", (value) => { away.x = value; draw(); })),
       el("label", {}, "smoothing", choice("smoothing", [["0", "auto"], ["1", "none"], ["15", "15 steps"], ["51", "51 steps"]], "0", (value) => { drawing.smooth = Number(value); draw(); }))),
-    el("div", { class: "grid" }, charts.map(({ chart }) => chart.node))),
+    el("div", { class: "grid" }, charts.map(({ chart }) => chart.node)),
+    boot.recipes ? el("p", { class: "soft small" }, "A curve is the mean over those seeds of a recipe that have the step; its band goes from the lowest to the highest of them.") : null),
     el("section", { id: "recipes" }, el("div", { class: "head" }, el("h2", {}, "Differences of the recipes")), differencesTable(boot)),
     el("p", { class: "soft small" }, `Made ${boot.made} by oncurve ${boot.version}.`));
   draw();
@@ -121,16 +124,54 @@ function along(table, kind) {
   });
 }
 
-function comparisonTable(boot) {
+/** The mean of a metric over runs, step by step, with its lowest and highest value. */
+function overSeeds(tables, key, kind) {
+  const found = new Map();
+  for (const table of tables) {
+    const xs = along(table, kind);
+    (table.columns[key] || []).forEach((value, at) => {
+      if (!isNumber(value) || !isNumber(xs[at])) return;
+      if (!found.has(table.steps[at])) found.set(table.steps[at], []);
+      found.get(table.steps[at]).push([xs[at], value]);
+    });
+  }
+  const points = [...found].sort(([a], [b]) => a - b).map(([, both]) => both);
+  const mean = (place) => points.map((both) => both.reduce((sum, pair) => sum + pair[place], 0) / both.length);
+  const ends = (most) => points.map((both) => most(...both.map((pair) => pair[1])));
+  return { xs: mean(0), values: mean(1), low: ends(Math.min), high: ends(Math.max) };
+}
+
+function recipesTable(recipes) {
   return el("div", { class: "card wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, el("th", {}), boot.runs.map((run) => el("th", { class: "num" }, run.name)))),
-    el("tbody", {}, boot.rows.map((row) => el("tr", {}, el("td", {}, row.name), row.cells.map((cell) => el("td", { class: "num" }, cell.text, cell.more ? [" ", el("span", { class: "interval" }, cell.more)] : null)))))),
-    boot.notes.map((note) => el("p", { class: "soft small" }, note)));
+    el("thead", {}, el("tr", {}, recipes.heads.map((head, at) => el("th", { class: at ? "num turned" : "" }, head)))),
+    el("tbody", {}, recipes.rows.map((row) => el("tr", {}, row.map((value, at) => el("td", { class: at ? "num turned" : "" }, value)))))),
+    recipes.sentences.map((sentence) => el("p", {}, sentence)));
+}
+
+const MOST_COLUMNS = 6; // more runs than this stand below each other
+
+/** Lines of {name, cells}, one cell for each run: the runs across, or below each other where they are many. */
+function runsTable(boot, lines, first, mono) {
+  const isTurned = boot.runs.length > MOST_COLUMNS;
+  const shown = (cell) => el("td", { class: `num${mono}${isTurned ? " turned" : ""}` }, cell.text, cell.more ? [" ", el("span", { class: "interval" }, cell.more)] : null);
+  const heads = isTurned ? lines : boot.runs;
+  return el("table", {},
+    el("thead", {}, el("tr", {}, el("th", {}, isTurned ? "run" : first), heads.map((head) => el("th", { class: isTurned ? "num turned" : "num" }, head.name)))),
+    el("tbody", {}, isTurned
+      ? boot.runs.map((run, at) => el("tr", {}, el("td", {}, run.name), lines.map((line) => shown(line.cells[at]))))
+      : lines.map((line) => el("tr", {}, el("td", { class: mono }, line.name), line.cells.map(shown)))));
+}
+
+function comparisonTable(boot) {
+  const isLong = boot.runs.length > MOST_COLUMNS;
+  const short = boot.rows.filter((row) => row.is_short), notes = boot.notes.map((note) => el("p", { class: "soft small" }, note));
+  if (!isLong) return el("div", { class: "card wide" }, runsTable(boot, boot.rows, "", ""), notes);
+  return [el("div", { class: "card wide" }, runsTable(boot, short, "", ""), notes),
+    el("details", {}, el("summary", {}, "Every number"), el("div", { class: "card wide" }, runsTable(boot, boot.rows.filter((row) => !row.is_short), "", "")))];
 }
 
 function differencesTable(boot) {
   if (!boot.differences.length) return el("div", { class: "card" }, el("p", {}, "The recipes are the same."));
-  return el("div", { class: "card wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, el("th", {}, "key"), boot.runs.map((run) => el("th", { class: "num" }, run.name)))),
-    el("tbody", {}, boot.differences.map((row) => el("tr", {}, el("td", { class: "mono" }, row.key), row.values.map((value) => el("td", { class: "num mono" }, value)))))));
+  const lines = boot.differences.map((row) => ({ name: row.key, cells: row.values.map((text) => ({ text })) }));
+  return el("div", { class: "card wide" }, runsTable(boot, lines, "key", " mono"));
 }
