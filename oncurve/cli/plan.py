@@ -31,9 +31,12 @@ def plan(
     shard: Annotated[str | None, typer.Option(help="Sharding: none, zero1, zero2 or zero3.")] = None,
     offload: Annotated[bool, typer.Option("--offload", help="Keep the optimizer state in CPU memory.")] = False,
     placement: Annotated[
-        str, typer.Option(help="Where rollouts run: colocated, split or disaggregated.")
-    ] = "colocated",
-    sampler_gpus: Annotated[int, typer.Option(min=0, help="GPUs used only for rollouts.")] = 0,
+        str | None,
+        typer.Option(help="Where rollouts run: colocated, split or disaggregated (default: as the recipe says)."),
+    ] = None,
+    sampler_gpus: Annotated[
+        int, typer.Option(min=0, help="GPUs used only for rollouts (default: those that the recipe names).")
+    ] = 0,
     bandwidth: Annotated[float, typer.Option(min=0.001, help="Network bandwidth between machines in Gbit/s.")] = 100.0,
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of a long prompt in tokens.")] = None,
     mean_tokens: Annotated[float | None, typer.Option(min=1, help="Mean completion length in tokens.")] = None,
@@ -105,18 +108,26 @@ def plan_recipe(
 
 
 def plan_inputs(
-    recipe: Path, overrides: Sequence[str], *, gpu: str | None = None, devices: Path | None = None, **asked: Any
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    gpu: str | None = None,
+    devices: Path | None = None,
+    placement: str | None = None,
+    sampler_gpus: int = 0,
+    **asked: Any,
 ) -> PlanInputs:
     """Model, work, setup and device of a recipe. No torch, no weights; an unknown model's config.json is fetched.
 
     Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
+    Without ``placement``, samplers are where the recipe has them, and without ``sampler_gpus`` as many as it names.
     The rest of what is ``asked`` are the fields of ``PlanRequest``.
 
     Raises ConfigError or CheckpointError for a recipe, a model or a device that is not there.
     """
     from oncurve.observe.run_model import locate  # lazy
     from oncurve.plan.find_shape import find_shape  # lazy
-    from oncurve.plan.from_recipe import PlanRequest, check_ranks, make_setup, make_work  # lazy
+    from oncurve.plan.from_recipe import PlanRequest, check_ranks, make_setup, make_work, placement_of  # lazy
     from oncurve.plan.hardware import find_device, load_devices  # lazy
     from oncurve.plan.memory import rows_that_fit  # lazy
     from oncurve.plan.setup import Placement, Shard  # lazy
@@ -126,7 +137,11 @@ def plan_inputs(
     table = load_devices(devices)
     is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
     device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
-    request = PlanRequest(**asked, is_gpu=device.is_gpu)
+    own_placement, own_samplers = placement_of(config, is_gpu=device.is_gpu)
+    placed = {"placement": placement or own_placement, "sampler_gpus": sampler_gpus}
+    if placed["placement"] == own_placement:
+        placed["sampler_gpus"] = sampler_gpus or own_samplers
+    request = PlanRequest(**asked, **placed, is_gpu=device.is_gpu)
     if request.shard is not None and request.shard not in get_args(Shard):
         raise ConfigError(f"--shard {request.shard}: choose one of {', '.join(get_args(Shard))}")
     if request.placement not in get_args(Placement):

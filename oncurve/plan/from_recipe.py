@@ -118,6 +118,18 @@ def make_turns(config: Config, request: PlanRequest) -> TurnPlan:
     )
 
 
+def placement_of(config: Config, *, is_gpu: bool) -> tuple[Placement, int]:
+    """Where a recipe samples, and the devices that its servers take.
+
+    On a CPU one machine does everything. Of servers that come and go one is planned.
+    """
+    rollouts = config.rollouts
+    if not is_gpu or rollouts.type != "servers" or rollouts.sleep:
+        return "colocated", 0
+    started = rollouts.own_servers + rollouts.vllm_servers * rollouts.tensor_parallel
+    return ("split", started) if started else ("disaggregated", max(1, len(rollouts.servers)))
+
+
 def _has_vllm(config: Config, request: PlanRequest) -> bool:
     """vLLM servers sample, which keep what they have read."""
     rollouts = config.rollouts
@@ -152,6 +164,7 @@ def make_setup(config: Config, request: PlanRequest) -> Setup:
         records_decoding=config.rollouts.cuda_graphs,
         ranks=request.gpus,
         shard=request.shard or ("zero3" if request.gpus > 1 else "none"),
+        loads_by_parts=policy.parallel != "deepspeed" and config.algorithm.teacher is None,
         offloads_optimizer=request.offloads_optimizer,
         placement=request.placement,
         sampler_devices=max(1, request.sampler_gpus) if apart else 0,

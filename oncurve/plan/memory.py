@@ -161,8 +161,9 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
         with checkpointing they go at the end of the forward pass
 
     With the optimizer in the CPU's memory (ZeRO-Offload, arXiv:2101.06840) the device keeps half-width weights and
-    gradients, 2 B each. With stage 3 two layers are whole at a time, and every device that samples as well, or sends
-    weights over NCCL, has a whole copy, with matrices of 2 B under autocast.
+    gradients, 2 B each. With stage 3 two layers are whole at a time, embedding and head in float32 from the forward to
+    the backward pass; and every device that samples as well, or sends weights over NCCL, has a whole copy, matrices of
+    2 B under autocast.
     """
     trained = trained_parameters(shape, setup)
     cut = {name: setup.ranks if setup.shard in stages else 1 for name, stages in _STAGES.items()}
@@ -179,8 +180,11 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
         yield Component("teacher", 4.0 * setup.teacher.num_parameters / cut["weights"], PHASES)
     if is_cut(setup):
         yield Component("copy to sample from", copy_bytes(shape, setup), PHASES)
-        whole = setup.width * (2 * shape.layer_parameters + shape.head_parameters)
-        yield Component("gathered layers", whole, ("sample", "train"), is_buffer=True)
+        yield Component(
+            "gathered layers", setup.width * 2 * shape.layer_parameters, ("sample", "train"), is_buffer=True
+        )
+        ends = shape.head_parameters * (1 if shape.is_tied else 2)
+        yield Component("gathered embedding and head", 4.0 * ends, ("train",), is_buffer=True)
     elif setup.width == 2 and not (setup.offloads_optimizer or setup.quantization or setup.halves_frozen):
         layers = 1 if setup.checkpointing and setup.method == "lora" else shape.layers
         copies = 2.0 * layers * shape.layer_matrix_parameters
@@ -205,8 +209,8 @@ def copy_bytes(shape: ModelShape, setup: Setup) -> float:
 
 
 def load_bytes(shape: ModelShape, setup: Setup) -> float:
-    """Before they are cut all weights are on every device, 4 B each, those of the reference too, and the copy."""
-    if not is_cut(setup):
+    """What is not read in parts is whole on every device before it is cut: 4 B each, the reference too, the copy."""
+    if not is_cut(setup) or setup.loads_by_parts:
         return 0.0
     whole = 4.0 * shape.num_parameters * (2 if has_reference(setup) else 1)
     whole += 4.0 * setup.teacher.num_parameters if setup.teacher is not None else 0.0

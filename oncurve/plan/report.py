@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oncurve.errors import counted
-from oncurve.plan.constants import GPU_MARGIN
+from oncurve.plan.constants import GPU_MARGIN, MEMORY_ERROR
 from oncurve.plan.cost import FailureCost, Price, TrainerCost, compare_trainers, cost_of_failure, fits, price
 from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, concrete, fit_devices
 from oncurve.plan.from_recipe import longest_row
@@ -185,11 +185,11 @@ def _memory(plan: Plan) -> Iterator[str]:
     for need in plan.memory.needs:
         yield ""
         room = plan.device.memory_bytes / GIB
-        verdict = "fits" if need.peak_bytes <= plan.device.memory_bytes * (1 - GPU_MARGIN) else "does NOT fit"
+        verdict = _verdict(need, plan.device)
         yield f"memory of a {need.role}, GiB: peak {_gib(need.peak_bytes)} of {room:.1f}, {verdict}"
         if need.role == "trainer" and not plan.loads:
             yield (
-                f"warning: the model cannot be loaded: before sharding, each trainer holds all weights once, "
+                f"warning: the model cannot be loaded: before its weights are cut, each trainer holds all of them, "
                 f"{_gib(plan.memory.load_bytes)} GiB with copies"
             )
         names = {"sample": "evaluate"} if plan.work.is_supervised else {}
@@ -199,6 +199,14 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"  {'sum':28}" + "".join(f"{_gib(need.phase_bytes(phase)):>10}" for phase in PHASES)
     if plan.memory.host_bytes:
         yield f"CPU memory: {_gib(plan.memory.host_bytes)} GiB for master weights and optimizer moments"
+
+
+def _verdict(need: Need, device: Device) -> str:
+    """Whether a device has room, and whether the plan's own error decides that."""
+    if need.peak_bytes > device.memory_bytes * (1 - GPU_MARGIN):
+        return "does NOT fit"
+    is_tight = need.peak_bytes * (1 + MEMORY_ERROR) > device.memory_bytes
+    return f"tight: fits, but {MEMORY_ERROR:.0%} more would not" if is_tight else "fits"
 
 
 def _gpus(needed: int | None) -> str:

@@ -163,6 +163,8 @@ class Setup:
     """Devices that train, each with its own completions."""
     shard: Shard = "none"
     """zero1: the optimizer's state is cut over the ranks. zero2: the gradients too. zero3: the weights too (FSDP)."""
+    loads_by_parts: bool = True
+    """With zero3: weights are read in parts, as FSDP does; DeepSpeed and a model with a teacher are whole first."""
     offloads_optimizer: bool = False
     """Master weights and moments in the CPU's memory, half-width weights and gradients on the device."""
     placement: Placement = "colocated"

@@ -264,11 +264,48 @@ def test_several_devices_hold_what_one_does_not() -> None:
 
 
 def test_a_model_that_is_whole_once_before_it_is_cut_may_not_load() -> None:
-    model = ["model=Qwen/Qwen2.5-32B", "algorithm.kl_coef=0"]
-    apart = {"gpu": "H200", "gpus": 8, "placement": "disaggregated", "sampler_gpus": 2}
-    assert "cannot be loaded" not in planned("spot_32b/full", model, **apart)
-    with_reference = planned("spot_32b/full", [model[0], "algorithm.kl_coef=0.04"], **apart)
-    assert "fits\nwarning: the model cannot be loaded" in with_reference
+    apart = {"gpu": "H200", "gpus": 8, "sampler_gpus": 2}
+    assert "cannot be loaded" not in planned("spot_32b/full", [], **apart), "FSDP reads weights in parts"
+    whole = planned("spot_32b/full", ["policy.parallel=deepspeed"], **apart)
+    assert "fits\nwarning: the model cannot be loaded" in whole
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "found"),
+    [
+        ("math_r1_zero", [], ("split", 1)),
+        ("math_r1_zero/four_gpus", [], ("split", 2)),
+        ("math_r1_zero/one_gpu", [], ("colocated", 0)),
+        ("spot_32b", [], ("disaggregated", 1)),
+        ("gsm8k", ["rollouts.type=servers", "rollouts.servers=[http://a:1, http://b:1]"], ("disaggregated", 2)),
+        ("gsm8k", ["rollouts.type=servers", "rollouts.own_servers=3"], ("split", 3)),
+        ("gsm8k", [], ("colocated", 0)),
+    ],
+)
+def test_samplers_are_planned_where_the_recipe_has_them(
+    recipe: str, changes: list[str], found: tuple[str, int]
+) -> None:
+    setup = json.loads(planned(recipe, changes, gpu="H100", as_json=True))["setup"]
+    assert (setup["placement"], setup["sampler_devices"]) == found
+
+
+def test_the_command_line_places_samplers_elsewhere() -> None:
+    data = json.loads(planned("math_r1_zero", [], gpu="H100", placement="colocated", as_json=True))
+    assert data["setup"]["placement"] == "colocated"
+    data = json.loads(planned("math_r1_zero/four_gpus", [], gpu="H100", sampler_gpus=4, as_json=True))
+    assert (data["setup"]["placement"], data["setup"]["sampler_devices"]) == ("split", 4)
+
+
+def test_what_fits_within_the_error_of_a_plan_is_tight(tmp_path: Path) -> None:
+    data = json.loads(planned("gsm8k", ["rollouts.max_rows=32"], gpu="H100", as_json=True))
+    peak = data["memory"][0]["peak_bytes"] / 2**30
+    for room, verdict in ((1.05, "tight"), (1.2, "fits"), (1.01, "does NOT fit")):
+        own = tmp_path / "own.yaml"
+        own.write_text(f"mine: {{memory_gib: {peak * room}, bandwidth: 3350, bf16: 989}}")
+        text = planned("gsm8k", ["rollouts.max_rows=32"], gpu="mine", devices=own)
+        alike = planned("gsm8k", ["rollouts.max_rows=32"], gpu="H100")
+        assert alike.split("peak ")[1].split()[0] == text.split("peak ")[1].split()[0]
+        assert f"GiB: peak {peak:.1f} of {peak * room:.1f}, {verdict}" in text
 
 
 def test_fitting_is_having_room_with_a_margin() -> None:

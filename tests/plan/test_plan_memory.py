@@ -128,8 +128,17 @@ def test_devices_that_sample_from_weights_in_parts_have_a_whole_copy() -> None:
         assert "copy to sample from" not in parts(other)
 
 
-def test_before_they_are_cut_all_weights_are_on_every_device() -> None:
+def test_embedding_and_head_are_gathered_in_float32() -> None:
+    cut = Setup(ranks=8, shard="zero3", checkpointing=True)
+    ends = SHAPE.head_parameters * (1 if SHAPE.is_tied else 2)
+    assert parts(cut)["gathered embedding and head"] == 4 * ends
+    assert "gathered embedding and head" not in parts(replace(cut, shard="zero2"))
+
+
+def test_what_is_not_read_in_parts_is_whole_on_every_device_before_it_is_cut() -> None:
     apart = Setup(ranks=8, shard="zero3", placement="disaggregated", sampler_devices=1)
+    assert plan_memory(SHAPE, WORK, apart).load_bytes == 0
+    apart = replace(apart, loads_by_parts=False)
     once = plan_memory(SHAPE, WORK, apart).load_bytes
     assert plan_memory(SHAPE, WORK, replace(apart, has_reference=True)).load_bytes == once + 4 * N
     assert plan_memory(SHAPE, WORK, replace(apart, shard="zero1")).load_bytes == 0
