@@ -23,7 +23,9 @@ class Rewards:
     is_truncated: Bool[Tensor, "P G"]
     """The completion never ended by itself."""
     parts: Mapping[str, Float[Tensor, "P G"]] = field(default_factory=dict)
-    """Named components before weighting, 0 where not graded."""
+    """Named components before weighting, 0 where there is none."""
+    part_given: Mapping[str, Bool[Tensor, "P G"]] = field(default_factory=dict)
+    """Where a component has a value; one that is not named here has one wherever ``graded`` is True."""
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float | None]]) -> Rewards:

@@ -151,10 +151,15 @@ def _trace(error: BaseException) -> str:
     own = [place for place, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)]
     kept = frames[own[0] :] if own else frames
     text = "".join([*traceback.format_list(kept), *traceback.format_exception_only(error)])
-    return text[-4000:]
+    return _writable(text)[-4000:]
 
 
 def one_line(error: BaseException) -> str:
     """An exception as one line of at most 300 characters."""
-    text = " ".join(str(error).split())[:300]
+    text = _writable(" ".join(str(error).split()))[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _writable(text: str) -> str:
+    """A text that stands in UTF-8: half a surrogate pair, which no file and no terminal takes, is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

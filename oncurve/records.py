@@ -128,6 +128,8 @@ class Completion:
     """Time that the episode waited for tools and its environment."""
     environment: Any = field(default=None, compare=False, repr=False)
     """The environment itself, where a reward function asks for ``environments``."""
+    may_call: bool = field(default=True, compare=False, repr=False)
+    """False in an environment with steps, where the whole turn is the action and there is nothing to call."""
     branches: tuple[Completion, ...] = ()
     """Further rows of the same episode: other conversations of an agent, and forks, each with what it has read for its
     prompt. They have the reward and the advantage of this one."""

@@ -117,8 +117,9 @@ def mean_normalized(rewards: Rewards) -> Float[Tensor, "P G"]:
     Raises ValueError for a group of one, and for a negative reward, of which the mean is no scale.
     """
     refuse_groups_of_one(rewards)
-    if bool((rewards.graded & (rewards.values < 0)).any()):
-        raise ValueError("the advantage mean_normalized needs rewards of 0 or more; another one takes negative rewards")
+    lowest = float(torch.where(rewards.graded, rewards.values, 0.0).min())
+    if lowest < 0:
+        raise ValueError(f"mean_normalized needs rewards of 0 or more, and there is one of {lowest:g}")
     count = rewards.graded.sum(dim=1, keepdim=True).clamp(min=1)
     mean = torch.where(rewards.graded, rewards.values, 0.0).sum(dim=1, keepdim=True) / count
     return _divide(center(rewards.values, rewards.graded), mean)
@@ -154,8 +155,9 @@ def multi_objective(
         A_i = (s_i - mean_batch(s)) / (std_batch(s) + epsilon)        GDPO, arXiv:2601.05242
 
     A part of small range counts as much as one of large range. Where parts nearly cancel in a whole batch, the second
-    division blows up what is left. ``weights`` names the parts that count; None takes every part once. The reward
-    itself is not used.
+    division blows up what is left. A completion to which a part does not apply is left out of that part's mean and
+    standard deviation and gets nothing from it. ``weights`` names the parts that count; None takes every part once.
+    The reward itself is not used.
 
     Raises ValueError for a group of one, for rewards without parts, and for a weight whose part does not exist.
     """
@@ -167,7 +169,8 @@ def multi_objective(
         raise ValueError(f"the reward has no part {missing[0]!r}; its parts are {', '.join(sorted(rewards.parts))}")
     total = torch.zeros_like(rewards.values)
     for name, weight in chosen.items():
-        part = Rewards(rewards.parts[name], rewards.graded, rewards.num_tokens, rewards.is_truncated)
+        given = rewards.graded & rewards.part_given.get(name, rewards.graded)
+        part = Rewards(rewards.parts[name], given, rewards.num_tokens, rewards.is_truncated)
         total = total + weight * group_relative(part, ddof=ddof, epsilon=epsilon)
     summed = Rewards(total, rewards.graded, rewards.num_tokens, rewards.is_truncated)
     return whitened(summed, ddof=ddof, epsilon=epsilon)

@@ -11,22 +11,38 @@ from torch import Tensor
 from oncurve.batch import Batch, Rewards, Size
 from oncurve.records import Group, Reward
 
+BLUR = 1e-4
+"""Rewards that float32 rounds by more than this share of their group's range are kept in float64."""
+
 
 def stack_rewards(groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> Rewards:
-    """The rewards of groups as [P, G] tensors; a completion whose grader failed is marked, not given a 0."""
+    """The rewards of groups as [P, G] tensors; a completion whose grader failed is marked, not given a 0.
+
+    In float32, or in float64 where float32 would blur how the rewards of a group differ, such as 100,000.01 and
+    100,000.02.
+    """
     names = sorted({name for group in graded for reward in group for name in reward.parts})
     return Rewards(
-        values=torch.tensor([[reward.value or 0.0 for reward in group] for group in graded], dtype=torch.float32),
+        values=_table([[reward.value for reward in group] for group in graded]),
         graded=torch.tensor([[reward.error is None for reward in group] for group in graded]),
         num_tokens=torch.tensor([[c.num_tokens for c in group.completions] for group in groups]),
         is_truncated=torch.tensor([[c.is_truncated for c in group.completions] for group in groups]),
-        parts={
-            name: torch.tensor(
-                [[reward.parts.get(name, 0.0) for reward in group] for group in graded], dtype=torch.float32
-            )
-            for name in names
+        parts={name: _table([[reward.parts.get(name) for reward in group] for group in graded]) for name in names},
+        part_given={
+            name: torch.tensor([[name in reward.parts for reward in group] for group in graded]) for name in names
         },
     )
+
+
+def _table(rows: Sequence[Sequence[float | None]]) -> Float[Tensor, "P G"]:
+    """Numbers with 0 for None; in float64 where rounding would move them by a ten-thousandth of their group's range."""
+    exact = torch.tensor([[value or 0.0 for value in row] for row in rows], dtype=torch.float64)
+    known = torch.tensor([[value is not None for value in row] for row in rows])
+    lowest = torch.where(known, exact, torch.inf).amin(dim=1)
+    highest = torch.where(known, exact, -torch.inf).amax(dim=1)
+    error = (exact - exact.float().double()).abs().amax(dim=1)
+    is_blurred = (highest > lowest) & (error > BLUR * (highest - lowest))
+    return exact if bool(is_blurred.any()) else exact.float()
 
 
 def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_truncated: bool = False) -> Batch:

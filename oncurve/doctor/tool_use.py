@@ -7,15 +7,15 @@ from oncurve.doctor.findings import Finding
 
 
 def tools_unused(case: Case) -> Finding | None:
-    """The policy has tools and hardly ever calls one, so that nothing can be learned about calling."""
+    """The policy has tools and hardly ever calls one, so that nothing can be learned about calling.
+
+    Calls are not measured in environments with steps, which have nothing to call.
+    """
     calls = case.curve("episode/calls")
     if not calls or not (case.setting("rollouts.tools") or case.setting("rollouts.environments")):
         return None
     if calls.mean >= 0.02 or not calls.window:
         return None
-    turns = case.curve("episode/turns")
-    if turns and turns.mean > 1.1 + calls.mean and not case.setting("rollouts.tools"):
-        return None  # an environment of reset and step answers whole turns and has nothing to call
     return Finding(
         severity="severe",
         what="The tools are never called",

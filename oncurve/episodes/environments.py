@@ -104,7 +104,8 @@ class Environment:
     def step(self, action: str) -> Any:
         """The observation after an action, to be awaited where step is async.
 
-        Gymnasium's step gives five values, that of the older Gym four: observation, reward, done, info.
+        Gymnasium's step gives five values, that of the older Gym four: observation, reward, done, info, of which the
+        last may be missing.
         """
         given = self.inner.step(action)
         return self._stepped_later(given) if inspect.isawaitable(given) else self._stepped(given)
@@ -113,14 +114,16 @@ class Environment:
         return self._stepped(await given)
 
     def _stepped(self, given: Any) -> str:
-        if not isinstance(given, tuple) or len(given) not in (4, 5):
+        if not isinstance(given, (tuple, list)) or len(given) not in (3, 4, 5):
+            found = f"{len(given)} values" if isinstance(given, (tuple, list)) else type(given).__name__
             raise TypeError(
-                f"step gave {type(given).__name__ if not isinstance(given, tuple) else f'{len(given)} values'}; return "
-                f"(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
+                f"step gave {found}; return (observation, reward, terminated, truncated, info) or (observation, "
+                f"reward, done, info)"
             )
         observation, reward, *ended = given
         self.earned += float(reward)
-        self.is_done = any(bool(one) for one in ended[:-1])
+        self.note_done()
+        self.is_done = self.is_done or any(bool(one) for one in (ended[:2] if len(given) == 5 else ended[:1]))
         return answer_text(observation)
 
     def note_done(self) -> None:

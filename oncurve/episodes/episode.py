@@ -98,6 +98,7 @@ class Episode:
             environment_reward=self.reward,
             waiting_seconds=self.waiting_seconds,
             environment=self.environment.inner if self.environment is not None else None,
+            may_call=self.environment is None or not self.environment.kind.has_steps,
         )
 
 

@@ -112,9 +112,14 @@ def answer_text(value: Any) -> str:
     if isinstance(value, bytes):
         value = value[:MAX_ANSWER_CHARACTERS].decode("utf-8", errors="replace")
     if not isinstance(value, str):
-        made = attempt(lambda: json.dumps(value, ensure_ascii=False, default=str))
+        made = attempt(lambda: json.dumps(value, ensure_ascii=False, default=_plain))
         value = f"<{type(value).__name__}>" if isinstance(made, Failure) else made
     return value[:MAX_ANSWER_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy and torch as JSON has them; anything else as it prints."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def calling(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

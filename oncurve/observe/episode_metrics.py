@@ -15,8 +15,15 @@ EPISODE = (
     Metric("episode/turns", "turns", "mean over completions of how often the policy wrote", "-"),
     Metric("episode/max_turns", "turns", "most turns of a completion", "below rollouts.episodes.max_turns"),
     Metric("episode/rows", "rows", "mean over completions of their rows: conversations and forks of an agent", "-"),
-    Metric("episode/calls", "calls", "mean over completions of the calls that the policy made", "above 0"),
-    Metric("episode/calling_fraction", "fraction", "completions with a call", "above 0; rises where a tool helps"),
+    Metric(
+        "episode/calls", "calls", "calls by the policy, mean over completions that have something to call", "above 0"
+    ),
+    Metric(
+        "episode/calling_fraction",
+        "fraction",
+        "completions with a call, of those that have something to call",
+        "above 0; rises where a tool helps",
+    ),
     Metric(
         "episode/tool_errors",
         "fraction",
@@ -65,22 +72,24 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if not episodes:
         return {}
     turns = [one.num_turns for one in episodes]
-    calls = [call for one in episodes for row in (one, *one.branches) for call in row.calls]
+    callers = [one for one in episodes if one.may_call]
+    calls = [call for one in callers for row in (one, *one.branches) for call in row.calls]
     reasons = [one.finish_reason for one in episodes]
     measured = {
         "episode/turns": statistics.fmean(turns),
         "episode/max_turns": float(max(turns)),
-        "episode/calls": len(calls) / len(episodes),
         "episode/answer_tokens": statistics.fmean(
             len(row.token_ids) - len(row.written_ids) for one in episodes for row in (one, *one.branches)
         ),
         "episode/rows": 1 + statistics.fmean(len(one.branches) for one in episodes),
-        "episode/calling_fraction": sum(any(row.calls for row in (one, *one.branches)) for one in episodes)
-        / len(episodes),
         "time/tools_seconds": statistics.fmean(one.waiting_seconds for one in episodes),
         "time/tools_max_seconds": max(one.waiting_seconds for one in episodes),
         "episode/failed_fraction": sum(one.failure is not None for one in episodes) / len(episodes),
     }
+    if callers:
+        measured["episode/calls"] = len(calls) / len(callers)
+        num_calling = sum(any(row.calls for row in (one, *one.branches)) for one in callers)
+        measured["episode/calling_fraction"] = num_calling / len(callers)
     if calls:
         errors = [call.error for call in calls]
         measured["episode/tool_errors"] = sum(error is not None for error in errors) / len(calls)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.algorithm import Algorithm
-from oncurve.algorithm.presets import build
+from oncurve.algorithm.presets import Advantage, build
 from oncurve.algorithm.settings import AlgorithmSection
+from oncurve.batch import Rewards
 from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, RewardError
 from oncurve.extensions import extension
 from oncurve.model.allocator import keep_freed_memory
 from oncurve.policy.distributed import ALONE, Processes
@@ -51,13 +55,30 @@ def make_algorithm(config: Config) -> Algorithm:
     if config.algorithm.advantage_function is not None:
         place = config.algorithm.advantage_function
         own["advantage"] = load_function(place, where="algorithm.advantage_function")
-    return build(
+    made = build(
         config.algorithm.row_name,
         group_size=config.algorithm.group_size,
         max_completion_tokens=config.rollouts.max_completion_tokens,
         part_weights=part_weights(config.rewards),
         **own,
     )
+    return replace(made, advantage=_stopping(made.advantage))
+
+
+def _stopping(advantage: Advantage) -> Advantage:
+    """The same function; rewards that it refuses stop the run with its sentence."""
+
+    @wraps(advantage)
+    def called(rewards: Rewards) -> Float[Tensor, "P G"]:
+        try:
+            return advantage(rewards)
+        except ValueError as error:
+            raise RewardError(
+                f"algorithm.advantage refuses the rewards of this step: {error}. Change the reward, or take another "
+                f"advantage (docs/algorithms.md)"
+            ) from error
+
+    return called
 
 
 def make_policy(

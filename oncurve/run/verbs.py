@@ -206,6 +206,6 @@ def advantages(scores: Scores, algorithm: str = "grpo", **choices: Any) -> Float
     longest = max((len(c.token_ids) for group in scores.groups for c in group.completions), default=1)
     try:
         chosen = build(algorithm, group_size=sizes.pop(), max_completion_tokens=max(longest, 1), **choices)
+        return chosen.advantages(stack_rewards(scores.groups, scores.rewards))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"advantages: {error}") from None
-    return chosen.advantages(stack_rewards(scores.groups, scores.rewards))

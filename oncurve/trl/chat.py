@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from oncurve.errors import DataError
 
+KEYS = ("messages", "prompt", "chosen", "rejected", "completion")
+"""Columns of a row that may hold messages."""
+
 
 def is_conversational(example: Mapping[str, Any]) -> bool:
     """Whether a row's prompt, completion or messages are lists of messages."""
-    for key in ("prompt", "chosen", "rejected", "completion", "messages"):
+    for key in KEYS:
         value = example.get(key)
         if isinstance(value, list) and value and isinstance(value[0], Mapping) and "role" in value[0]:
             return True
@@ -19,11 +23,32 @@ def is_conversational(example: Mapping[str, Any]) -> bool:
 
 def apply_chat_template(
     example: Mapping[str, Any], tokenizer: Any, tools: Any = None, **template_kwargs: Any
-) -> dict[str, str]:
-    """The prompt, or the messages, of a conversational row as text."""
-    if "messages" in example:
-        return {"text": tokenizer.apply_chat_template(example["messages"], tokenize=False, **template_kwargs)}
-    return {"prompt": prompt_text(example["prompt"], tokenizer, template_kwargs)}
+) -> dict[str, Any]:
+    """The conversations of a row as text, under their names; those of ``messages`` as ``text``.
+
+    A prompt ends where the assistant's turn begins, or inside it where its last message is the assistant's. What
+    follows a prompt is the rest of the whole conversation's text. Raises KeyError for a row without conversations, and
+    ValueError for a prompt that ends with a system message.
+    """
+    found = {key: example[key] for key in KEYS if key in example}
+    if not found or ("messages" in found and len(found) > 1):
+        raise KeyError(f"Invalid keys in the example: {set(found)}")
+    options = {"tools": tools or None, "tokenize": False, **example.get("chat_template_kwargs", {}), **template_kwargs}
+
+    def written(messages: Any, **more: bool) -> str:
+        return str(tokenizer.apply_chat_template(messages, **options, **more))
+
+    if "prompt" not in found:
+        return {"text" if key == "messages" else key: written(value) for key, value in found.items()}
+    first, role = found.pop("prompt"), example["prompt"][-1]["role"]
+    if role not in ("user", "tool", "assistant"):
+        raise ValueError(f"Invalid role in the last message: {role}")
+    prompt = written(first, add_generation_prompt=role != "assistant", continue_final_message=role == "assistant")
+    whole = {key: written(first + value) for key, value in found.items()}
+    same = takewhile(lambda signs: len(set(signs)) == 1, zip(prompt, *whole.values(), strict=False))
+    prompt = "".join(signs[0] for signs in same)  # some templates begin the turn with more than it has
+    label = {"label": example["label"]} if "label" in example else {}
+    return {"prompt": prompt, **{key: text[len(prompt) :] for key, text in whole.items()}, **label}
 
 
 def maybe_apply_chat_template(

@@ -1,0 +1,100 @@
+"""Do rewards that an advantage cannot use end in a sentence, and do small differences of large rewards count?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import oncurve
+from oncurve.algorithm.advantages import group_relative, multi_objective
+from oncurve.batch import Rewards
+from oncurve.cli.app import app
+from oncurve.data.collate import stack_rewards
+from oncurve.errors import ConfigError, RewardError
+from oncurve.records import Completion, Group, Prompt, Reward
+from oncurve.rewards.base import Term, WeightedSum
+from oncurve.rewards.custom import from_function
+from oncurve.run.verbs import Scores
+
+RECIPE = [
+    "word_problems", "run.name=small", "run.steps=1", "run.prompts_per_step=2", "evaluation.num_prompts=2",
+    "evaluation.every_steps=0", "rollouts.max_completion_tokens=8", "data.limit=40", "algorithm.group_size=2",
+    "run.completions_per_update=null",
+]  # fmt: skip
+
+
+def group_of(*rewards: Reward) -> tuple[list[Group], list[list[Reward]]]:
+    prompt = Prompt("q", (1,), 0, {}, None)
+    completions = tuple(Completion((1,), (2,), "a", (0.0,), "stop", 0, place) for place in range(len(rewards)))
+    return [Group(prompt, completions)], [list(rewards)]
+
+
+@pytest.mark.slow
+def test_a_negative_reward_where_the_mean_divides_is_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def mine(completion):\n    return -0.5\n")
+    words = ["algorithm.advantage=mean_normalized", "rewards=[{type: custom, function: 'mine.py:mine'}]"]
+    ended = CliRunner().invoke(app, ["train", *RECIPE, *words])
+    assert isinstance(ended.exception, RewardError)
+    assert "algorithm.advantage refuses the rewards of this step" in str(ended.exception)
+    assert "mean_normalized needs rewards of 0 or more, and there is one of -0.5" in str(ended.exception)
+    assert (tmp_path / "runs" / "small" / "metrics.jsonl").is_file()
+
+
+@pytest.mark.slow
+def test_a_reward_whose_error_is_no_utf_8_is_counted_and_shown(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    body = "def mine(completion):\n    print('\\udcff')\n    raise ValueError('half \\ud83d of a pair')\n"
+    Path("mine.py").write_text(body)
+    words = ["rewards=[{type: custom, function: 'mine.py:mine'}]", "evaluation.num_prompts=2"]
+    ended = CliRunner().invoke(app, ["train", *RECIPE, *words])
+    assert isinstance(ended.exception, RewardError), ended.output
+    str(ended.exception).encode("utf-8")
+
+
+def test_an_error_of_half_a_sign_can_be_written() -> None:
+    def mine(completion: str) -> float:
+        raise ValueError("half \ud83d of a pair")
+
+    groups, _ = group_of(Reward(0.0))
+    reward = from_function(mine)([groups[0].prompt], list(groups[0].completions))[0]
+    assert reward.error == "crashed"
+    assert "half \\ud83d of a pair" in reward.detail
+    (reward.detail + reward.trace).encode("utf-8")
+
+
+def test_large_rewards_that_differ_little_have_exact_advantages() -> None:
+    values = [100_000.01, 100_000.02, 100_000.03, 100_000.04]
+    given = stack_rewards(*group_of(*[Reward(value) for value in values]))
+    expected = group_relative(Rewards.of([[0.01, 0.02, 0.03, 0.04]]))
+    assert torch.allclose(group_relative(given).float(), expected, atol=1e-4)
+    assert stack_rewards(*group_of(Reward(0.0), Reward(1.0))).values.dtype == torch.float32
+    assert stack_rewards(*group_of(Reward(0.7), Reward(0.7))).values.dtype == torch.float32
+
+
+def test_a_part_that_does_not_apply_is_in_no_mean_of_that_part() -> None:
+    """As TRL's normalize_then_sum does it: the first completion has an opinion of the first function alone."""
+    first, second = [1.0, 2.0, 4.0, 3.0], [None, 1.0, 5.0, 3.0]
+    one = from_function(lambda completion: 0.0)
+    terms = [Term(one, name="first"), Term(one, name="second")]
+    rewards = [
+        WeightedSum(terms)._combine([Reward(a), Reward(b) if b is not None else Reward(None, error="not_applicable")])
+        for a, b in zip(first, second, strict=True)
+    ]
+    found = multi_objective(stack_rewards(*group_of(*rewards)), weights={"first": 1.0, "second": 1.0})
+    a = torch.tensor(first, dtype=torch.float64)
+    b = torch.tensor(second[1:], dtype=torch.float64)
+    total = (a - a.mean()) / (a.std() + 1e-4)
+    total[1:] += (b - b.mean()) / (b.std() + 1e-4)
+    expected = (total - total.mean()) / (total.std() + 1e-4)
+    assert torch.allclose(found[0].double(), expected, atol=1e-5)
+
+
+def test_advantages_of_a_program_refuse_a_negative_reward_in_a_sentence() -> None:
+    groups, rewards = group_of(Reward(-1.0), Reward(1.0))
+    with pytest.raises(ConfigError, match="advantages: mean_normalized needs rewards of 0 or more"):
+        oncurve.advantages(Scores(groups, rewards), "grpo", advantage="mean_normalized")

@@ -1,0 +1,58 @@
+"""Are the conversations of a row written as TRL writes them?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.trl import maybe_apply_chat_template
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% if not (loop.last and continue_final_message) %}</{{ m.role }}>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{{ begun }}{% endif %}"
+)
+ASK, SAY = {"role": "user", "content": "How much?"}, {"role": "assistant", "content": "Four."}
+WRONG = {"role": "assistant", "content": "Five."}
+ROWS: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [ASK, SAY]},
+    "a prompt": {"prompt": [ASK]},
+    "a prompt that begins the answer": {"prompt": [ASK, SAY]},
+    "a prompt after a tool": {"prompt": [ASK, SAY, {"role": "tool", "content": "4"}]},
+    "a prompt and its completion": {"prompt": [ASK], "completion": [SAY], "gold": 4},
+    "a begun answer and its completion": {"prompt": [ASK, SAY], "completion": [ASK, SAY]},
+    "a preference": {"prompt": [ASK], "chosen": [SAY], "rejected": [WRONG]},
+    "a preference without a prompt": {"chosen": [ASK, SAY], "rejected": [ASK, WRONG]},
+    "a judged completion": {"prompt": [ASK], "completion": [SAY], "label": True},
+    "options of the row": {"prompt": [ASK], "completion": [SAY], "chat_template_kwargs": {"begun": "<think>"}},
+    "text": {"prompt": "How much?"},
+}
+
+
+def tokenizer_with_template() -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    tokenizer.bos_token = tokenizer.eos_token
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_a_row_is_written_as_trl_writes_it(row: dict[str, Any]) -> None:
+    theirs = pytest.importorskip("trl.data_utils", reason="TRL is not installed: it comes with the extra trl")
+    tokenizer = tokenizer_with_template()
+    assert maybe_apply_chat_template(row, tokenizer) == theirs.maybe_apply_chat_template(row, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": [{"role": "system", "content": "Be brief."}]}, {"messages": [ASK], **ROWS["a prompt"]}]
+)
+def test_a_row_that_trl_refuses_is_refused_alike(row: dict[str, Any]) -> None:
+    theirs = pytest.importorskip("trl.data_utils", reason="TRL is not installed: it comes with the extra trl")
+    tokenizer = tokenizer_with_template()
+    with pytest.raises((KeyError, ValueError)) as refused:
+        theirs.maybe_apply_chat_template(row, tokenizer)
+    with pytest.raises(type(refused.value)):
+        maybe_apply_chat_template(row, tokenizer)
