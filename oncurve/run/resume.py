@@ -233,12 +233,14 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
         return step, 2 * make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
 
 
-def finished(path: Path, step: int, *, owns_process: bool = True, extends: bool = False) -> str:
+def finished(path: Path, step: int, *, is_of_program: bool = False) -> str:
     """What to do with a run that is finished, after so many steps: in a shell, or in the program that made it."""
     how = f"oncurve resume {path} run.steps={2 * step} --allow-change"
-    if not owns_process:
-        more = "max_steps or num_train_epochs" if extends else f"run={{'steps': {2 * step}}}"
-        how = f"{more} in this program" + ("" if extends else ", and resume(allow_change=True)")
+    if is_of_program:
+        how = (
+            f"run={{'name': {path.name!r}, 'steps': {2 * step}}} and resume(extends=True) in the program that made it, "
+            f"or a larger max_steps and train(resume_from_checkpoint=True) in its script for TRL"
+        )
     return f"{path}: this run is finished. To train it further, set more steps: {how}"
 
 
@@ -249,7 +251,8 @@ def _check_step(request: ResumeRequest, config: Config, manifest: Mapping[str, A
         raise ConfigError(f"run.steps is {config.run.steps}, but {step} steps are done already. Set more steps")
     is_measured = (path / "evaluations" / "trained.json").is_file() and (path / "model").is_dir()
     if step == config.run.steps and is_measured:
-        raise ConfigError(finished(path, step, owns_process=request.owns_process, extends=request.extends))
+        is_of_program = not request.owns_process or bool(manifest.get("given"))
+        raise ConfigError(finished(path, step, is_of_program=is_of_program))
     rows = read_rows(path / METRICS)
     last = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
     interval = config.run.save_every_steps

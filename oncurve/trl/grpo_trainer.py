@@ -27,7 +27,7 @@ from oncurve.run.training_request import ProgramObjects, request_of_tree
 from oncurve.trl.checkpoints import find_run, load_state, name_checkpoint
 from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig
-from oncurve.trl.logs import measured_loss, num_tokens, rollout_logs, speeds, step_logs
+from oncurve.trl.logs import measured_loss, num_tokens, rollout_logs, speeds, step_logs, training_flops
 from oncurve.trl.overridden import TrlAttributes, refuse_overridden
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
@@ -273,7 +273,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         loss = fmean(losses) if losses else 0.0
         samples = len(losses) * self.oncurve.config.run.prompts_per_step
         metrics = speeds("train", seconds, samples=samples, steps=self.state.global_step - first)
-        metrics |= {"total_flos": 0.0, "train_loss": loss}
+        metrics |= {"total_flos": self.state.total_flos, "train_loss": loss}
         self.log(dict(metrics))
         self._callbacks.call("on_train_end")
         if self.args.push_to_hub and not self.control.should_training_stop:
@@ -290,7 +290,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             if self.oncurve.result is not None:  # a second run goes on with the weights of the first
                 self.oncurve.hold_model()
             self.state.global_step, self.state.epoch, self.state.log_history = 0, 0.0, []
-            self.state.num_input_tokens_seen = 0
+            self.state.num_input_tokens_seen, self.state.total_flos = 0, 0.0
             return self.oncurve.steps()
         self.oncurve.folder, step = find_run(resume_from_checkpoint, self.args.output_dir)
         load_state(self.state, self.oncurve.folder, step)
@@ -313,7 +313,8 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             self.state.global_step = step.number * config.updates_per_step
             epochs = int(self.state.epoch or 0)
             self.state.epoch = step.number * config.run.prompts_per_step / len(self.translation.rows)
-            self.state.num_input_tokens_seen += num_tokens(step.groups)
+            self.state.num_input_tokens_seen += (tokens := num_tokens(step.groups))
+            self.state.total_flos += training_flops(self.oncurve.policy.model, tokens * self.args.num_iterations)
             control.call("on_step_end")
             self._log_step(step)
             is_last = step.number == config.run.steps

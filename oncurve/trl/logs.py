@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from torch import nn
+
 from oncurve.algorithm.algorithm import Algorithm
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.policy.policy import TrainedPolicy
@@ -93,6 +95,15 @@ def speeds(prefix: str, seconds: float, *, samples: int, steps: int) -> dict[str
 def num_tokens(groups: Sequence[Group]) -> int:
     """Tokens of prompts and completions together, each prompt as often as it was completed."""
     return sum(len(c.prompt_ids) + len(c.token_ids) for group in groups for c in group.completions)
+
+
+def training_flops(model: nn.Module, tokens: int) -> float:
+    """Floating point operations of forward and backward passes over some tokens, as transformers estimates them.
+
+    6 * tokens * parameters without those of embeddings. TRL's GRPOTrainer counts no tokens and logs 0.
+    """
+    embedded = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    return 6.0 * tokens * sum(part.numel() for part in model.parameters() if id(part) not in embedded)
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ ELSEWHERE = (
 more. A script may import them; it may not use them."""
 STANDS_FOR = ("trl", "unsloth", "unsloth_zoo")
 """Packages that scripts import and that are found here."""
+ASKS_FOR = re.compile(r"(is)?_(?P<package>\w+)_available")
+"""Whether a package is installed, which scripts ask of TRL and sometimes set; nothing here is decided by it."""
 SHOWING = ("LogCompletionsCallback", "RichProgressCallback", "WeaveCallback")
 """Callbacks of TRL that show what is in the run's folder anyway. They can be made and do nothing."""
 
@@ -70,7 +73,8 @@ class TrlModule(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises ConfigError for a name that nothing here calls."""
-        if not name.startswith("__") and not isinstance(value, ModuleType) and name not in oncurve.trl.__all__:
+        is_known = name in oncurve.trl.__all__ or ASKS_FOR.fullmatch(name) is not None
+        if not name.startswith("__") and not isinstance(value, ModuleType) and not is_known:
             raise ConfigError(
                 f"the script replaces {name!r} in {self.__name__}, which nothing calls here. Say it in GRPOConfig or "
                 f"as a reward, or write the loop yourself with oncurve's verbs (docs/python.md)"
@@ -93,6 +97,9 @@ def named(module: str, name: str) -> Any:
         return oncurve.trl.__getattr__(name)
     if name in ELSEWHERE or name.endswith(("Trainer", "Config", "WithValueHead")):
         return _Elsewhere(name, (), {})
+    if asked := ASKS_FOR.fullmatch(name):
+        is_there = PathFinder.find_spec(asked["package"]) is not None
+        return (lambda *_, **__: is_there) if name.startswith("is_") else is_there
     if name in SHOWING:
         from transformers import TrainerCallback
 

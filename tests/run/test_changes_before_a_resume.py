@@ -177,3 +177,26 @@ def test_tools_and_environments_count_with_their_files(tmp_path: Path) -> None:
     )
     (tmp_path / "r.yaml").write_text(tree)
     assert f"tool {tmp_path}/tools.py:add: tools.py" in code_fingerprints(load_config(tmp_path / "r.yaml"))
+
+
+@pytest.mark.slow
+def test_a_finished_run_of_a_program_says_the_same_in_a_shell_and_in_the_program(tmp_path: Path) -> None:
+    rows = [{"question": f"{number} + 1", "answer": str(number + 1)} for number in range(12)]
+    options: dict[str, Any] = {
+        "rollouts": {"max_completion_tokens": 4}, "algorithm": {"group_size": 2},
+        "evaluation": {"num_prompts": 2, "every_steps": 0},
+    }  # fmt: skip
+    run = {"steps": 1, "prompts_per_step": 2, "folder": str(tmp_path), "name": "own"}
+
+    def trainer(steps: int) -> oncurve.Trainer:
+        return oncurve.Trainer("embedded", rows, lambda completion: 1.0, run={**run, "steps": steps}, **options)
+
+    trainer(1).train()
+    said = []
+    for again in (lambda: trainer(1).resume(), lambda: resume_run(tmp_path / "own", console=Console(quiet=True))):
+        with pytest.raises(ConfigError, match="this run is finished") as refused:
+            again()
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+    assert "run={'name': 'own', 'steps': 2} and resume(extends=True)" in said[0]
+    assert len(trainer(2).resume(extends=True).metrics) == 3

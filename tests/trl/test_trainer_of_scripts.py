@@ -117,6 +117,9 @@ def test_a_run_goes_on_from_its_checkpoint(rows: Rows) -> None:
     again = GRPOTrainer("embedded", length, args, rows)
     assert again.train(resume_from_checkpoint=True).global_step == 3
     assert [row["step"] for row in again.state.log_history if "reward" in row] == [1, 2, 3]
+    weights = sum(part.numel() for name, part in again.model.named_parameters() if "embed_tokens" not in name)
+    last = again.state.log_history[-1]
+    assert last["total_flos"] == 6 * weights * again.state.num_input_tokens_seen > 0
     with pytest.raises(CheckpointError, match="holds no run"):
         again.train(resume_from_checkpoint="elsewhere")
 

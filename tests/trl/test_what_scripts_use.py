@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
+from typer.testing import Result
 
 from oncurve.errors import CheckpointError, ConfigError, Stopped
 from oncurve.observe.run_model import EMBEDDED
@@ -196,3 +198,17 @@ def test_an_upload_that_fails_at_the_end_of_training_is_said(
     trainer = GRPOTrainer("embedded", length, GRPOConfig(**{**SHORT, "max_steps": 1}, push_to_hub=True), rows)
     assert trainer.train().global_step == 1
     assert "not uploaded: no token for the hub" in capsys.readouterr().out
+
+
+def test_a_script_may_ask_for_vllm_and_say_that_it_is_not_there(trl: Callable[..., Result]) -> None:
+    ended = trl(
+        """
+        import trl.import_utils
+        from trl.import_utils import is_vllm_available
+        trl.import_utils._vllm_available = False
+        trl.import_utils.is_vllm_available = lambda: False
+        assert is_vllm_available() in (True, False)
+        GRPOTrainer("embedded", correct, GRPOConfig(**SHORT), rows()).train()
+        """
+    )
+    assert ended.exit_code == 0, ended.output
