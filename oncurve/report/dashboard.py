@@ -159,7 +159,10 @@ def _entry(run: Path) -> dict[str, Any]:
         earned = [one["mean_reward"]["value"] for one in measured if one["mean_reward"]]
     except DataError as error:
         return {"problem": str(error)}
-    rewards = [value for row in case.metrics if (value := finite(row.get("reward/mean"))) is not None]
+    is_supervised = bool(case.config.get("sft"))
+    curve = "sft/loss" if is_supervised else "reward/mean"  # every demonstration has a reward of 1
+    values = [value for row in case.metrics if (value := finite(row.get(curve))) is not None]
+    last = values[-1] if values else None
     return {
         "steps_done": max((step for step, _ in case.rows), default=0),
         "steps_planned": finite(case.number("run.steps")),
@@ -168,8 +171,9 @@ def _entry(run: Path) -> dict[str, Any]:
         "warnings": severities.count("warning"),
         "tested": tested[-1] if tested else None,
         "test_reward": earned[-1] if earned else None,
-        "reward": rewards[-1] if rewards else None,
-        "rewards": rewards[:: max(1, len(rewards) // 80)],
+        "reward": None if is_supervised else last,
+        "loss": last if is_supervised else None,
+        "curve": values[:: max(1, len(values) // 80)],
     }
 
 

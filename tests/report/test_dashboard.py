@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import write_step
+from made_runs import CONFIG, write_step
 
 from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import RunFolder
@@ -223,3 +223,11 @@ def test_runs_are_found_by_name_and_inside_folders(tmp_path: Path) -> None:
         find_runs([tmp_path / "nowhere"])
     with pytest.raises(DataError, match="no run named"):
         Site([tmp_path / "there"]).find("../here/one")
+
+
+def test_a_supervised_run_is_listed_with_its_loss(made_run: MakeRun, served: Any) -> None:
+    run = made_run("shown", config={**CONFIG, "sft": {"epochs": 1}}, metrics={"sft/loss": 0.25})
+    ask = served(run.parent)
+    [entry] = json.loads(ask("/runs")[1])["runs"]
+    assert entry["loss"] == 0.25
+    assert entry["reward"] is None

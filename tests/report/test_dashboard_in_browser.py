@@ -61,13 +61,13 @@ def test_new_steps_arrive_while_the_page_is_open_and_the_view_stays(
     page = open_page(start(run).address)
     page.wait_for_selector("text=step 4 of 8")
     page.click('button[aria-label="previous step"]')
-    page.wait_for_selector("text=Step 2, group 1")
+    page.wait_for_selector("text=Step 2, group 3")
     with RunFolder(run, resume_step=4) as folder:
         write_step(folder, 5)
         folder.write_status(5, "sample")
         page.wait_for_selector("text=step 5 of 8")
         page.wait_for_selector("text=running · sample")
-        page.wait_for_selector("text=Step 2, group 1")  # nobody's view is taken away
+        page.wait_for_selector("text=Step 2, group 3")  # nobody's view is taken away
         page.wait_for_selector('select[aria-label="step"] option[value="5"]', state="attached")
     page.wait_for_selector("text=stopped")
 
@@ -146,7 +146,7 @@ def test_runs_are_compared_from_the_list(made_run: MakeRun, open_page: OpenPage,
 
 def test_a_phone_can_read_it(made_run: MakeRun, open_page: OpenPage, start: Any) -> None:
     page = open_page(start(made_run()).address, viewport={"width": 390, "height": 844}, has_touch=True)
-    page.wait_for_selector("text=Step 8, group 1")
+    page.wait_for_selector("text=Step 8, group 3")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     small = """() => [...document.querySelectorAll('button:not(.sort), select')]
         .filter((one) => one.offsetHeight && one.offsetHeight < 32).map((one) => one.outerHTML)"""
@@ -173,7 +173,7 @@ def test_the_command_asks_for_its_token_and_ends_at_ctrl_c_while_somebody_watche
         [address] = re.findall(r"http\S+", process.stdout.readline())  # type: ignore[union-attr]
         assert address.endswith("?token=quite-a-secret")
         page = open_page(address)
-        page.wait_for_selector("text=Step 8, group 1")
+        page.wait_for_selector("text=Step 8, group 3")
         assert "secret" not in page.url
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)

@@ -2,6 +2,7 @@
 
 const ROWS_AT_ONCE = 300;
 const MAX_COLOURED_TOKENS = 4000;
+const WIDEST = 0; // in the place of a group: the one whose rewards differ most
 const FILTERS = [
   ["all", "all groups"], ["mixed", "with a signal"], ["silent", "without a signal"], ["solved", "all correct"], ["unsolved", "none correct"],
   ["errors", "with grader errors"], ["cut", "with cut-off completions"],
@@ -116,7 +117,7 @@ class Explorer {
     const last = steps.length ? steps[steps.length - 1] : "examples";
     const wanted = asked.get("step");
     const step = wanted === "examples" && this.source.num_examples ? "examples" : wanted !== null && steps.length ? this.nearest(Number(wanted)) : last;
-    this.go(step, Number(asked.get("group")) || 1, false);
+    this.go(step, Number(asked.get("group")) || WIDEST, false);
   }
 
   nearest(step) {
@@ -127,7 +128,7 @@ class Explorer {
     step = step === "examples" ? step : Number(step);
     const wanted = group === null ? this.group || 1 : group;
     if (step === this.step && this.groups) {
-      if (wanted !== this.group) this.choose(wanted, writes);
+      if (wanted !== WIDEST && wanted !== this.group) this.choose(wanted, writes);
       return;
     }
     this.step = step;
@@ -142,7 +143,8 @@ class Explorer {
       this.offer();
       this.tokens = tokens;
       this.shown = ROWS_AT_ONCE;
-      if (wanted > this.groups.length) this.group = 1;
+      if (wanted === WIDEST) this.group = this.groups.reduce((widest, one) => (one.spread > widest.spread ? one : widest), this.groups[0] || { place: 1 }).place;
+      else if (wanted > this.groups.length) this.group = 1;
       this.list();
       this.detail();
       if (writes) this.write();
