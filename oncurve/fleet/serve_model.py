@@ -13,6 +13,7 @@ from oncurve.agents.recipe_agent import make_frames
 from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
+from oncurve.run.ways import describe_sampling
 from oncurve.sample.base import context_of
 from oncurve.sample.event_loop import require_aiohttp
 
@@ -50,4 +51,5 @@ def serve_model(
     def notify(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
+    notify(describe_sampling(policy))
     asyncio.run(serve(server, host=host, port=port, registry=registry, notify=notify))

@@ -20,10 +20,11 @@ LENGTH = 16
 VOCABULARY = 64
 _LENGTHS = re.compile(r"window|chunk_size|topk$|block_size")
 _COUNTS = re.compile(r"layers|pattern|expert|moe|group")
-_FAILURES = (
+FAILURES = (
     TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError, ZeroDivisionError,
     StrictDataclassError,
 )  # fmt: skip
+"""What transformers raises for a configuration of which it makes no model that computes anything."""
 
 
 def stand_in(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
@@ -59,7 +60,7 @@ def find_stand_in(model: PreTrainedModel) -> PreTrainedModel | None:
         made = stand_in(model, model.device)
         with torch.no_grad():
             made(input_ids=torch.ones(1, 2, dtype=torch.long, device=model.device), use_cache=False)
-    except _FAILURES:
+    except FAILURES:
         return None
     return made
 

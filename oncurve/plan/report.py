@@ -177,6 +177,7 @@ def _head(plan: Plan) -> Iterator[str]:
             f"the weights of {shape.family!r} are counted on transformers' modules; activations are those of an "
             f"ordinary decoder of its widths, a guess for layers of other kinds"
         )
+    yield "how the model is computed is proven when it is loaded; `oncurve check` says it from its configuration"
     if warning := longest_row(shape, work):
         yield f"warning: {warning}"
 

@@ -30,6 +30,7 @@ from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
 from oncurve.run.assemble import make_policy
 from oncurve.run.rendered import make_prompts, split_rows
+from oncurve.run.ways import describe_sampling, foresee_ways
 from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
@@ -57,6 +58,7 @@ def ask(
     policy = make_policy(config, is_trained=False)
     if said := describe_chat(asked, policy.tokenizer, template, model=model):
         console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+    console.print(describe_sampling(policy), style="dim", markup=False, highlight=False, soft_wrap=True)
     params = SamplingParams(temperature=temperature, max_completion_tokens=max_tokens)
     engine = InProcessEngine(params)
     engine.load_weights(policy, version=0)
@@ -105,6 +107,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
     prepare_tokenizer(tokenizer, template=config.data.chat_template, moment=config.data.now)
+    console.print(foresee_ways(config, model_config), markup=False, highlight=False, soft_wrap=True)
     limit = config.prompt_limit(context_of(model_config))
     has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:

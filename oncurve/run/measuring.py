@@ -29,6 +29,7 @@ from oncurve.rewards.terms import describe_correct, make_loose_reward, make_rewa
 from oncurve.run.assemble import make_policy, make_sampler
 from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
 from oncurve.run.session import keep_evaluation
+from oncurve.run.ways import describe_sampling
 from oncurve.sample.base import Sampler, SamplingParams, context_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"
@@ -146,6 +147,7 @@ def _measured(
     asked = config.evaluation_data
     if said := describe_chat(asked.chat, policy.tokenizer, asked.template, model=config.model):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
+    console.print(describe_sampling(policy, config.rollouts), markup=False, highlight=False, soft_wrap=True)
     context = context_of(policy.model.config)
     prompts = make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
     sampler, params, samples = (

@@ -31,6 +31,7 @@ from oncurve.run.parts import Parts, identity, make_parts, recorded
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Steps
 from oncurve.run.session import Session, keep_evaluation, make_session
+from oncurve.run.ways import describe_ways
 from oncurve.section import harmless_keys
 
 Load = Callable[..., Parts]
@@ -195,6 +196,8 @@ def _prepare(
         session.saver.save()
         session.saver.wait()
     folder.log(f"resumed after step {step} from {found.checkpoint.name}")
+    folder.log(ways := describe_ways(parts.policy, config.rollouts))
+    request.console.print(ways, markup=False, highlight=False, soft_wrap=True)
     said = f"resuming after step {step} of {config.run.steps}, from {found.checkpoint}"
     request.console.print(said, highlight=False, soft_wrap=True)
     return session, base

@@ -1,16 +1,47 @@
-"""The way by which a run's model is trained and sampled, in one line."""
+"""The way by which a model is trained and sampled, in one line."""
 
 from __future__ import annotations
 
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.road import find_road
 from oncurve.recipe.schema import Config, RolloutSection
 from oncurve.sample.generic import reasons_of, way_of
 
 
 def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """How a policy's model is trained and sampled, and why in no faster way."""
-    return f"model: trained with {policy.road}; sampled {_sampled(policy, rollouts)}"
+    return f"model: trained with {policy.road}; {_sampled(policy, rollouts)}"
+
+
+def describe_sampling(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
+    """How a policy's model is sampled, where it is not trained."""
+    return f"model: {_sampled(policy, rollouts)}"
+
+
+def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
+    """How a recipe's model will be trained and sampled, as a small random model of its kind shows without its weights.
+
+    Raises CheckpointError or SamplerError for a kind that cannot be.
+    """
+    try:
+        with torch.device("meta"):
+            own = config.policy.trust_remote_code
+            empty = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32, trust_remote_code=own)
+        small = stand_in(empty, "cpu")
+        with torch.no_grad():
+            small(input_ids=torch.ones(1, 2, dtype=torch.long), use_cache=False)
+    except FAILURES:
+        return "model: how it is trained and sampled is found when it is loaded; there is no small model of its kind"
+    road, where = find_road(small, packing=config.policy.packing), _elsewhere(config.rollouts)
+    return (
+        f"model: trained with {road}; sampled {where or _in_engine(small)} (shown by a small model of its kind; the "
+        f"model itself is tried when it is loaded)"
+    )
 
 
 def has_one_policy(config: Config) -> bool:
@@ -23,13 +54,22 @@ def has_one_policy(config: Config) -> bool:
 
 
 def _sampled(policy: TrainedPolicy, rollouts: RolloutSection | None) -> str:
-    if rollouts is not None and rollouts.type == "servers":
-        return "by rollout servers"
-    if rollouts is not None and rollouts.type == "transformers":
-        return "by transformers' generate"
+    if (where := _elsewhere(rollouts)) is not None:
+        return f"sampled {where}"
     if policy.backend.is_divided and policy.backend.replica is None:
-        return "in this process"
-    if supports(policy.model):
+        return "sampled in this process"
+    return f"sampled {_in_engine(policy.model)}"
+
+
+def _elsewhere(rollouts: RolloutSection | None) -> str | None:
+    """Where the engine of this process does not sample."""
+    return {"servers": "by rollout servers", "transformers": "by transformers' generate"}.get(
+        "engine" if rollouts is None else rollouts.type
+    )
+
+
+def _in_engine(model: PreTrainedModel) -> str:
+    if supports(model):
         return "through our own layers"
-    way, reasons = way_of(policy.model), reasons_of(policy.model)
+    way, reasons = way_of(model), reasons_of(model)
     return f"through its modules with {way.name}" + (f", since {'; '.join(reasons)}" if reasons else "")

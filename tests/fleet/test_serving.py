@@ -183,6 +183,8 @@ def test_a_caller_that_goes_away_frees_its_place(local: LocalServer) -> None:
         ({"token_ids": [], "sampling_params": {}}, "there must be a prompt"),
         ({"token_ids": [1], "sampling_params": {"max_tokens": 4000}}, "at most 256"),
         ({"token_ids": ["a"], "sampling_params": {}}, "token numbers"),
+        ({"token_ids": [1, 10**6], "sampling_params": {}}, "token 1000000 is none of the model's"),
+        ({"token_ids": [1, 10**6], "sampling_params": {"prompt_logprobs": 0}}, "embedding has the tokens 0 to"),
         ({"token_ids": [1], "sampling_params": {"n": 0}}, "at least 1"),
         ({"token_ids": [1], "sampling_params": {"n": 2, "extra_args": {protocol.KEYS: [1]}}}, "1 stream keys"),
     ],

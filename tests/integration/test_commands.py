@@ -25,6 +25,7 @@ def run(*words: str, typed: str | None = None) -> str:
 def test_a_question_is_completed_as_often_as_asked() -> None:
     said = run("sample", "embedded", QUESTION, "--count", "3", "--temperature", "1", "--max-tokens", "40")
     assert said.count(QUESTION) == 3
+    assert "model: sampled through our own layers" in said
     assert said.count(" tokens, ") == 3
 
 
@@ -39,6 +40,7 @@ def test_questions_are_asked_for_until_an_empty_line() -> None:
 def test_check_describes_the_rows() -> None:
     said = run("check", "word_problems", "data.limit=200", "evaluation.every_steps=0", "evaluation.num_prompts=20")
     assert "rows, 0 repeated questions" in said
+    assert "model: trained with packed rows through our own layers; sampled through our own layers (shown by" in said
     assert "answers: " in said
     assert "median" in said
 

@@ -200,6 +200,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one_to_the_same_bits(
     assert status == 0, said
     assert "WARNING CHECKPOINT step_000006 IS BROKEN" in said
     assert "resuming after step 4 of 8" in said
+    assert "model: trained with" in said
     assert_same(stopped, finished)
 
 

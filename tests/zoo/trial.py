@@ -63,15 +63,18 @@ class Trial:
         return self.cells[cell] == RIGHT
 
 
-def try_family(name: str, folder: Path, make_tokenizer: Callable[[], Any]) -> Trial:
-    """All cells of a family; its files are made in the folder and removed."""
+def try_family(name: str, folder: Path, make_tokenizer: Callable[[], Any], *, plans_here: bool = False) -> Trial:
+    """All cells of a family; its files are made in the folder and removed.
+
+    With ``plans_here`` weights are counted in this process, which saves the start of another.
+    """
     trial, place = Trial(name), folder / "base"
     try:
         model = make_zoo_model(name)
         model.save_pretrained(place)
         make_tokenizer().save_pretrained(place)
         del model
-        _Steps(trial, place, folder).run()
+        _Steps(trial, place, folder, plans_here).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         gc.collect()
@@ -146,6 +149,7 @@ class _Steps:
     trial: Trial
     base: Path
     folder: Path
+    plans_here: bool
 
     def run(self) -> None:
         self.reference = _reference(self.base)
@@ -274,10 +278,16 @@ class _Steps:
         self.same_logits(served.model, self.whole)
 
     def plan(self) -> None:
+        from oncurve.model.count_weights import count
         from oncurve.plan.find_shape import find_shape
 
         own = sum(weight.numel() for weight in self.reference.parameters())
-        found = find_shape(str(self.base)).num_parameters
+        place = self.base
+        found = (
+            count(str(place / "config.json"))["parameters"]
+            if self.plans_here
+            else find_shape(str(place)).num_parameters
+        )
         if found != own:
             raise Wrong(f"{found} weights are counted, and there are {own}")
 

@@ -146,6 +146,8 @@ class ChatRoutes:
             return self.sampling.submit(asked, on_tokens=on_tokens)
         except Paused:
             raise ChatError("the server is paused", status=503) from None
+        except ValueError as error:
+            raise ChatError(str(error)) from None
 
     def _session(self, key: str | None) -> AgentSession:
         if key is not None and key in self._sessions:

@@ -70,7 +70,9 @@ class Sampling:
         """Take a request; the future gives its completions. Raises Paused while nothing is taken.
 
         ``on_tokens`` hears after each token, in the thread that samples, of all tokens of a single completion so far.
+        Raises ValueError for a token that the model has no embedding of.
         """
+        self._check_ids(asked.token_ids)
         drawn = asked.keys or np.random.default_rng().integers(0, 2**63, asked.count, dtype=np.uint64)
         keys = np.array(drawn, dtype=np.uint64)
         future: Future[list[GeneratedCompletion]] = Future()
@@ -132,11 +134,23 @@ class Sampling:
             self.scheduler.forget()
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
-        """log p of every token but the first, given those before it, in the caller's thread."""
+        """log p of every token but the first, given those before it, in the caller's thread.
+
+        Raises ValueError for a token that the model has no embedding of.
+        """
+        self._check_ids(token_ids)
         model = self.policy.model
         ids = torch.tensor(token_ids, device=model.device)
         with self._reading, torch.inference_mode(), self.policy.compute():
             return row_logprobs(model, ids).tolist()
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        size = self.policy.model.config.get_text_config().vocab_size
+        if beyond := [token for token in token_ids if not 0 <= token < size]:
+            raise ValueError(
+                f"token {beyond[0]} is none of the model's: its embedding has the tokens 0 to {size - 1}. Is the "
+                f"tokenizer that of another model?"
+            )
 
     def close(self) -> None:
         """End the thread when what runs is done."""

@@ -1,0 +1,44 @@
+"""What `oncurve check` says of a model without its weights is what a run finds when it loads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from families import make_zoo_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi", "lfm2", "mamba", "qwen3_moe"])
+def test_the_way_is_foreseen(name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    from oncurve.policy.model_folder import load_tokenizer
+    from oncurve.recipe.load import parse_config
+    from oncurve.run.assemble import make_policy
+    from oncurve.run.ways import describe_ways, foresee_ways
+
+    make_zoo_model(name).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="foreseen")
+    foreseen = foresee_ways(config, load_tokenizer(str(tmp_path))[0])
+    found = describe_ways(make_policy(config))
+
+    def ways(said: str) -> list[str]:
+        """Without the reasons, whose numbers differ."""
+        return [part.partition(", since")[0].partition(" (shown")[0] for part in said.split("; sampled ")]
+
+    assert ways(foreseen) == ways(found)
+
+
+def test_what_cannot_be_foreseen_is_said(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    from oncurve.policy.model_folder import load_tokenizer
+    from oncurve.recipe.load import parse_config
+    from oncurve.run.ways import foresee_ways
+
+    make_zoo_model("gemma3n_text, shared keys").save_pretrained(tmp_path)  # two layers are too few for this kind
+    tokenizer.save_pretrained(tmp_path)
+    config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="foreseen")
+    said = foresee_ways(config, load_tokenizer(str(tmp_path))[0])
+    assert "found when it is loaded" in said
