@@ -108,7 +108,6 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     )
     prepare_tokenizer(tokenizer, template=config.data.chat_template, moment=config.data.now)
     console.print(foresee_ways(config, model_config), markup=False, highlight=False, soft_wrap=True)
-    limit = config.prompt_limit(context_of(model_config))
     has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
@@ -139,7 +138,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         template=section.template,
         chat=section.chat,
         few_shot=few_shot,
-        max_prompt_tokens=limit,
+        max_prompt_tokens=config.prompt_limit(context_of(model_config)),
         evaluation_rows=held_out,
         has_right_answer=has_right_answer,
         decided_by_value=deciding_reward(config.rewards) is not None,
