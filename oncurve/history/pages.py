@@ -20,13 +20,14 @@ def regrade_page(found: Regrade) -> str:
     total = found.total("num_completions")
     tiles = [
         ("completions", f"{total:,}"),
-        ("another reward", f"{found.total('changed'):,}"),
+        ("get another reward", f"{found.total('changed'):,}"),
         ("become right", f"{found.total('became_right'):,}"),
         ("become wrong", f"{found.total('became_wrong'):,}"),
-        ("advantages of another sign", f"{found.total('flipped'):,}"),
+        ("advantages change their sign", f"{found.total('flipped'):,}"),
         ("groups gain / lose a signal", f"{found.total('gained_signal'):,} / {found.total('lost_signal'):,}"),
         ("correlation in groups", _number(found.correlation)),
     ]
+    cosine = "cosine of the gradients" if found.cosines else ""
     curves = [
         ("then", [(step.step, step.mean_was) for step in found.steps]),
         ("now", [(step.step, step.mean_now) for step in found.steps]),
@@ -35,7 +36,7 @@ def regrade_page(found: Regrade) -> str:
         _tiles(tiles),
         _section("Mean reward by step", _chart(curves)),
         _section("Verdicts, then and now", _table(("then, now", "completions"), _agreement(found))),
-        _section("By step", _table(("step", "reward then", "now", "changed", "signs", "cosine"), _steps(found))),
+        _section("By step", _table(("step", "reward then", "now", "changed", "signs changed", cosine), _steps(found))),
         _section(
             "Prompts by damage",
             _table(
@@ -141,7 +142,7 @@ def _steps(found: Regrade) -> list[tuple[object, ...]]:
             _number(step.mean_now),
             step.changed,
             step.flipped,
-            _number(found.cosines.get(step.step, math.nan)),
+            _number(found.cosines[step.step]) if step.step in found.cosines else "",
         )
         for step in found.steps[::every]
     ]
