@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Annotated, Any
 
@@ -118,9 +119,9 @@ def _usage(error: Any) -> str:
 
 def main() -> None:
     """Run a command; a user's mistake becomes one message and an exit code, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):  # a reward may print what the terminal's encoding has not
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a reward may print what the terminal's encoding has not
+        with suppress(OSError):  # of a stream that has become a pipe since it was opened
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         call_with_memory_error(_run)
     except UsageMistake as error:
