@@ -21,13 +21,12 @@ _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 MAX_CLAUSE_CHARACTERS = 2_000
 """Of a text without marks; its last expression is looked for here."""
 
-_NAMES = r"(?:seed:)?think(?:ing)?|reasoning|thoughts?"
+_TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "seed:think")
 _THINKING_BEGINS = re.compile(
-    rf"<(?:{_NAMES})>|\[THINK\]|◁think▷|<\|channel\|>\s*analysis(?:\s*<\|message\|>)?", re.IGNORECASE
+    rf"<(?:{'|'.join(_TAGS)})>|\[THINK\]|◁think▷|<\|channel\|>\s*analysis(?:\s*<\|message\|>)?", re.IGNORECASE
 )
-_THINKING_ENDS = re.compile(
-    rf"</(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final\s*<\|message\|>", re.IGNORECASE
-)
+_THINKING_ENDS = (*(f"</{tag}>" for tag in _TAGS), "[/think]", "◁/think▷", "<|channel|>final<|message|>")
+"""In lower case."""
 _HASH = re.compile(r"(?<!#)####(?!#)")
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|;|(?:,\s*)?\\?(?:text\{\s*)?(?:and|or)(?:\s*\})?|&)[\s$]*")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
@@ -195,10 +194,11 @@ def after_thinking(text: str, *, is_open: bool = False) -> str:
     >>> after_thinking("<think>5</think> 6"), after_thinking("<think> 5"), after_thinking("5 or 6", is_open=True)
     (' 6', '', '')
     """
-    closings = list(_THINKING_ENDS.finditer(text))
-    if not closings and is_open:
+    lowered = text.lower() if text.isascii() else re.sub("[A-Z]", lambda letter: letter[0].lower(), text)
+    end = max(place + len(mark) if (place := lowered.rfind(mark)) >= 0 else 0 for mark in _THINKING_ENDS)
+    if not end and is_open:
         return ""
-    rest = text[closings[-1].end() :] if closings else text
+    rest = text[end:]
     opening = _THINKING_BEGINS.search(rest)
     return rest[: opening.start()] if opening else rest
 

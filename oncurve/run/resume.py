@@ -142,7 +142,8 @@ def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
         asked = asked.model_copy(update={"data": asked.data.model_copy(update={"chat": False})})
     if asked is not None and not request.owns_process:  # a program says what it resumes, and means it
         place = {"folder": config.run.folder, "name": config.run.name}
-        config, asked = asked.model_copy(update={"run": asked.run.model_copy(update=place)}), None
+        data = asked.data.model_copy(update={"now": asked.data.now or config.data.now})
+        config, asked = asked.model_copy(update={"run": asked.run.model_copy(update=place), "data": data}), None
     _check_step(request, config, manifest)
     changed = config_differences(as_of_today(manifest["config"]), config)
     longer = config.run.steps > as_of_today(manifest["config"])["run"]["steps"]

@@ -21,6 +21,7 @@ QUICK = (
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # peft's word to transformers
     pytest.mark.filterwarnings("ignore::UserWarning"),  # of peft and transformers about kinds of models
+    pytest.mark.filterwarnings("ignore:target_parameters=:RuntimeWarning"),  # of peft about kinds without experts
     pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),  # of peft alone
     pytest.mark.timeout(1800),
 ]
