@@ -302,4 +302,4 @@ def _correlations(was: Sequence[Sequence[Reward]], now: Sequence[Sequence[Reward
         pairs = [(a.value, b.value) for a, b in zip(one, other, strict=True) if None not in (a.value, b.value)]
         values = np.array(pairs, dtype=float).T if pairs else np.zeros((2, 0))
         if values.shape[1] > 1 and min(np.ptp(values[0]), np.ptp(values[1])) > FLAT:
-            yield float(np.corrcoef(values)[0, 1])
+            yield float(np.asarray(np.corrcoef(values))[0, 1])

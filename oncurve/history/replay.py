@@ -137,7 +137,8 @@ def replay(
     is_recorded = recorded or not _samples_again(run.config)
     with tempfile.TemporaryDirectory(prefix="oncurve-replay-") as place, _same_threads():
         folder = Path(place) / run.path.resolve().name
-        console = Console(file=io.StringIO(), width=1000)
+        said = io.StringIO()
+        console = Console(file=said, width=1000)
         opener = _Opener(run, folder, step, changed, changes, reward, is_recorded, is_change or reward is not None)
         start = _copy_beginning(run, folder, step)
         if start is None:
@@ -148,7 +149,7 @@ def replay(
         _advance(steps, start, step, opener, on_progress)
         assert opener.opened is not None
         compared, differences = _compare(run, folder, start, step)
-        causes = [line.removeprefix("WARNING ") for line in console.file.getvalue().splitlines() if _is_cause(line)]
+        causes = [line.removeprefix("WARNING ") for line in said.getvalue().splitlines() if _is_cause(line)]
     return Replay(
         run.path, step, start, opener.opened, compared, differences, causes, not is_recorded, opener.change
     )  # fmt: skip

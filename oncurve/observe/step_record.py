@@ -66,14 +66,12 @@ def write_step(
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         # random mantissas have nothing for a dictionary, and their bytes compress best one place at a time
-        pq.write_table(
-            table,
-            unfinished,
-            compression="zstd",
-            use_dictionary=[name for name in table.column_names if name not in ("logprobs", "token_ids", "prompt_ids")],
-            use_byte_stream_split=["logprobs.list.element"] if rows else False,
-            write_statistics=False,
-        )
+        plain = ("logprobs", "token_ids", "prompt_ids")
+        layout: dict[str, Any] = {
+            "use_dictionary": [name for name in table.column_names if name not in plain],
+            "use_byte_stream_split": ["logprobs.list.element"] if rows else False,
+        }
+        pq.write_table(table, unfinished, compression="zstd", write_statistics=False, **layout)
         unfinished.replace(path)
     except OSError as error:
         raise CheckpointError(

@@ -356,9 +356,10 @@ def sources_of(program: str, row: Mapping[str, Any]) -> list[str]:
     finds the modules and types that its judges import for it.
     """
     prompt, entry_point = row.get("prompt"), row.get("entry_point")
-    is_code = isinstance(prompt, str) and isinstance(entry_point, str)
-    start = starts_of(prompt, entry_point) if is_code else None
-    if start is None:
+    start = None
+    if isinstance(prompt, str) and isinstance(entry_point, str):
+        start = starts_of(prompt, entry_point)
+    if start is None or not isinstance(prompt, str) or not isinstance(entry_point, str):
         is_solution = re.search(r"^\s*class\s+Solution\b", program, re.M) is not None
         return [*([_SOLUTION_IMPORTS] if is_solution else []), textwrap.dedent(program)]
     name = re.escape(entry_point)
