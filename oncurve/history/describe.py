@@ -29,7 +29,7 @@ def replay_text(found: Replay) -> Lines:
             Text(f"with {found.change.described}, on the same completions:", style="bold"),
             Text(f"  {found.change.flipped} advantages change their sign; {_signal(found)}"),
             Text(
-                f"  cosine of the gradients {_number(found.change.cosine)}; norm {was.norm:.4g} -> {now.norm:.4g}, "
+                f"  cosine of the gradients {number_text(found.change.cosine)}; norm {was.norm:.4g} -> {now.norm:.4g}, "
                 f"clipped {was.clipped_norm:.4g} -> {now.clipped_norm:.4g}"
             ),
         ]
@@ -108,7 +108,7 @@ def regrade_text(found: Regrade) -> Lines:
         Text(
             f"{found.total('flipped'):,} advantages change their sign; of {found.total('num_groups'):,} groups "
             f"{found.total('gained_signal'):,} gain a signal and {found.total('lost_signal'):,} lose it; correlation "
-            f"of the two rewards inside groups {_number(found.correlation)}"
+            f"of the two rewards inside groups {number_text(found.correlation)}"
         ),
     ]
     lines.append(_agreement(found))
@@ -121,8 +121,8 @@ def regrade_text(found: Regrade) -> Lines:
     for place, one in enumerate(found.examples[:3]):
         lines.append(
             Text(
-                f"\n[{place + 1}] step {one.step}, prompt {one.prompt_index}: reward {_value(one.was.value)} -> "
-                f"{_value(one.now.value)}, advantage {one.advantage_was:+.2f} -> {one.advantage_now:+.2f}"
+                f"\n[{place + 1}] step {one.step}, prompt {one.prompt_index}: reward {value_text(one.was.value)} -> "
+                f"{value_text(one.now.value)}, advantage {one.advantage_was:+.2f} -> {one.advantage_now:+.2f}"
             )
         )
         lines.append(Text(f"    {_short(one.text, 400)}"))
@@ -143,16 +143,18 @@ def _curve(found: Regrade) -> Table:
     table = Table("step", "mean reward then", "now", "signs changed", "cosine", title="by step", title_justify="left")
     every = max(1, math.ceil(len(found.steps) / MAX_ROWS))
     for step in found.steps[::every]:
-        cosine = _number(found.cosines[step.step]) if step.step in found.cosines else ""
-        table.add_row(str(step.step), _number(step.mean_was), _number(step.mean_now), str(step.flipped), cosine)
+        cosine = number_text(found.cosines[step.step]) if step.step in found.cosines else ""
+        table.add_row(str(step.step), number_text(step.mean_was), number_text(step.mean_now), str(step.flipped), cosine)
     return table
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
+    """Three decimals, or a dash for NaN."""
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def _value(value: float | None) -> str:
+def value_text(value: float | None) -> str:
+    """A reward, or that there is none."""
     return "error" if value is None else f"{value:g}"
 
 

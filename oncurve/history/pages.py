@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
+from oncurve.history.describe import number_text, value_text
 from oncurve.history.opened import OpenedStep, TokenView
 from oncurve.history.regrade import Disagreement, Regrade
 from oncurve.history.replay import Replay
@@ -25,7 +26,7 @@ def regrade_page(found: Regrade) -> str:
         ("become wrong", f"{found.total('became_wrong'):,}"),
         ("advantages change their sign", f"{found.total('flipped'):,}"),
         ("groups gain / lose a signal", f"{found.total('gained_signal'):,} / {found.total('lost_signal'):,}"),
-        ("correlation in groups", _number(found.correlation)),
+        ("correlation in groups", number_text(found.correlation)),
     ]
     cosine = "cosine of the gradients" if found.cosines else ""
     curves = [
@@ -73,7 +74,7 @@ def replay_page(found: Replay) -> str:
             ("advantages of another sign", now.flipped),
             ("groups that gain a signal", now.gained_signal),
             ("groups that lose it", now.lost_signal),
-            ("cosine of the gradients", _number(now.cosine)),
+            ("cosine of the gradients", number_text(now.cosine)),
             ("norm of the gradient", f"{step.norm:.4g} -> {now.step.norm:.4g}"),
         ]
         sections.append(_section(f"With {now.described}", _table(("", ""), rows)))
@@ -138,18 +139,18 @@ def _steps(found: Regrade) -> list[tuple[object, ...]]:
     return [
         (
             step.step,
-            _number(step.mean_was),
-            _number(step.mean_now),
+            number_text(step.mean_was),
+            number_text(step.mean_now),
             step.changed,
             step.flipped,
-            _number(found.cosines[step.step]) if step.step in found.cosines else "",
+            number_text(found.cosines[step.step]) if step.step in found.cosines else "",
         )
         for step in found.steps[::every]
     ]
 
 
 def _example(one: Disagreement) -> str:
-    then, now = (_value(reward.value) for reward in (one.was, one.now))
+    then, now = (value_text(reward.value) for reward in (one.was, one.now))
     head = (
         f"step {one.step}, prompt {one.prompt_index}: reward {then} then, {now} now; advantage "
         f"{one.advantage_was:+.2f} then, {one.advantage_now:+.2f} now"
@@ -171,7 +172,7 @@ def _group_rows(step: OpenedStep) -> list[tuple[object, ...]]:
         (
             step.groups[place].prompt.index,
             f"{100 * step.group_shares[place]:.1f}%",
-            " ".join(_value(one.value) for one in step.rewards[place]),
+            " ".join(value_text(one.value) for one in step.rewards[place]),
             " ".join(f"{weight:+.2f}" for weight in step.advantages[place].tolist()),
         )
         for place in order
@@ -198,7 +199,7 @@ def _completions(step: OpenedStep) -> Iterable[str]:
         yield f"<h3>prompt {group.prompt.index}</h3><pre>{html.escape(group.prompt.text[-MAX_TEXT:])}</pre>"
         for one, reward in zip(group.completions, step.rewards[place], strict=True):
             weight = float(step.advantages[place, one.index])
-            yield f"<p>reward {_value(reward.value)}, advantage {weight:+.2f}</p>"
+            yield f"<p>reward {value_text(reward.value)}, advantage {weight:+.2f}</p>"
             yield f"<pre>{html.escape(one.text[-MAX_TEXT:])}</pre>"
 
 
@@ -231,11 +232,3 @@ def _chart(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
         )
     label = f"mean reward by step, steps {left} to {right}"
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" width="100%">{"".join(drawn)}</svg>'
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _value(value: float | None) -> str:
-    return "error" if value is None else f"{value:g}"
