@@ -113,12 +113,15 @@ def check_ids(model: PreTrainedModel, ids: Collection[int]) -> None:
         )
 
 
-def padding_id(tokenizer: PreTrainedTokenizerBase, end_ids: tuple[int, ...]) -> int:
-    """A token to fill rows with; masks keep it from having any influence."""
-    declared = tokenizer.pad_token_id
-    if isinstance(declared, int):
-        return declared
-    return end_ids[0] if end_ids else 0
+def padding_id(policy: PolicyView, end_ids: tuple[int, ...]) -> int:
+    """A token to fill rows with; masks keep it from having any influence.
+
+    A padding token that was added to the tokenizer alone has no row in the model's embedding, and is not taken.
+    """
+    rows = policy.model.get_input_embeddings().weight.shape[0]
+    declared = policy.tokenizer.pad_token_id
+    known = [token for token in (declared, *end_ids) if isinstance(token, int) and token < rows]
+    return known[0] if known else 0
 
 
 def exact_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Collection[int] = ()) -> str:

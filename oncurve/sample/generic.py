@@ -221,7 +221,7 @@ class ModuleSampling:
         self.rounds = rounds
         self.model, self.params, self.keys, self.end_ids = policy.model, params, keys, end_ids
         self.stops = StopStrings(params.stop, policy.tokenizer)
-        self.pad_id = padding_id(policy.tokenizer, end_ids)
+        self.pad_id = padding_id(policy, end_ids)
         self.rows = [SampledRow() for _ in keys]
         self.running = np.arange(len(keys))
         self._is_padded = True

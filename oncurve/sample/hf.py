@@ -120,7 +120,7 @@ class HfSampler:
         for prompt in prompts:
             check_ids(model, prompt.prompt_ids)
         end_ids = end_token_ids(model, tokenizer)
-        pad_id = padding_id(tokenizer, end_ids)
+        pad_id = padding_id(policy, end_ids)
         ids, mask = left_pad([prompt.prompt_ids for prompt in prompts], pad_id=pad_id, device=model.device)
         settings = generation_settings(params, end_ids=end_ids, pad_id=pad_id, group_size=group_size)
         ends = _Ends(params, StopStrings(params.stop, tokenizer), end_ids, prompt_width=ids.shape[1])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tiny_models import make_tokenizer
 
 from oncurve.algorithm.presets import build
 from oncurve.data.collate import collate
@@ -281,14 +282,18 @@ def test_sampling_uses_its_cache_although_training_recomputes_its_activations(
     assert widths[1:] == [1] * (LIMIT - 1)
 
 
+@pytest.mark.parametrize("padding", ["the end token", "a token that only the tokenizer has"])
 def test_rows_of_unequal_length_sample_what_they_sample_alone(
-    make_policy: MakePolicy, make_prompts: MakePrompts
+    padding: str, tiny_model: Callable[..., PreTrainedModel], make_prompts: MakePrompts
 ) -> None:
-    """Padding that attention can see changes completions where the pad token is the end token."""
-    policy = make_policy("qwen2")
-    policy.tokenizer.pad_token = policy.tokenizer.eos_token
+    """Padding that attention sees changes completions; scripts that add a [PAD] token often leave the model alone."""
+    tokenizer = make_tokenizer()
+    if padding == "the end token":
+        tokenizer.pad_token = tokenizer.eos_token
+    else:
+        tokenizer.add_special_tokens({"pad_token": "[ADDED]"})
     sampler = HfSampler(replace(SAMPLING, temperature=0))
-    sampler.load_weights(policy, version=0)
+    sampler.load_weights(TrainedPolicy(tiny_model("qwen2"), tokenizer, optimizer=OptimizerSettings()), version=0)
     together = sampler.sample(make_prompts("a", "a very much longer prompt than that"), 1)
     alone = [sampler.sample(make_prompts(text), 1)[0] for text in ("a", "a very much longer prompt than that")]
     assert [group.completions[0].token_ids for group in together] == [g.completions[0].token_ids for g in alone]

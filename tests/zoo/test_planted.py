@@ -65,7 +65,7 @@ def plant(kind: str, place: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     source = source.replace("from .configuration_llama", "from transformers.models.llama.configuration_llama")
     source = source.replace("from transformers. import", "from transformers import")
     config = LlamaConfig(
-        vocab_size=260, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     model = modeling_llama.LlamaForCausalLM(config)
