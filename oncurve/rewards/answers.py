@@ -23,9 +23,16 @@ MAX_CLAUSE_CHARACTERS = 2_000
 
 _TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "seed:think")
 _THINKING_BEGINS = re.compile(
-    rf"<(?:{'|'.join(_TAGS)})>|\[THINK\]|◁think▷|<\|channel\|>\s*analysis(?:\s*<\|message\|>)?", re.IGNORECASE
+    rf"<(?:{'|'.join(_TAGS)})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>|<\|channel\|>\s*analysis(?:\s*<\|message\|>)?",
+    re.IGNORECASE,
 )
-_THINKING_ENDS = (*(f"</{tag}>" for tag in _TAGS), "[/think]", "◁/think▷", "<|channel|>final<|message|>")
+_THINKING_ENDS = (
+    *(f"</{tag}>" for tag in _TAGS),
+    "[/think]",
+    "◁/think▷",
+    "<|end_of_thought|>",
+    "<|channel|>final<|message|>",
+)
 """In lower case."""
 _HASH = re.compile(r"(?<!#)####(?!#)")
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|;|(?:,\s*)?\\?(?:text\{\s*)?(?:and|or)(?:\s*\})?|&)[\s$]*")

@@ -11,7 +11,9 @@ MAX_BITS = 200_000
 MAX_FACTORIAL = 3_000
 MAX_DEPTH = 24
 
-_ARITHMETIC = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+|\\(?:frac|binom|cdot|times|div)(?![a-zA-Z])|[-+*/^!(){}]")
+_ARITHMETIC = re.compile(
+    r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+|\\(?:frac|binom|cdot|times|div|b?mod)(?![a-zA-Z])|[-+*/^!(){}]"
+)
 
 
 class _NoNumberError(Exception):
@@ -73,6 +75,9 @@ class _Arithmetic:
             elif token in ("/", r"\div"):
                 self.take()
                 value /= self.signed()
+            elif token in (r"\bmod", r"\mod"):
+                self.take()
+                value %= self.signed()
             elif token in ("(", r"\frac", r"\binom"):
                 value *= self.power()
             else:

@@ -43,6 +43,7 @@ from oncurve.rewards.statements import (
     plain_words,
     same_words,
     stated,
+    without_integers,
 )
 
 MAX_ANSWER_CHARACTERS = 600
@@ -88,6 +89,7 @@ def equal_answers(candidate: str, gold: str, oracle: Oracle) -> bool:
     """
     if len(candidate) > MAX_ANSWER_CHARACTERS or len(gold) > MAX_ANSWER_CHARACTERS:
         return candidate.strip() == gold.strip() != ""
+    candidate, gold = without_integers(candidate, gold)
     return _equal(tidy(stated(candidate, gold)), tidy(stated(gold, gold)), oracle)
 
 

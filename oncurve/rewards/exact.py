@@ -253,8 +253,22 @@ def same_quantity(candidate: Quantity, gold: Quantity) -> bool:
     is_rate = [len(quantity.unit.dimensions) > 1 for quantity in (candidate, gold)]
     if candidate.unit.money is not None and candidate.unit.money == gold.unit.money and is_rate[0] != is_rate[1]:
         return candidate.value * candidate.unit.top == gold.value * gold.unit.top
+    kelvins = [_kelvins(quantity) for quantity in (candidate, gold)]
+    if None not in kelvins:
+        return kelvins[0] == kelvins[1]
     if not candidate.unit.agrees_with(gold.unit):
         return False
     if candidate.unit.dimensions and gold.unit.dimensions:
         return candidate.value * candidate.unit.factor == gold.value * gold.unit.factor
     return candidate.value == gold.value
+
+
+_ZERO_IN_KELVINS = {"K": Fraction(0), "°C": Fraction(27315, 100), "°F": Fraction(45967, 180)}
+
+
+def _kelvins(quantity: Quantity) -> Fraction | None:
+    """A temperature on the absolute scale; None for any other quantity."""
+    [(base, power), *others] = quantity.unit.dimensions or (("", 0),)
+    if others or power != 1 or base not in _ZERO_IN_KELVINS:
+        return None
+    return quantity.value * quantity.unit.factor + _ZERO_IN_KELVINS[base]

@@ -47,6 +47,7 @@ _SAME = (  # patterns and what they are the same as
     (r"\\(?:lbrace|\{)", r"\\{"),
     (r"\\(?:rbrace|\})", r"\\}"),
     (r"\\lbrack", "["),
+    (r"(?<![\w.])(\d+)\s*(?:\\text\s*\{\s*choose\s*\}|choose)\s*(\d+)(?![\w.])", r"\\binom{\1}{\2}"),
     (r"\\rbrack", "]"),
     (r"\*\*(?=\s*[\d({-])", "^"),
     (r"(?<![a-zA-Z\\])(pi|infinity)(?![a-zA-Z])", lambda match: "\\pi " if match[1] == "pi" else "\\infty "),

@@ -37,6 +37,12 @@ _LEAD = re.compile(
     r"^\s*(?:there (?:are|were)|(?:the )?answers (?:is|are)|we get|they are)[:\s]+(?=[\d$\\])", re.IGNORECASE
 )
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)(.+?)(?<=\S)\*\*(?![\w({\[])", re.DOTALL)
+_INTEGERS = re.compile(
+    r"[,;]?\s*\(?\s*(?:\\text\s*\{\s*)?(?:(?:where|for|with)\s+)?(?:(?:all|any|some|every|each)\s+)?"
+    r"(?:integers?\s*\}?\s*\$?\s*([a-zA-Z])|\}?\s*\$?\s*([a-zA-Z])\s*\$?\s*"
+    r"(?:(?:\\in(?![a-zA-Z])|∈)\s*(?:\\mathbb\s*\{?\s*Z\s*\}?|\\Z|ℤ|Z)|(?:\\text\s*\{\s*)?is an(?:y)? integer\s*\}?))"
+    r"\s*\$?\s*\)?\.?\s*$"
+)
 MAX_REFERENCE_WORDS = 12
 """A reference with more words around its mathematics is a whole solution, whose answer nobody marked."""
 
@@ -81,6 +87,27 @@ def stated(candidate: str, gold: str) -> str:
     behind = candidate[end:].strip(" .")
     unit = read_unit(f" {behind}") if behind and behind[0].isalpha() else None
     return content + (rf" \text{{ {behind} }}" if unit else "")
+
+
+def without_integers(candidate: str, gold: str) -> tuple[str, str]:
+    r"""Both without a closing "where k is an integer", and the letter of the reference in both.
+
+    >>> without_integers(r"n\pi, n\in\mathbb{Z}", r"\pi k for any integer k")
+    ('k\\pi', '\\pi k')
+    """
+    texts, letters = [], []
+    for text in (candidate, gold):
+        match = _INTEGERS.search(text)
+        letter = (match[1] or match[2]) if match else None
+        rest = text[: match.start()] if match else text
+        if letter is None or not re.search(rf"(?<![a-zA-Z\\]){letter}(?![a-zA-Z])", rest):
+            letter, rest = None, text
+        texts.append(rest + "$" if rest.count("$") % 2 > text.count("$") % 2 else rest)
+        letters.append(letter)
+    own, wanted = letters
+    if own and wanted and not re.search(rf"(?<![a-zA-Z\\]){wanted}(?![a-zA-Z])", texts[0]):
+        texts[0] = re.sub(rf"(?<![a-zA-Z\\]){own}(?![a-zA-Z])", wanted, texts[0])
+    return texts[0], texts[1]
 
 
 def is_prose(answer: str) -> bool:

@@ -79,7 +79,7 @@ $     1                  $            - dollar usd buck
 rad   1                  rad          p radian
 rev   1                  turn         - revolution
 °C    1                  °C           - celsius centigrade
-°F    1                  °F           - fahrenheit
+°F    5/9                °F           - fahrenheit
 %     1                  %            - percent percentage pct
 """  # symbol, factor, dimensions, whether it takes prefixes ("p"), names
 _SHORT_PREFIXES = {

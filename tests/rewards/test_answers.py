@@ -164,6 +164,7 @@ def test_a_megabyte_costs_no_time(unit: str) -> None:
         ("<reasoning>", "</reasoning>"),
         ("<Thought>", "</Thought>"),
         ("[THINK]", "[/THINK]"),
+        ("<|begin_of_thought|>", "<|end_of_thought|>"),
         ("<seed:think>", "</seed:think>"),
         ("◁think▷", "◁/think▷"),
         ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
