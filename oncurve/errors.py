@@ -122,8 +122,10 @@ class Failure:
     """Its traceback, from that code on."""
 
 
-def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
-    """The result of a call into code that somebody else wrote, or why there is none.
+def attempt(
+    call: Callable[[], T], *, log: bool = True, passing: Callable[[BaseException], bool] = lambda error: False
+) -> T | Failure:
+    """The result of a call into code that somebody else wrote, or why there is none; what is ``passing`` is raised.
 
     This is the one boundary of the project that catches every exception, also those that would end the program. A
     reward function, a tool or an environment is often written by someone else, and its mistake must neither end a run
@@ -134,6 +136,8 @@ def attempt(call: Callable[[], T], *, log: bool = True) -> T | Failure:
     except TimeoutError as error:
         return Failure("timeout", one_line(error), _trace(error))
     except (Exception, GeneratorExit) as error:
+        if passing(error):
+            raise
         if log:
             logger.debug("code that was called raised an exception", exc_info=True)
         return Failure("crashed", one_line(error), _trace(error))

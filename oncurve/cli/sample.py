@@ -12,9 +12,11 @@ from oncurve.observe.terminal import console, quiet_libraries
 def sample(
     model: Annotated[str, typer.Argument(help="A run, a model folder, a Hugging Face Hub name, or `embedded`.")],
     question: Annotated[list[str] | None, typer.Argument(help="Questions, asked for if omitted.")] = None,
-    template: Annotated[str, typer.Option(help="Prompt template.")] = "think_answer",
+    template: Annotated[
+        str | None, typer.Option(help="Prompt template.", show_default="that of the run, else think_answer")
+    ] = None,
     chat: Annotated[
-        bool | None, typer.Option(help="Use the model's chat template.", show_default="if the model has one")
+        bool | None, typer.Option(help="Use the model's chat template.", show_default="as in the run, else if the model has one")
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Completions per question.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,

@@ -87,6 +87,8 @@ class Environment:
     tools: dict[str, Tool] = field(default_factory=dict)
     earned: float = 0.0
     """Rewards of its steps so far."""
+    is_paid: bool | None = None
+    """A step of it gave a reward; None before the first step."""
     is_done: bool = False
 
     @classmethod
@@ -121,7 +123,9 @@ class Environment:
                 f"reward, done, info)"
             )
         observation, reward, *ended = given
-        self.earned += float(reward)
+        if reward is not None:  # a step may leave the reward to a later one
+            self.earned += float(reward)
+        self.is_paid = bool(self.is_paid) or reward is not None
         self.note_done()
         self.is_done = self.is_done or any(bool(one) for one in (ended[:2] if len(given) == 5 else ended[:1]))
         return answer_text(observation)
@@ -135,7 +139,9 @@ class Environment:
         """What the episode, with its ``messages``, is worth as the environment says; may have to be awaited."""
         if isinstance(self.inner, AdaptedEnvironment):
             return self.inner.score(messages())
-        return self.earned if self.kind.has_steps else self.inner.get_reward()
+        if self.kind.has_steps:
+            return None if self.is_paid is False else self.earned
+        return self.inner.get_reward()
 
 
 async def _begun(environment: Environment, text: Any) -> tuple[Environment, str]:
@@ -195,7 +201,7 @@ def reward_of(value: Any) -> Reward:
     Raises TypeError or ValueError for anything else.
     """
     if value is None:
-        return Reward(None, error=NOT_APPLICABLE, detail="get_reward returned None")
+        return Reward(None, error=NOT_APPLICABLE, detail="its environment gave no reward")
     if isinstance(value, Mapping):
         parts = {str(key): float(part) for key, part in value.items() if key != "reward"}
         return Reward(float(value["reward"]), parts)

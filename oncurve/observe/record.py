@@ -48,8 +48,8 @@ def refuse_existing(path: Path) -> None:
         raise ConfigError(f"{blocking}: is a file, not a folder. Choose another run.name or run.folder.")
     if any((path / name).exists() for name in _OWN_FILES):
         raise ConfigError(
-            f"{path}: already holds a run. Choose another run.name, resume it with `oncurve resume {path}`, or delete "
-            f"the folder."
+            f"{path}: already holds a run. Choose another run.name, resume it with `oncurve resume {path}` or, if a "
+            f"Python program made it, with its trainer's resume(), or delete the folder."
         )
 
 
@@ -192,7 +192,7 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}: the run folder cannot be written ({error.strerror}). The checkpoints in it are "
-                f"untouched: make room or bring the folder back, then `oncurve resume {self.path}`"
+                f"untouched: make room or bring the folder back, then resume the run"
             ) from error
 
     def _forget_after(self, step: int) -> None:

@@ -36,7 +36,7 @@ def check_alone(policy: SmallerParts) -> None:
     if policy.backend.is_lockstep:
         raise TrainingError(
             "there is not enough memory for a microbatch, and processes that share the weights cannot go back by "
-            "themselves. Lower policy.tokens_per_microbatch, then `oncurve resume` with --allow-change"
+            "themselves. Lower policy.tokens_per_microbatch, then resume the run and allow the change"
         )
 
 
@@ -80,5 +80,5 @@ def moving_weights(update: int) -> AbstractContextManager[None]:
         TrainingError,
         f"there is not enough memory to move the weights in update {update}: AdamW keeps two numbers beside each that "
         f"is trained. Nothing of this step is saved. Begin anew with optimizer.type=adamw_8bit or "
-        f"policy.lora.rank=16, or leave more memory free and go on with `oncurve resume`",
+        f"policy.lora.rank=16, or leave more memory free and resume the run",
     )

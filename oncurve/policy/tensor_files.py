@@ -71,3 +71,19 @@ def tensor_writer(path: Path, described: Mapping[str, tuple[torch.dtype, torch.S
                 file.write(flat.view(torch.uint8).numpy().data)
 
         yield write
+
+
+def narrow_files(folder: Path, kind: torch.dtype) -> None:
+    """Write the float32 weights of a saved model in another type, one tensor after the other, and say so in its
+    configuration; adapters stay as they are."""
+    for path in sorted(folder.glob("model*.safetensors")):
+        files, narrower = TensorFiles([path]), path.with_suffix(".narrower")
+        kinds = {name: files[name].dtype for name in files}
+        kinds = {name: kind if found == torch.float32 else found for name, found in kinds.items()}
+        with tensor_writer(narrower, {name: (kinds[name], files.shape(name)) for name in files}) as write:
+            for name in files:
+                write(files[name].to(kinds[name]))
+        narrower.replace(path)
+        config = folder / "config.json"
+        said = {**json.loads(config.read_text(encoding="utf-8")), "dtype": str(kind).removeprefix("torch.")}
+        config.write_text(json.dumps(said, indent=2, sort_keys=True) + "\n", encoding="utf-8")

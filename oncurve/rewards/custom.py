@@ -187,12 +187,14 @@ class _Batched(_Adapted):
             "prompts": [_prompt_in_form(prompt, as_messages=as_messages) for prompt in prompts],
             "completions": [_completion_in_form(completion, as_messages=as_messages) for completion in completions],
             "completion_ids": [list(completion.token_ids) for completion in completions],
-            "environments": [completion.environment for completion in completions],
             "trainer_state": None,
             "log_extra": _log,
             "log_metric": _log,
             **self.extras,
         }
+        environments = [completion.environment for completion in completions]
+        if any(made is not None for made in environments) or asks_for(self.function, "environments"):
+            arguments["environments"] = environments
         return self._wait_for(self.function(**self._declared(arguments)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -19,9 +20,10 @@ from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
-from oncurve.errors import ConfigError, RewardError
+from oncurve.errors import ConfigError, Failure, RewardError, TrainingError, attempt
 from oncurve.extensions import extension
 from oncurve.model.allocator import keep_freed_memory
+from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.from_settings import (
     LoadedModel,
@@ -51,10 +53,10 @@ def make_algorithm(config: Config) -> Algorithm:
     """The row of the table of algorithms, with the recipe's choices and functions."""
     own: dict[str, Any] = config.algorithm.choices()
     if config.algorithm.function is not None:
-        own["loss"] = load_function(config.algorithm.function, where="algorithm.function")
+        own["loss"] = _own_formula(config.algorithm.function, where="algorithm.function")
     if config.algorithm.advantage_function is not None:
         place = config.algorithm.advantage_function
-        own["advantage"] = load_function(place, where="algorithm.advantage_function")
+        own["advantage"] = _own_formula(place, where="algorithm.advantage_function")
     made = build(
         config.algorithm.row_name,
         group_size=config.algorithm.group_size,
@@ -63,6 +65,24 @@ def make_algorithm(config: Config) -> Algorithm:
         **own,
     )
     return replace(made, advantage=_stopping(made.advantage))
+
+
+def _own_formula(location: str, *, where: str) -> Callable[..., Tensor]:
+    """A function of the user's; what it raises, beside a lack of memory, says whose it is and where."""
+    function = load_function(location, where=where)
+
+    @wraps(function)
+    def called(*given: Any, **named: Any) -> Tensor:
+        made = attempt(lambda: function(*given, **named), passing=is_out_of_memory)
+        if isinstance(made, Failure):
+            raise TrainingError(f"{where}: {location} raised {made.detail}. It happened here:\n{made.trace.rstrip()}")
+        shape = given[0].values.shape if isinstance(given[0], Rewards) else given[0].shape
+        if not isinstance(made, Tensor) or made.shape != shape:
+            found = f"a tensor of {list(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            raise TrainingError(f"{where}: {location} gave {found}, not a tensor of {list(shape)} (docs/own_algorithm.md)")
+        return made
+
+    return called
 
 
 def _stopping(advantage: Advantage) -> Advantage:

@@ -180,7 +180,7 @@ class Checkpointer:
         if stops:
             error, self._error, self.last_saved = self._error, None, -1
             raise CheckpointError(
-                f"{error}. Free some space, then run `oncurve resume`; "
+                f"{error}. Free some space, then resume the run; "
                 f"with run.on_save_error=continue a run trains on without checkpoints instead"
             )
         return True

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from oncurve.data.chat_template import prepare_tokenizer
+from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING
 from oncurve.data.prompt_check import shown_demonstration, shown_prompt
-from oncurve.data.prompts import describe_chat, find_template, render_prompts, write_gold
+from oncurve.data.prompts import chosen_chat, describe_chat, find_template, render_prompts, write_gold
 from oncurve.data.settings import DataSection
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.errors import ConfigError, counted
+from oncurve.observe.record import read_rows
+from oncurve.observe.run_model import is_run
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.recipe.algorithm_rules import check_algorithm
+from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
@@ -43,7 +47,7 @@ def ask(
     model: str,
     questions: Sequence[str],
     *,
-    template: str,
+    template: str | None,
     chat: bool | None,
     count: int,
     temperature: float,
@@ -53,9 +57,11 @@ def ask(
     """Print completions of questions; without questions, ask for them until the input ends."""
     if count > 1 and temperature == 0:
         raise ConfigError(f"--count {count} at temperature 0 would print the same completion; add --temperature 1")
-    asked = "auto" if chat is None else chat
     config = Config.model_validate({"model": model, "data": {"type": "word_problems"}})
     policy = make_policy(config, is_trained=False)
+    data = config.data
+    own, laid_out = _prompts_of_run(Path(model), policy.tokenizer) if is_run(model) else (data.chat, data.template)
+    asked, template = own if chat is None else chat, template or laid_out
     if said := describe_chat(asked, policy.tokenizer, template, model=model):
         console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(describe_sampling(policy), style="dim", markup=False, highlight=False, soft_wrap=True)
@@ -70,6 +76,18 @@ def ask(
                 console.print(group.prompt.text, style="dim", end="", markup=False, highlight=False)
                 console.print(completion.text, markup=False, highlight=False)
                 console.print(f"[{len(completion.token_ids)} tokens, {completion.finish_reason}]", markup=False)
+
+
+def _prompts_of_run(run: Path, tokenizer: Any) -> tuple[Chat, str]:
+    """How a run wrote its prompts: its chat and its template, or none where the rows held whole prompts."""
+    text = (run / "config.yaml").read_text(encoding="utf-8")
+    data = read_run_config(text, (), source=str(run / "config.yaml")).data
+    files = sorted((run / "rollouts").glob("*.jsonl"))
+    rows = read_rows(files[0]) if files else []
+    begins = find_template(data.template).turn.partition("{user}")[0]
+    if rows and begins not in str(rows[0].get("prompt")) and chosen_chat(data.chat, tokenizer, data.template) is False:
+        return False, "as_is"
+    return data.chat, data.template
 
 
 def _typed(console: Console) -> Sequence[str]:

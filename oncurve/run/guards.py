@@ -84,7 +84,7 @@ class Guards:
             raise TrainingError(
                 f"{self.num_nonfinite} updates in a row had a loss or gradient that is not finite; the weights and the "
                 f"last checkpoint are from before them. Lower optimizer.learning_rate, or look for a reward that is "
-                f"not finite, then go on with `oncurve resume`"
+                f"not finite, then resume the run"
             )
 
     def after_step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -114,7 +114,8 @@ def resume(request: ResumeRequest, processes: Processes) -> Steps:
             with session.folder:
                 return (yield from session.steps(base))
     except Interrupted:
-        raise Stopped(f"stopped; resume with `oncurve resume {path}`", exit_code=interruption.exit_code) from None
+        how = f"`oncurve resume {path}`" if request.owns_process else "resume() again"
+        raise Stopped(f"stopped; resume with {how}", exit_code=interruption.exit_code) from None
     finally:
         if lock is not None:
             lock.close()

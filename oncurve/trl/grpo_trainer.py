@@ -27,11 +27,11 @@ from oncurve.run.training_request import ProgramObjects, request_of_tree
 from oncurve.trl.checkpoints import find_run, load_state, name_checkpoint
 from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig
-from oncurve.trl.logs import measured_loss, num_tokens, rollout_logs, speeds, step_logs, training_flops
+from oncurve.trl.logs import LogWindow, measured_loss, num_tokens, rollout_logs, speeds, step_logs, training_flops
 from oncurve.trl.overridden import TrlAttributes, refuse_overridden
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
-from oncurve.trl.script_files import ScriptFiles
+from oncurve.trl.script_files import ScriptFiles, loaded_type
 from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import TrainerArguments, Translation, changed_options, evaluation_rows, translate
 
@@ -68,8 +68,11 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             raise ConfigError("model is None. Pass a name, a folder or a model: GRPOTrainer(model=...)")
         name = model if isinstance(model, str) else model.name_or_path or "model"
         self.args = args if args is not None else GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
+        self._saved_type = loaded_type(model, self.args.model_init_kwargs)
         self.state, self.control = TrainerState(), TrainerControl()
-        self._logged: dict[str, list[float]] = defaultdict(list)
+        self._metrics: dict[str, dict[str, list[float]]] = {mode: defaultdict(list) for mode in ("train", "eval")}
+        """Numbers that rewards and subclasses add to the next row of logs."""
+        self._mode = "train"
         self._extra: dict[str, list[Any]] = defaultdict(list)
         lost = {
             "rollout_func": rollout_func,
@@ -121,7 +124,8 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         per_step = config.run.prompts_per_step
         self.state.max_steps = config.run.steps * config.updates_per_step
         self.state.num_train_epochs = -(-config.run.steps * per_step // len(found.rows))
-        self.state.logging_steps = 1
+        self._window = LogWindow(self.args, self.state.max_steps)
+        self.state.logging_steps = self._window.every
 
     def _loaded(self, policy: TrainedPolicy) -> None:
         self._callbacks.watch(policy)
@@ -205,11 +209,6 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         return self._is_training
 
     @property
-    def _metrics(self) -> dict[str, dict[str, list[float]]]:
-        """Numbers that rewards and subclasses add to the next row of logs."""
-        return {"train": self._logged, "eval": self._logged}
-
-    @property
     def model(self) -> nn.Module:
         """The model with its current weights, with peft around it if it has an adapter."""
         return self.oncurve.hold_model()
@@ -274,7 +273,8 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         samples = len(losses) * self.oncurve.config.run.prompts_per_step
         metrics = speeds("train", seconds, samples=samples, steps=self.state.global_step - first)
         metrics |= {"total_flos": self.state.total_flos, "train_loss": loss}
-        self.log(dict(metrics))
+        self._taken("train")  # of the measurement at the end
+        self.log({**self._window.rest(), **metrics})
         self._callbacks.call("on_train_end")
         if self.args.push_to_hub and not self.control.should_training_stop:
             try:
@@ -285,7 +285,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
 
     def _begin(self, resume_from_checkpoint: str | bool | None) -> Iterator[Step]:
         """The steps to make, and the trainer's state before the first of them."""
-        self.control = TrainerControl()
+        self.control, self._window = TrainerControl(), LogWindow(self.args, self.state.max_steps)
         if not resume_from_checkpoint:
             if self.oncurve.result is not None:  # a second run goes on with the weights of the first
                 self.oncurve.hold_model()
@@ -294,6 +294,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             return self.oncurve.steps()
         self.oncurve.folder, step = find_run(resume_from_checkpoint, self.args.output_dir)
         load_state(self.state, self.oncurve.folder, step)
+        self._window.updates = self.state.global_step
         return self.oncurve.resume_steps(after=step, extends=True, allow_change="changed_run" in SETTINGS.accepted)
 
     def _take_changed_options(self) -> None:
@@ -316,11 +317,11 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             self.state.num_input_tokens_seen += (tokens := num_tokens(step.groups))
             self.state.total_flos += training_flops(self.oncurve.policy.model, tokens * self.args.num_iterations)
             control.call("on_step_end")
-            self._log_step(step)
             is_last = step.number == config.run.steps
+            has_ended = int(self.state.epoch) > epochs
+            self._log_step(step, ends_epoch=has_ended or is_last)
             self._do_due(step, is_last=is_last)
             goes_on = not is_last and not self.control.should_training_stop
-            has_ended = int(self.state.epoch) > epochs
             if has_ended or not goes_on:
                 control.call("on_epoch_end")
             yield step
@@ -330,11 +331,12 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
                 control.call("on_step_begin")
             control.updates = 0
 
-    def _log_step(self, step: Step) -> None:
+    def _log_step(self, step: Step, *, ends_epoch: bool) -> None:
         logs = {**step_logs(step, self._reward_names()), "num_tokens": float(self.state.num_input_tokens_seen)}
-        logs |= {name: fmean(values) for name, values in self._logged.items() if values}
-        self._logged.clear()
-        self.log(logs)
+        asked, updates = self.control.should_log, self.state.global_step
+        row = self._window.add(logs | self._taken("train"), updates=updates, ends_epoch=ends_epoch, is_asked=asked)
+        if row is not None:
+            self.log(row)
         if self.args.log_completions and self.is_world_process_zero():
             folder = Path(self.args.output_dir or "trainer_output") / "completions"
             write_table(folder, step, make_algorithm(self.oncurve.config), self._reward_names(), self._extra)
@@ -372,6 +374,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             config.rewards, seed=config.run.seed, given={reward.name: reward for reward, _ in self.translation.rewards}
         )
         metrics: dict[str, float] = {}
+        self._mode = "eval"
         for prefix, rows in sets.items():
             started = time.perf_counter()
             groups = self.oncurve.sample(rows, n=count)
@@ -385,8 +388,8 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             metrics |= {f"{prefix}_{name}": value for name, value in logs.items()}
             spent = time.perf_counter() - started
             metrics |= speeds(prefix, spent, samples=len(rows) * count, steps=batches)
-        metrics |= {f"eval_{name}": fmean(values) for name, values in self._logged.items() if values}
-        self._logged.clear()
+        metrics |= {f"eval_{name}": value for name, value in self._taken("eval").items()}
+        self._mode = "train"
         self._extra.clear()
         self.log(metrics)
         self._callbacks.call("on_evaluate", metrics=metrics)
@@ -401,7 +404,13 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         self._callbacks.remove(callback)
 
     def _log_metric(self, name: str, value: float) -> None:
-        self._logged[name].append(float(value))
+        self._metrics[self._mode][name].append(float(value))
+
+    def _taken(self, mode: str) -> dict[str, float]:
+        """Means of what was added since the last row."""
+        found = {name: fmean(values) for name, values in self._metrics[mode].items() if values}
+        self._metrics[mode].clear()
+        return found
 
     def _log_extra(self, column: str, values: Sequence[Any]) -> None:
         self._extra[column].extend(values)

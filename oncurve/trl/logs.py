@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from enum import Enum
 from statistics import fmean, stdev
 from typing import Any
 
@@ -33,6 +35,44 @@ def step_logs(step: Step, names: Sequence[tuple[str, str]]) -> dict[str, Any]:
     if logs.get("clip_ratio/region_mean") == 0:  # then neither side clipped anything
         logs |= {f"clip_ratio/{side}": 0.0 for side in ("low_mean", "low_min", "high_mean", "high_max")}
     return {**logs, **rollout_logs(step.groups, step.rewards, names), **step.metrics}
+
+
+LATEST = ("grad_norm", "learning_rate", "num_tokens", "policy/gradient_norm", "policy/learning_rate")
+"""What a row of several steps says of the last of them; of the rest it says the mean."""
+
+
+class LogWindow:
+    """Logs of the steps since the last row, of which a script hears once in ``logging_steps`` updates."""
+
+    def __init__(self, args: Any, max_steps: int) -> None:
+        strategy, every = args.logging_strategy, args.logging_steps
+        self.strategy = str(strategy.value if isinstance(strategy, Enum) else strategy)
+        self.has_first = bool(args.logging_first_step)
+        self.every = max(math.ceil(every * max_steps) if every < 1 else int(every), 1)
+        """Updates from row to row."""
+        self.rows: list[dict[str, float]] = []
+        self.updates = 0
+        """Those that were there at the last step."""
+
+    def add(self, logs: dict[str, float], *, updates: int, ends_epoch: bool, is_asked: bool) -> dict[str, float] | None:
+        """The row that is due after a step, with which ``updates`` are made in all; None before it is."""
+        self.rows.append(logs)
+        crossed = updates // self.every > self.updates // self.every or (self.has_first and not self.updates)
+        due = {"steps": crossed, "epoch": ends_epoch}.get(self.strategy, False)
+        self.updates = updates
+        return self._row() if due or is_asked else None
+
+    def rest(self) -> dict[str, float]:
+        """What TRL adds to the last row of all: the steps that no row was due for, without what the optimizer says."""
+        return {name: value for name, value in self._row().items() if name not in ("loss", "grad_norm", "learning_rate")}
+
+    def _row(self) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        for row in self.rows:
+            for name, value in row.items():
+                found.setdefault(name, []).append(value)
+        self.rows = []
+        return {name: values[-1] if name in LATEST else fmean(values) for name, values in found.items()}
 
 
 def rollout_logs(

@@ -5,19 +5,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
-from transformers import TrainerState
+from transformers import PreTrainedModel, TrainerState
 
 from oncurve.errors import CheckpointError
 from oncurve.observe.run_model import is_run, resolve_model
+from oncurve.policy.model_folder import stored_type
+from oncurve.policy.tensor_files import narrow_files
 from oncurve.run.publish import push
 from oncurve.run.trainer import Trainer
 from oncurve.trl.processes import ProcessState
+
+
+def loaded_type(model: str | PreTrainedModel, init: Mapping[str, Any] | None) -> torch.dtype | None:
+    """The type of the weights that a script loads or has its trainer load, where it is a half precision."""
+    if isinstance(model, str):
+        said = (init or {}).get("dtype", (init or {}).get("torch_dtype"))
+        kind = stored_type(model, (init or {}).get("revision")) if said == "auto" else vars(torch).get(str(said), said)
+    else:
+        kind = model.dtype
+    return kind if kind in (torch.bfloat16, torch.float16) else None
 
 
 class ScriptFiles:
@@ -27,6 +41,8 @@ class ScriptFiles:
     oncurve: Trainer
     state: TrainerState
     _is_training: bool
+    _saved_type: torch.dtype | None
+    """Of the model that the script loaded, where its weights are narrower than those in training."""
 
     @property
     def accelerator(self) -> ProcessState:
@@ -54,6 +70,8 @@ class ScriptFiles:
             shutil.copytree(resolve_model(str(self.oncurve.folder)), made)  # what was trained together is there alone
         elif not self._is_training:
             self.oncurve.save(made)
+        if self._saved_type is not None:
+            narrow_files(made, self._saved_type)
         for path in made.iterdir():
             path.replace(folder / path.name)
         shutil.rmtree(made)
@@ -93,7 +111,11 @@ class ScriptFiles:
         name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").resolve().name
         folder, key = Path(resolve_model(str(self.oncurve.folder))), token or self.args.hub_token
         is_private = self.args.hub_private_repo is not False
-        address = push(folder, name, private=is_private, token=key, message=commit_message)
+        with tempfile.TemporaryDirectory() as place:
+            if self._saved_type is not None:
+                folder = Path(shutil.copytree(folder, Path(place) / "model"))
+                narrow_files(folder, self._saved_type)
+            address = push(folder, name, private=is_private, token=key, message=commit_message)
         kind = "private" if is_private else "public"
         Console().print(f"uploaded to {name} ({kind}): {address}", markup=False, soft_wrap=True)
         return address

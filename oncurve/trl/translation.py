@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.convert.draft import Draft, tree_of
@@ -131,6 +132,10 @@ def translate(asked: TrainerArguments) -> Translation:
     for name in asked.lost:
         found.notes.append(Note("unsupported", name, LOST_ARGUMENTS[name]))
     put_weights(asked, found)
+    if not isinstance(asked.model, str) and asked.model.dtype in (torch.bfloat16, torch.float16):
+        kind = str(asked.model.dtype).removeprefix("torch.")
+        why = f"its {kind} weights are trained in float32, and are float32 afterwards; save_model writes {kind}"
+        found.notes.append(Note("differs", "model", why))
     options = dict(args.chat_template_kwargs or {})
     found.options.pop("chat_template_kwargs", None)  # done here
     tokenizer = tokenizer_of(asked)

@@ -97,6 +97,21 @@ class SaysDone(Gym):
         return "on", 1.0, False, {}
 
 
+class PaysAtTheEnd(Gymnasium):
+    """The first step gives no reward."""
+
+    def step(self, action: str) -> Any:
+        is_last = self._turn()
+        return "on", 2.0 if is_last else None, is_last, False, {}
+
+
+class LeavesItToRewards(Gymnasium):
+    """No step gives a reward."""
+
+    def step(self, action: str) -> Any:
+        return "on", None, self._turn(), False, {}
+
+
 class Pressed(TwoTurns):
     """A tool, and an attribute of numpy."""
 
@@ -164,7 +179,7 @@ class Slots:
 TEN = {
     Gymnasium: (2.0, '{"turn": 1}'), Truncating: (2.0, "[1, 0]"), Gym: (2.0, "on"), Tensors: (2.0, "on"),
     Awaited: (2.0, "on"), SaysDone: (2.0, "on"), Pressed: (2.0, '{"turn": 1}'), AwaitedTools: (2.0, '{"turn": 1}'),
-    Property: (2.0, '{"turn": 1}'), Slots: (None, '{"turn": 1}'),
+    PaysAtTheEnd: (2.0, "on"), LeavesItToRewards: (None, "on"), Property: (2.0, '{"turn": 1}'), Slots: (None, '{"turn": 1}'),
 }  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_several_such_updates_in_a_row_end_the_run_with_the_weights_before_them(
         backward(loss * math.nan)
 
     policy.backward = poisoned  # type: ignore[method-assign]
-    with pytest.raises(TrainingError, match=r"3 updates in a row .* `oncurve resume`"):
+    with pytest.raises(TrainingError, match=r"3 updates in a row .* then resume the run"):
         small_run(policy, steps=10)
     assert are_equal(weights(policy), before)
 

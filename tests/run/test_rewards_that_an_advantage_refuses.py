@@ -14,7 +14,7 @@ from oncurve.algorithm.advantages import group_relative, multi_objective
 from oncurve.batch import Rewards
 from oncurve.cli.app import app
 from oncurve.data.collate import stack_rewards
-from oncurve.errors import ConfigError, RewardError
+from oncurve.errors import ConfigError, RewardError, TrainingError
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.base import Term, WeightedSum
 from oncurve.rewards.custom import from_function
@@ -43,6 +43,29 @@ def test_a_negative_reward_where_the_mean_divides_is_a_sentence(tmp_path: Path, 
     assert "algorithm.advantage refuses the rewards of this step" in str(ended.exception)
     assert "mean_normalized needs rewards of 0 or more, and there is one of -0.5" in str(ended.exception)
     assert (tmp_path / "runs" / "small" / "metrics.jsonl").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "body", "said"),
+    [("advantage_function", "return int('a')", "raised ValueError: invalid literal for int"),
+     ("advantage_function", "return rewards.values.mean()", "gave a tensor of [], not a tensor of [2, 2]"),
+     ("function", "return logprobs @ logprobs", "raised RuntimeError: "),
+     ("function", "return logprobs.tolist()", "gave list, not a tensor of")],
+)  # fmt: skip
+def test_a_mistake_in_an_own_formula_is_said_with_its_place(
+    key: str, body: str, said: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    takes = "rewards" if key == "advantage_function" else "logprobs, old_logprobs, advantages, mask"
+    Path("own.py").write_text(f"def formula({takes}):\n    {body}\n")
+    Path("mine.py").write_text("def mine(completion):\n    return len(completion) % 7\n")
+    kind = ["algorithm.type=custom"] if key == "function" else []
+    reward = "rewards=[{type: custom, function: 'mine.py:mine'}]"
+    ended = CliRunner().invoke(app, ["train", *RECIPE, *kind, f"algorithm.{key}=own.py:formula", reward])
+    assert isinstance(ended.exception, TrainingError), ended.output
+    assert f"algorithm.{key}: own.py:formula {said}" in str(ended.exception)
+    assert "raised" not in said or 'own.py", line 2, in formula' in str(ended.exception)
 
 
 @pytest.mark.slow

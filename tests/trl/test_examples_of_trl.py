@@ -16,7 +16,7 @@ from oncurve.trl import GRPOConfig, GRPOTrainer
 
 SHORT: dict[str, Any] = {
     "output_dir": "out", "max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "use_cpu": True,
-    "max_completion_length": 8, "bf16": False, "learning_rate": 1e-4,
+    "max_completion_length": 8, "bf16": False, "learning_rate": 1e-4, "logging_steps": 1,
 }  # fmt: skip
 Rows = list[dict[str, Any]]
 

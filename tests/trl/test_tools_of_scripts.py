@@ -26,7 +26,7 @@ HERMES = """{% if tools %}<system>{% for t in tools %}{{ t.function.name }} {% e
 {% if thinks is defined and not thinks %}<think></think>{% endif %}{% endif %}"""
 SHORT: dict[str, Any] = {
     "output_dir": "out", "max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "use_cpu": True,
-    "max_completion_length": 12, "bf16": False, "learning_rate": 1e-4,
+    "max_completion_length": 12, "bf16": False, "learning_rate": 1e-4, "logging_steps": 1,
 }  # fmt: skip
 Rows = list[dict[str, Any]]
 

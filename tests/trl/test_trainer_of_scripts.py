@@ -9,13 +9,14 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer
 
 Rows = list[dict[str, Any]]
 SHORT: dict[str, Any] = {
     "output_dir": "out", "max_steps": 3, "num_generations": 4, "per_device_train_batch_size": 8, "use_cpu": True,
-    "max_completion_length": 8, "bf16": False, "learning_rate": 1e-4,
+    "max_completion_length": 8, "bf16": False, "learning_rate": 1e-4, "logging_steps": 1,
 }  # fmt: skip
 
 
@@ -73,6 +74,42 @@ def test_a_callback_can_stop_the_run_and_the_model_can_be_saved(rows: Rows) -> N
     assert AutoModelForCausalLM.from_pretrained("out").num_parameters() > 0
     assert AutoTokenizer.from_pretrained("out").vocab_size
     assert list(Path("out").glob("*/metrics.jsonl")), "runs in the same folder stay"
+
+
+@pytest.mark.parametrize(
+    ("options", "logged"),
+    [({"logging_steps": 2}, [2, 4, 5]), ({"logging_steps": 2, "logging_first_step": True}, [1, 2, 4, 5]),
+     ({"logging_steps": 0.5}, [3, 5]), ({"logging_strategy": "no"}, [5]), ({"logging_strategy": "epoch"}, [3, 5, 5]),
+     ({"logging_steps": 10}, [5])],
+)  # fmt: skip
+def test_a_callback_hears_of_logs_as_often_as_the_script_says(options: dict[str, Any], logged: list[int]) -> None:
+    """As under TRL: the last of them is the row with train_loss, which says what steps without a row of their own say."""
+    rows = [{"prompt": f"How much is {number} + 1?"} for number in range(6)]
+    args = GRPOConfig(**{**SHORT, "max_steps": 5, **options})
+    trainer = GRPOTrainer("embedded", length, args, rows)
+    trainer.train()
+    history = trainer.state.log_history
+    assert [row["step"] for row in history] == logged
+    assert [("loss" in row, "train_loss" in row) for row in history] == [(True, False)] * (len(logged) - 1) + [(False, True)]
+    if options == {"logging_steps": 10}:
+        found = trainer.oncurve.result.folder / "metrics.jsonl"
+        steps = [row["reward/mean"] for row in read_rows(found) if row.get("step")]
+        assert history[-1]["reward"] == pytest.approx(sum(steps) / 5)
+
+
+def test_numbers_of_an_evaluation_are_not_those_of_the_training(rows: Rows) -> None:
+    def watching(completions: list[str], log_metric: Any, prompts: list[str], **_: Any) -> list[float]:
+        log_metric("mine", 7.0 if "held" in prompts[0] else 2.0)
+        return [float(len(text)) for text in completions]
+
+    args = GRPOConfig(**{**SHORT, "logging_steps": 3}, eval_strategy="steps", eval_steps=1)
+    trainer = GRPOTrainer("embedded", watching, args, rows, eval_dataset=[{"prompt": "held"}, {"prompt": "held too"}])
+    trainer.train()
+    measured = [row["eval_mine"] for row in trainer.state.log_history if "eval_mine" in row]
+    assert measured == [7.0] * 3
+    trained = [row for row in trainer.state.log_history if "loss" in row]
+    assert [row["step"] for row in trained] == [3]
+    assert "eval_mine" not in trained[0]
 
 
 def test_rewards_see_the_state_and_may_log(rows: Rows) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from transformers import AutoTokenizer, TrainingArguments
+from peft import LoraConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from typer.testing import Result
 
@@ -25,7 +27,7 @@ from oncurve.trl.names import SHOWING, named
 Rows = list[dict[str, Any]]
 SHORT: dict[str, Any] = {
     "output_dir": "out", "max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "use_cpu": True,
-    "max_completion_length": 8, "bf16": False, "learning_rate": 1e-4,
+    "max_completion_length": 8, "bf16": False, "learning_rate": 1e-4, "logging_steps": 1,
 }  # fmt: skip
 
 
@@ -115,6 +117,32 @@ def test_an_interrupt_stops_and_saves_and_the_trainer_goes_on(rows: Rows) -> Non
     assert trainer.train(resume_from_checkpoint=True).global_step == 3
 
 
+@pytest.mark.parametrize("how", ["object", "name", "adapter"])
+def test_a_model_in_half_precision_is_saved_in_it(
+    how: str, rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = GRPOConfig(**SHORT, **({"model_init_kwargs": {"dtype": "bfloat16"}} if how == "name" else {}))
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    model = "embedded" if how == "name" else AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.bfloat16)
+    adapter = LoraConfig(r=2, target_modules=["q_proj"]) if how == "adapter" else None
+    trainer = GRPOTrainer(model, length, args, rows, processing_class=tokenizer, peft_config=adapter)
+    assert "save_model writes bfloat16" in capsys.readouterr().out or how == "name"
+    trainer.train()
+    trainer.save_model("saved")
+    if how == "adapter":
+        weights = load_file("saved/adapter_model.safetensors")
+        assert {weight.dtype for weight in weights.values()} == {torch.float32}, "as TRL trains adapters"
+        return
+    again = AutoModelForCausalLM.from_pretrained("saved")
+    assert again.dtype == torch.bfloat16
+    trained = dict(trainer.model.named_parameters())
+    assert all(torch.equal(weight, trained[name].bfloat16()) for name, weight in again.named_parameters())
+    hub = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", hub)
+    trainer.push_to_hub(token="mine")
+    assert hub.weight_bytes < 1.1 * Path("saved/model.safetensors").stat().st_size
+
+
 def test_callbacks_that_only_show_can_be_made(rows: Rows) -> None:
     made = [named("trl", name)(trainer=None, num_prompts=8) for name in SHOWING]
     GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, callbacks=made)
@@ -152,6 +180,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.weight_bytes = 0
 
     def __call__(self, token: str | None = None) -> Hub:
         self.asked.append(token)
@@ -164,6 +193,7 @@ class Hub:
     def upload_folder(self, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str) -> Any:
         self.asked.append((repo_id, sorted(allow_patterns), commit_message))
         assert all((folder_path / name).is_file() for name in allow_patterns)
+        self.weight_bytes = (folder_path / "model.safetensors").stat().st_size
         return SimpleNamespace(commit_url="https://hub/commit")
 
 
