@@ -16,7 +16,8 @@ def sample(
         str | None, typer.Option(help="Prompt template.", show_default="that of the run, else think_answer")
     ] = None,
     chat: Annotated[
-        bool | None, typer.Option(help="Use the model's chat template.", show_default="as in the run, else if the model has one")
+        bool | None,
+        typer.Option(help="Use the model's chat template.", show_default="as in the run, else if the model has one"),
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Completions per question.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,

@@ -79,7 +79,9 @@ def _own_formula(location: str, *, where: str) -> Callable[..., Tensor]:
         shape = given[0].values.shape if isinstance(given[0], Rewards) else given[0].shape
         if not isinstance(made, Tensor) or made.shape != shape:
             found = f"a tensor of {list(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
-            raise TrainingError(f"{where}: {location} gave {found}, not a tensor of {list(shape)} (docs/own_algorithm.md)")
+            raise TrainingError(
+                f"{where}: {location} gave {found}, not a tensor of {list(shape)} (docs/own_algorithm.md)"
+            )
         return made
 
     return called

@@ -64,7 +64,9 @@ class LogWindow:
 
     def rest(self) -> dict[str, float]:
         """What TRL adds to the last row of all: the steps that no row was due for, without what the optimizer says."""
-        return {name: value for name, value in self._row().items() if name not in ("loss", "grad_norm", "learning_rate")}
+        return {
+            name: value for name, value in self._row().items() if name not in ("loss", "grad_norm", "learning_rate")
+        }
 
     def _row(self) -> dict[str, float]:
         found: dict[str, list[float]] = {}

@@ -176,14 +176,15 @@ class Slots:
         return None
 
 
-TEN = {
+STYLES = {
     Gymnasium: (2.0, '{"turn": 1}'), Truncating: (2.0, "[1, 0]"), Gym: (2.0, "on"), Tensors: (2.0, "on"),
     Awaited: (2.0, "on"), SaysDone: (2.0, "on"), Pressed: (2.0, '{"turn": 1}'), AwaitedTools: (2.0, '{"turn": 1}'),
-    PaysAtTheEnd: (2.0, "on"), LeavesItToRewards: (None, "on"), Property: (2.0, '{"turn": 1}'), Slots: (None, '{"turn": 1}'),
+    PaysAtTheEnd: (2.0, "on"), LeavesItToRewards: (None, "on"), Property: (2.0, '{"turn": 1}'),
+    Slots: (None, '{"turn": 1}'),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("factory", TEN, ids=lambda factory: factory.__name__)
+@pytest.mark.parametrize("factory", STYLES, ids=lambda factory: factory.__name__)
 def test_an_environment_is_played_to_its_end_and_rewarded(
     factory: Any, policy: TrainedPolicy, make_prompts: MakePrompts
 ) -> None:
@@ -192,7 +193,7 @@ def test_an_environment_is_played_to_its_end_and_rewarded(
     sampler = make_sampler(policy, lambda read: said, environments={"e": factory})
     prompts = make_prompts("q")
     completion = one(sampler, prompts)
-    reward, observation = TEN[factory]
+    reward, observation = STYLES[factory]
     assert (completion.finish_reason, completion.failure, completion.num_turns) == ("done", None, 2)
     assert completion.environment_reward is not None
     assert completion.environment_reward.value == reward

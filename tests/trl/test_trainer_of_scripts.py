@@ -83,14 +83,16 @@ def test_a_callback_can_stop_the_run_and_the_model_can_be_saved(rows: Rows) -> N
      ({"logging_steps": 10}, [5])],
 )  # fmt: skip
 def test_a_callback_hears_of_logs_as_often_as_the_script_says(options: dict[str, Any], logged: list[int]) -> None:
-    """As under TRL: the last of them is the row with train_loss, which says what steps without a row of their own say."""
+    """As under TRL: the last is the row with train_loss, which says what steps without a row of their own say."""
     rows = [{"prompt": f"How much is {number} + 1?"} for number in range(6)]
     args = GRPOConfig(**{**SHORT, "max_steps": 5, **options})
     trainer = GRPOTrainer("embedded", length, args, rows)
     trainer.train()
     history = trainer.state.log_history
     assert [row["step"] for row in history] == logged
-    assert [("loss" in row, "train_loss" in row) for row in history] == [(True, False)] * (len(logged) - 1) + [(False, True)]
+    assert [("loss" in row, "train_loss" in row) for row in history] == [(True, False)] * (len(logged) - 1) + [
+        (False, True)
+    ]
     if options == {"logging_steps": 10}:
         found = trainer.oncurve.result.folder / "metrics.jsonl"
         steps = [row["reward/mean"] for row in read_rows(found) if row.get("step")]
