@@ -12,13 +12,11 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from tables.algorithms import algorithms_markdown
 from tables.doctor import doctor_markdown
 from tables.metrics import glossary_markdown
@@ -41,10 +39,10 @@ def readme() -> str:
 
 
 def loop() -> str:
-    """The page of the loop with its code as it is."""
+    """The page on GRPO with the code of the loop as it is."""
     code = (ROOT / "oncurve" / "run" / "loop.py").read_text(encoding="utf-8")
     body = code[code.index("def train(") :].strip()
-    return _fill((ROOT / "docs" / "loop.md").read_text(encoding="utf-8"), "loop", f"```python\n{body}\n```")
+    return _fill((ROOT / "docs" / "grpo.md").read_text(encoding="utf-8"), "loop", f"```python\n{body}\n```")
 
 
 def _results(demo: dict[str, Any]) -> str:
@@ -104,20 +102,12 @@ def performance() -> str:
 
 def evidence() -> str:
     """The page of measurements with the published tables beside the planner's."""
-    return renewed((ROOT / "docs" / "evidence.md").read_text(encoding="utf-8"))
+    return renewed((ROOT / "benchmarks" / "results" / "evidence.md").read_text(encoding="utf-8"))
 
 
 def doctor() -> str:
     """The page on the doctor's checks, with the runs made sick on purpose where they were measured."""
     return doctor_markdown(json.loads(DOCTOR.read_text(encoding="utf-8")) if DOCTOR.is_file() else None)
-
-
-def comparison() -> str:
-    """The page on the named algorithms with its table."""
-    text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
-    presets = _benchmark("learning/presets")
-    results = json.loads((ROOT / "benchmarks" / "results" / "presets.json").read_text(encoding="utf-8"))
-    return _fill(text, "presets", presets.table(results["runs"]))
 
 
 def api() -> str:
@@ -135,51 +125,14 @@ def keys() -> str:
     return str(_neighbour("keys_page").keys_markdown())
 
 
-def features() -> str:
-    """The page that says of every feature where it works and which test proves it."""
-    sections = yaml.safe_load((ROOT / "docs" / "features.yaml").read_text(encoding="utf-8"))
-    rows = [row for section in sections for row in section["rows"]]
-    lines = [
-        "# Features",
-        "",
-        f"{len(rows)} features and where each is: a key of the recipe, a command, a page. The tests that prove them are in "
-        "`docs/features.yaml`, from which this page is made. What has run on which hardware: [status](status.md).",
-    ]
-    lines = [line for text in lines for line in (textwrap.wrap(text, 119) or [""])]
-    for section in sections:
-        lines += ["", f"## {section['section']}", ""]
-        lines += [_feature(row) for row in section["rows"]]
-    return "\n".join(lines) + "\n"
-
-
-def _feature(row: dict[str, Any]) -> str:
-    return f"- {row['feature']}: {', '.join(_place(place) for place in row['where'])}"
-
-
-def _place(place: str) -> str:
-    kind, _, what = place.partition(" ")
-    match kind:
-        case "page":
-            path = what.removeprefix("docs/")
-            page, _, anchor = path.partition("#")
-            return f"[{page}{': ' if anchor else ''}{anchor.replace('-', ' ')}]({path})"
-        case "command":
-            return f"`oncurve {what}`"
-        case "key" | "python" | "file":
-            return f"`{what}`"
-    return f"{kind} `{what}`"
-
-
 PAGES: dict[str, Callable[[], str]] = {
     "docs/api.md": api,
     "docs/metrics.md": glossary_markdown,
     "docs/algorithms.md": algorithms_markdown,
-    "docs/comparison.md": comparison,
     "docs/doctor.md": doctor,
-    "docs/features.md": features,
     "docs/performance.md": performance,
-    "docs/evidence.md": evidence,
-    "docs/loop.md": loop,
+    "benchmarks/results/evidence.md": evidence,
+    "docs/grpo.md": loop,
     "docs/gpus.md": gpus,
     "docs/keys.md": keys,
     "docs/templates.md": templates_markdown,

@@ -9,7 +9,7 @@ the reward is a coin, the policy trains. Its peak resident memory, over what the
     OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py --live        # count tensors: no allocator in between
     OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py --missing     # go on where it was stopped
     python benchmarks/speed/plan_memory.py --again                         # after a change of the planner
-    python benchmarks/speed/plan_memory.py --page                          # the table of docs/evidence.md
+    python benchmarks/speed/plan_memory.py --page                          # the table of benchmarks/results/evidence.md
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from oncurve.plan.shape import ModelShape, shape_of_config
 
 MIB = 2**20
 RESULT = Path(__file__).resolve().parents[1] / "results" / "plan_memory.json"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence.md"
+PAGE = Path(__file__).resolve().parents[1] / "results" / "evidence.md"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of configurations")
     parser.add_argument("--live", action="store_true", help="count tensors instead of the process's memory")
     parser.add_argument("--again", action="store_true", help="plan again for the measurements on file")
-    parser.add_argument("--page", action="store_true", help="write the measurements on file into docs/evidence.md")
+    parser.add_argument("--page", action="store_true", help="write them into benchmarks/results/evidence.md")
     parser.add_argument("--missing", action="store_true", help="only configurations that are not on file yet")
     parser.add_argument("--one", nargs=3, metavar=("NAME", "FOLDER", "WHAT"), help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=RESULT)

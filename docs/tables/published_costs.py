@@ -1,6 +1,6 @@
 """Published numbers on the memory and cost of GRPO beside those that we compute.
 
-``python docs/tables/published_costs.py docs/evidence.md`` writes the tables anew; a test compares them.
+``python docs/tables/published_costs.py benchmarks/results/evidence.md`` writes the tables anew; a test compares them.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def cost_table() -> Iterator[str]:
 
 
 def tables() -> str:
-    """All tables of docs/evidence.md."""
+    """All tables of benchmarks/results/evidence.md."""
     parts = [
         "### Memory of one training device\n",
         *memory_table(),

@@ -81,7 +81,7 @@ GPU_MARGIN = 0.03
 """Guessed. Share of a GPU's memory that a plan leaves free."""
 
 MEMORY_ERROR = 0.15
-"""Measured on a CPU. Share by which a step's peak was found to differ from its plan, at most; docs/evidence.md."""
+"""Share by which a step's peak differed from its plan at most, on a CPU: benchmarks/results/evidence.md."""
 
 NCCL_BUFFER_BYTES = 2 * 2**28
 """Counted. Packed weight transfer over NCCL: BUFFER_BYTES x NUM_BUFFERS of ``fleet/weights/endpoints.py``,

@@ -23,7 +23,7 @@ from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, parse_config
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = ROOT / "docs" / "features.yaml"
+TABLE = Path(__file__).with_name("features.yaml")
 TEXT = TABLE.read_text(encoding="utf-8")
 SECTIONS = yaml.safe_load(TEXT)
 ROWS: list[dict[str, Any]] = [row for section in SECTIONS for row in section["rows"]]

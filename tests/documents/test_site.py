@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import headless
 from offenders import assert_none, at, line_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +40,8 @@ class Links(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Links]:
-    """Every page of the site by its path."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site."""
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'oncurve[docs]'")
     place = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
@@ -49,11 +50,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Links]:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
     assert (place / "search" / "search_index.json").is_file()
-    return {str(page.relative_to(place)): Links(page.read_text(encoding="utf-8")) for page in place.rglob("*.html")}
+    return place
+
+
+@pytest.fixture(scope="module")
+def site(built: Path) -> dict[str, Links]:
+    """Every page of the site by its path."""
+    return {str(page.relative_to(built)): Links(page.read_text(encoding="utf-8")) for page in built.rglob("*.html")}
 
 
 def test_every_link_inside_the_site_leads_to_a_page_and_an_anchor(site: dict[str, Links]) -> None:
-    assert {"index.html", "tour.html", "repository/CHANGELOG.html"} <= set(site)
+    assert {"index.html", "grpo.html", "repository/CHANGELOG.html"} <= set(site)
     links = [(name, link) for name, page in site.items() if name != "404.html" for link in sorted(page.leads)]
     assert len(links) > 1000
     assert_none(f"{name} links to {link}" for name, link in links if not leads_somewhere(site, name, link))
@@ -72,6 +79,17 @@ def leads_somewhere(site: dict[str, Links], name: str, link: str) -> bool:
 def test_nothing_is_fetched_from_elsewhere(site: dict[str, Links]) -> None:
     fetched = [(name, link) for name, page in site.items() for link in sorted(page.fetches)]
     assert_none(f"{name} fetches {link}" for name, link in fetched if urlsplit(link).netloc)
+
+
+def test_pages_opened_from_disk_can_be_searched(built: Path) -> None:
+    with headless() as browser:
+        page = browser.new_context(offline=True).new_page()
+        page.set_default_timeout(60_000)
+        page.goto((built / "repository" / "CHANGELOG.html").as_uri())
+        page.click(".md-search__input")
+        page.keyboard.type("clip_high")
+        page.wait_for_selector(".md-search-result__link")
+        assert page.get_attribute(".md-search-result__link", "href").startswith("file:")
 
 
 def test_links_to_the_outside_are_well_formed(site: dict[str, Links]) -> None:

@@ -15,7 +15,7 @@ from oncurve.doctor import grading, groups, lengths, policy_health, throughput
 from oncurve.recipe.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
-HISTORY = ("LOG.md", "features.md")
+HISTORY = ("LOG.md",)
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in HISTORY),

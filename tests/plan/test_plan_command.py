@@ -322,8 +322,8 @@ def test_a_row_longer_than_the_model_is_made_for_is_said() -> None:
 
 
 def test_our_column_of_the_published_tables_is_computed() -> None:
-    page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
-    assert renewed(page) == page, "run `python docs/tables/published_costs.py docs/evidence.md`"
+    page = (ROOT / "benchmarks" / "results" / "evidence.md").read_text(encoding="utf-8")
+    assert renewed(page) == page, "run `python docs/tables/published_costs.py benchmarks/results/evidence.md`"
 
 
 def test_planned_peaks_are_near_the_measured_ones() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import headless
 from made_runs import make_run
-
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture
@@ -22,18 +19,9 @@ def made_run(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A headless Chromium of this machine, driven by playwright, whose event loop runs as long as this lives."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
-    )
-    program = os.environ.get("ONCURVE_CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the path, ONCURVE_CHROMIUM names none")
-    with playwright.sync_playwright() as driver:
-        sandbox = [] if os.geteuid() else ["--no-sandbox"]
-        browser = driver.chromium.launch(executable_path=program, args=sandbox)
+    """A headless Chromium of this machine."""
+    with headless() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
