@@ -1,33 +1,46 @@
 """Public scripts for TRL through `oncurve trl`, unchanged, with models and data replaced from outside.
 
-    python benchmarks/learning/trl_scripts.py FOLDER --output benchmarks/results/trl_scripts.json
+    python benchmarks/learning/trl_scripts.py FOLDER --beside --output benchmarks/results/trl_scripts.json
 
 FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of {"source":
 "repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at the
-source}. Modules that a script imports from beside it and that are not at hand are made up there. Each script runs in
-a process and an empty folder of its own: every model is the embedded one, on the CPU, every data set is rows made up,
-services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after what the
-script asks for was translated whole. For each the result says what happened, and for every option that the script
-sets what became of it: taken (with the key and the value of the recipe), idle, said in a message, or silent, of which
-there must be none. With --keep results of scripts that are not in FOLDER stay in the output.
+source, "beside": the folder that is copied beside it}. Each script runs in a process and an empty folder of its own,
+without a network: every model is the embedded one, on the CPU, every data set is rows made up, packages that are not
+installed and services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after
+what the script asks for was translated whole. For each the result says what happened, and for every option that the
+script sets what became of it: taken (with the key and the value of the recipe), idle, said in a message, or silent, of
+which there must be none. With --beside each runs under the installed TRL too, without options that it no longer knows,
+and `only_trl_shows` says what rewards, callbacks, logs and files show there and not here. With --keep results of
+scripts that are not in FOLDER stay in the output.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-MARK = "ASKED "
+from script_watch import STEPS, Watched, differences, short_arguments, watch
+
+RAN = "ran two steps"
+KNOWN = {"unsloth", "unsloth_zoo", "vllm", "deepspeed", "flash_attn", "bitsandbytes", "liger_kernel", "trl"}
+"""Packages that libraries look for, or that are found in another way."""
+MARK, SEEN = "ASKED ", "SEEN "
 CHAT = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -41,10 +54,12 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep results of other scripts in the output")
     parser.add_argument("--only", help="run the scripts whose source holds this text")
     parser.add_argument("--limit-seconds", type=int, default=900, help="for each script")
+    parser.add_argument("--beside", action="store_true", help="run each script under TRL too, and compare")
+    parser.add_argument("--library", choices=("oncurve", "trl"), default="oncurve", help="for --one")
     parser.add_argument("--one", nargs=argparse.REMAINDER, help="run one script in this process")
     asked = parser.parse_args()
     if asked.one is not None:
-        run_here(asked.folder, asked.one)
+        run_here(asked.folder, asked.one, asked.library)
         return
     index = json.loads((asked.folder / "index.json").read_text())
     index = [entry for entry in index if asked.only is None or asked.only in entry["source"]]
@@ -54,7 +69,7 @@ def main() -> None:
         before = json.loads(asked.output.read_text())["scripts"]
         results = [result for result in before if result["source"] not in mine]
     for entry in index:
-        result = run_apart(asked.folder.resolve(), entry, asked.limit_seconds)
+        result = judged(asked.folder.resolve(), entry, asked.limit_seconds, beside=asked.beside)
         results.append(result)
         sys.stdout.write(f"{entry['source']}: {result['outcome']}: {result['detail'][:150]}\n")
         sys.stdout.flush()
@@ -70,8 +85,28 @@ def summary(results: list[dict[str, Any]]) -> str:
     return json.dumps({"counts": counts, "silent": silent, "scripts": results}, indent=1, ensure_ascii=False)
 
 
-def run_apart(folder: Path, entry: dict[str, Any], limit_seconds: int = 900) -> dict[str, Any]:
-    """What happens to one script."""
+def judged(folder: Path, entry: dict[str, Any], limit_seconds: int, *, beside: bool) -> dict[str, Any]:
+    """What happens to one script here and, if that is asked for, under TRL, and what only TRL shows it."""
+    done, options, here = run_apart(folder, entry, limit_seconds, "oncurve")
+    result = {"source": entry["source"], **({"commit": entry["commit"]} if "commit" in entry else {})}
+    outcome, detail = ("took too long", "") if done is None else judge(done, here)
+    result |= {"outcome": outcome, "detail": detail, "options": options}
+    if here is not None:
+        result["seen"] = {name: here[name] for name in ("attributes", "overrides", "steps", "calls")}
+    if beside:
+        other, _, there = run_apart(folder, entry, limit_seconds, "trl")
+        result["under_trl"], said = ("took too long", "") if other is None else judge(other, there)
+        if result["under_trl"] != RAN:
+            result["trl_said"] = said[:200]
+        if here is not None and there is not None and outcome == result["under_trl"] == RAN:
+            result["only_trl_shows"] = differences(there, here)
+    return result
+
+
+def run_apart(
+    folder: Path, entry: dict[str, Any], limit_seconds: int, library: str
+) -> tuple[subprocess.CompletedProcess[str] | None, dict[str, str], dict[str, Any] | None]:
+    """A script in a folder and a process of its own, without a network: how it ended, its options, what was seen."""
     script = folder / entry["file"]
     text = script.read_text(encoding="utf-8")
     if entry.get("characters") not in (None, len(text), len(text.rstrip("\n"))):
@@ -81,31 +116,42 @@ def run_apart(folder: Path, entry: dict[str, Any], limit_seconds: int = 900) -> 
         for path in [*folder.iterdir(), *(own.iterdir() if own else ())]:  # modules beside the script
             if path.name.startswith("_") and path.is_dir():
                 continue
-            if path.is_file() and path.suffix != ".json":
+            if path.is_file() and (path.suffix != ".json" or own):
                 shutil.copy(path, place)
-            elif path.is_dir():
-                shutil.copytree(path, Path(place) / path.name)
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), ".", "--one", entry["file"]]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+            elif path.is_dir() and own != path:
+                shutil.copytree(path, Path(place) / path.name, dirs_exist_ok=True)
+        file = str(script.relative_to(own)) if own and script.is_relative_to(own) else entry["file"]
+        inside = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), ".", "--library", library]
+        command = [*boxed(place), *inside, "--one", file, *entry.get("arguments", [])]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "HOME": place}
         try:
             done = subprocess.run(
-                [*command, *entry.get("arguments", [])], stdin=subprocess.DEVNULL,
-                cwd=place, env=environment, capture_output=True, text=True, timeout=limit_seconds,
+                command, stdin=subprocess.DEVNULL, cwd=place, env=environment, capture_output=True, text=True,
+                timeout=limit_seconds,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return {"source": entry["source"], "outcome": "took too long", "detail": "", "options": {}}
+            return None, {}, None
     options: dict[str, str] = {}
+    seen = None
     for line in done.stdout.splitlines():
         if line.startswith(MARK):
             options = json.loads(line.removeprefix(MARK))
-    outcome, detail = judge(done, options)
-    commit = {"commit": entry["commit"]} if "commit" in entry else {}
-    return {"source": entry["source"], **commit, "outcome": outcome, "detail": detail, "options": options}
+        elif line.startswith(SEEN):
+            seen = json.loads(line.removeprefix(SEEN))
+    return done, options, seen
 
 
-def judge(done: subprocess.CompletedProcess[str], options: dict[str, str]) -> tuple[str, str]:
+def boxed(place: str) -> list[str]:
+    """Words that begin a command which may write into one folder alone and has no network."""
+    if shutil.which("bwrap") is None:
+        return []
+    shown = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--bind", place, place]
+    return ["bwrap", *shown, "--unshare-net", "--unshare-pid", "--die-with-parent", "--chdir", place]
+
+
+def judge(done: subprocess.CompletedProcess[str], seen: dict[str, Any] | None) -> tuple[str, str]:
     """The kind of end, and its words."""
-    steps = sum(line.startswith("step ") for line in done.stdout.splitlines())
+    steps = 0 if seen is None else seen["steps"]
     messages = [line for line in done.stderr.splitlines() if line.startswith("oncurve: ")]
     if "Traceback" in done.stderr:
         block = done.stderr[done.stderr.rindex("Traceback") :]
@@ -116,35 +162,102 @@ def judge(done: subprocess.CompletedProcess[str], options: dict[str, str]) -> tu
         return "the script's own error", error
     if messages:
         return "stopped with a message", done.stderr[done.stderr.index("oncurve: ") :].strip()
-    if done.returncode == 0 and steps >= 2:
-        return "ran two steps", f"{steps} steps"
+    if done.returncode == 0 and steps >= STEPS:
+        return RAN, f"{steps} steps"
     return ("ended without training", f"exit {done.returncode}: {(done.stdout + done.stderr)[-200:]}")
 
 
-def run_here(folder: Path, words: list[str]) -> None:
-    """One script with everything replaced; what it asks for is printed."""
+def run_here(folder: Path, words: list[str], library: str) -> None:
+    """One script with everything replaced; what it asks for and what it gets to see is printed."""
+    found = Watched()
+    if library == "trl":
+        import trl
+        from transformers import Trainer
+
+        watched = trl.GRPOTrainer  # with all that it imports, before stand-ins are there
+    replace_the_hub()
+    sys.meta_path.append(StandIns())
+    if library == "trl":
+        forget_older_names(trl.GRPOConfig)
+        Trainer.push_to_hub = lambda *_, **__: None
+        watch(watched, shortened, found)
+    else:
+        from oncurve.trl.grpo_trainer import GRPOTrainer
+
+        GRPOTrainer.push_to_hub = lambda *_, **__: None
+        watch(GRPOTrainer, shortened_with_fates, found)
+        GRPOTrainer.own = dict(vars(GRPOTrainer))
+    try:
+        if library == "trl":
+            sys.argv = words
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            from oncurve.cli.app import main as command_line
+
+            sys.argv = ["oncurve", "trl", *words]
+            command_line()
+    finally:
+        sys.stdout.write("\n" + SEEN + json.dumps(found.finish(), default=str) + "\n")
+        sys.stdout.flush()
+
+
+class StandIns(MetaPathFinder, Loader):
+    """Packages that the files of a script import and that are not installed: whatever is asked of them is there."""
+
+    def __init__(self) -> None:
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in Path().rglob("*.py")]
+        named = {name for text in texts for name in re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.MULTILINE)}
+        local = {path.stem for path in Path().rglob("*.py")} | {path.name for path in Path().rglob("*/")}
+        self.missing = {name for name in named - local - KNOWN if find_spec(name) is None}
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] in self.missing else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name)
+        vars(module).update(__version__="1.0", __getattr__=lambda name: MagicMock(name=name))
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def forget_older_names(kind: Any) -> None:
+    """Let a configuration leave out options that end a script before it trains: those that its version of TRL has
+    removed, and those of GPUs."""
+    from oncurve.convert.options import older
+
+    own = kind.__init__
+
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        kept = {name: value for name, value in named.items() if name not in older()}
+        off = {"bf16": False, "fp16": False, "tf32": None, "use_vllm": False, "deepspeed": None, "use_cpu": True}
+        own(self, *given, **kept | off)
+
+    kind.__init__ = functools.wraps(own)(init)
+
+
+def replace_the_hub() -> None:
+    """Models, tokenizers, data sets and trackers of other places become small ones that are here."""
     import datasets
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    from oncurve.cli.app import main as command_line
     from oncurve.observe.run_model import EMBEDDED
-    from oncurve.trl.grpo_trainer import GRPOTrainer
-    from oncurve.trl.settings import SETTINGS
+
+    own_tokenizer, own_model, own_config = (
+        AutoTokenizer.from_pretrained, AutoModelForCausalLM.from_pretrained, AutoConfig.from_pretrained,
+    )  # fmt: skip
 
     def tokenizer(*_: Any, **__: Any) -> Any:
         made = own_tokenizer(EMBEDDED)
         made.chat_template = CHAT
         return made
 
-    own_tokenizer, own_model, own_config = (
-        AutoTokenizer.from_pretrained, AutoModelForCausalLM.from_pretrained, AutoConfig.from_pretrained,
-    )  # fmt: skip
-    AutoTokenizer.from_pretrained = tokenizer
-
-    def model_of(place: Any, *more: Any, **options: Any) -> Any:
-        ours = str(place) == str(EMBEDDED)
-        return own_model(place, *more, **options) if ours else own_model(EMBEDDED)
+    def model_of(place: Any = None, *more: Any, **options: Any) -> Any:
+        is_own = str(place) == str(EMBEDDED)
+        return own_model(place, *more, **options) if is_own else own_model(EMBEDDED)
 
     def scorer(*_: Any, **__: Any) -> Any:
         config = own_config(EMBEDDED)
@@ -153,46 +266,60 @@ def run_here(folder: Path, words: list[str]) -> None:
         made.config._name_or_path = "scorer"
         return made
 
-    for name in ("wandb", "weave", "swanlab"):
+    for name in ("wandb", "weave", "swanlab", "trackio"):
         sys.modules[name] = MagicMock(__spec__=ModuleSpec(name, None), __version__="0.1")
     own_to = nn.Module.to
     nn.Module.to = lambda self, *where, **more: (
         self if str(where[:1]).find("cuda") >= 0 else own_to(self, *where, **more)
     )
     nn.Module.cuda = lambda self, *_: self
+    AutoTokenizer.from_pretrained = tokenizer
     AutoModelForCausalLM.from_pretrained = model_of
     AutoModelForSequenceClassification.from_pretrained = scorer
     AutoConfig.from_pretrained = lambda _, **options: own_config(EMBEDDED, **options)
     for name in ("load_dataset", "load_from_disk"):
         setattr(datasets, name, lambda *_, split=None, **__: rows(split))
-    GRPOTrainer.push_to_hub = lambda *_, **__: None
-    own_init = GRPOTrainer.__init__
 
-    def init(self: Any, model: Any, reward_funcs: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
-        from oncurve.trl import GRPOConfig
 
-        args = args if args is not None else GRPOConfig("out")
-        named.setdefault("processing_class", tokenizer()) if len(more) < 3 else None
-        model = "embedded" if isinstance(model, str) else model
-        sys.stdout.write("\n" + MARK + json.dumps(fates(model, reward_funcs, args, more, named)) + "\n")
-        SETTINGS.processes = None
-        short = copy.copy(args)
-        short.max_steps, short.max_completion_length, short.use_cpu, short.bf16 = 2, 8, True, False
-        short.gradient_accumulation_steps, short.steps_per_generation, short.generation_batch_size = 1, None, None
-        short.num_generations = min(args.num_generations, 4)
-        data = more[0] if more else named.get("train_dataset")
-        few = data is not None and len(data) < 2
-        short.per_device_train_batch_size = short.num_generations if few else 8
-        if vars(short).get("max_prompt_length"):
-            short.max_prompt_length *= 8  # tokens of the embedded model are short
-        short.output_dir, short.report_to, short.push_to_hub = "out", "none", False
-        short.deepspeed = short.save_steps = None
-        short.save_strategy, short.save_steps, short.warmup_steps = "no", 500, 0
-        own_init(self, model, reward_funcs, short, *more, **named)
+def shortened(trainer: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a trainer for two short steps of a small model."""
+    from transformers import AutoTokenizer
 
-    GRPOTrainer.__init__ = init
-    sys.argv = ["oncurve", "trl", *words]
-    command_line()
+    from oncurve.observe.run_model import EMBEDDED
+
+    named = dict(named)
+    args = named.get("args")
+    if args is None:
+        args = sys.modules["trl"].GRPOConfig("out")
+    if named.get("processing_class") is None:
+        named["processing_class"] = AutoTokenizer.from_pretrained("any")
+    if isinstance(named.get("model"), str):
+        named["model"] = str(EMBEDDED)
+    named["args"] = short_arguments(args, named.get("train_dataset"))
+    held = named.get("eval_dataset")
+    if hasattr(held, "select"):
+        named["eval_dataset"] = held.select(range(min(len(held), 4)))
+    if vars(named["args"]).get("max_prompt_length"):
+        named["args"].max_prompt_length *= 8  # tokens of the embedded model are short
+    made = named["args"]
+    made.generation_batch_size, made.steps_per_generation = made.per_device_train_batch_size, 1
+    return named
+
+
+def shortened_with_fates(trainer: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """The same, and a line that says what became of every option."""
+    from oncurve.trl import GRPOConfig
+    from oncurve.trl.settings import SETTINGS
+
+    args = named.get("args") or GRPOConfig("out")
+    short = shortened(trainer, {**named, "args": args})
+    more = {**named, "processing_class": short["processing_class"]}
+    model = "embedded" if isinstance(named.get("model"), str) else named.get("model")
+    sys.stdout.write("\n" + MARK + json.dumps(fates(model, named.get("reward_funcs"), args, (), more)) + "\n")
+    SETTINGS.processes = None
+    made = short["args"]
+    made.generation_batch_size, made.steps_per_generation = None, None
+    return {**short, "model": model}
 
 
 def rows(split: str | list[str] | None) -> Any:

@@ -332,7 +332,10 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             control.updates = 0
 
     def _log_step(self, step: Step, *, ends_epoch: bool) -> None:
-        logs = {**step_logs(step, self._reward_names()), "num_tokens": float(self.state.num_input_tokens_seen)}
+        logs = {
+            **step_logs(step, self._reward_names(), self.args.loss_type),
+            "num_tokens": float(self.state.num_input_tokens_seen),
+        }
         asked, updates = self.control.should_log, self.state.global_step
         row = self._window.add(logs | self._taken("train"), updates=updates, ends_epoch=ends_epoch, is_asked=asked)
         if row is not None:
@@ -380,7 +383,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             groups = self.oncurve.sample(rows, n=count)
             graded = score(groups, function)
             logs = rollout_logs(groups, graded, self._reward_names())
-            logs |= measured_loss(self.oncurve.policy, make_algorithm(config), groups, graded)
+            logs |= measured_loss(self.oncurve.policy, make_algorithm(config), groups, graded, self.args.loss_type)
             logs["num_tokens"] = float(self.state.num_input_tokens_seen)
             batches = -(-len(rows) * count // (self.args.eval_batch_size * self.args.world_size))
             for _ in range(batches):

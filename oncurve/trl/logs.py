@@ -23,18 +23,25 @@ SAME = {
     "policy/learning_rate": "learning_rate",
     "policy/kl": "kl",
     "policy/entropy": "entropy",
-    "policy/clip_fraction": "clip_ratio/region_mean",
     "time/step_seconds": "step_time",
 }
 """Ours to theirs, where both are the same number."""
 
 
-def step_logs(step: Step, names: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def step_logs(step: Step, names: Sequence[tuple[str, str]], loss_type: str) -> dict[str, Any]:
     """What TRL would log of a step, and beside it our own metrics. ``names`` are those of rewards, there and here."""
     logs = {theirs: step.metrics[ours] for ours, theirs in SAME.items() if ours in step.metrics}
-    if logs.get("clip_ratio/region_mean") == 0:  # then neither side clipped anything
-        logs |= {f"clip_ratio/{side}": 0.0 for side in ("low_mean", "low_min", "high_mean", "high_max")}
+    if "policy/clip_fraction" in step.metrics:
+        logs |= clip_logs(step.metrics["policy/clip_fraction"], loss_type)
     return {**logs, **rollout_logs(step.groups, step.rewards, names), **step.metrics}
+
+
+def clip_logs(fraction: float, loss_type: str) -> dict[str, float]:
+    """The share of tokens that a loss clips or caps; which side did is known where none of them is."""
+    if loss_type == "cispo":  # there of good completions alone
+        return {} if fraction else {"cispo_clip_ratio": 0.0}
+    sides = () if fraction else ("low_mean", "low_min", "high_mean", "high_max")
+    return {"clip_ratio/region_mean": fraction, **{f"clip_ratio/{side}": 0.0 for side in sides}}
 
 
 LATEST = ("grad_norm", "learning_rate", "num_tokens", "policy/gradient_norm", "policy/learning_rate")
@@ -110,7 +117,11 @@ def rollout_logs(
 
 
 def measured_loss(
-    policy: TrainedPolicy, algorithm: Algorithm, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]
+    policy: TrainedPolicy,
+    algorithm: Algorithm,
+    groups: Sequence[Group],
+    rewards: Sequence[Sequence[Reward]],
+    loss_type: str,
 ) -> dict[str, float]:
     """The loss of completions under the current weights, and their mean entropy; what TRL's evaluation measures."""
     given = stack_rewards(groups, rewards)
@@ -124,6 +135,8 @@ def measured_loss(
     assert batch.old_entropy is not None
     loss, statistics = algorithm.loss(batch.old_logprobs, batch.old_entropy, batch.to(batch.old_logprobs.device))
     logs = {"loss": float(loss), "entropy": statistics["policy/entropy"].value}
+    if "policy/clip_fraction" in statistics:
+        logs |= clip_logs(statistics["policy/clip_fraction"].value, loss_type)
     return {**logs, **({"kl": statistics["policy/kl"].value} if "policy/kl" in statistics else {})}
 
 
