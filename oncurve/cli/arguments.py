@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,9 @@ RecipeArgument = Annotated[
     str, typer.Argument(help="A recipe file, its folder, or the name of a recipe in the package.")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as run.steps=50.")]
-
+ScriptArgument = Annotated[Path, typer.Argument(help="A script that uses GRPOTrainer, or a YAML or JSON of options.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Host = Annotated[str, typer.Option(help="Address to listen on. Anything but localhost needs a token.")]
 
 SEEN = "`oncurve check` finds problems that are trained on and evaluated"
 REMOVED = {

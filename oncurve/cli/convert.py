@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from oncurve.cli.arguments import ScriptArgument
+
 
 def convert(
-    script: Annotated[Path, typer.Argument(help="A script that uses GRPOTrainer, or a YAML or JSON of options.")],
+    script: ScriptArgument,
     arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, behind --.")] = None,
     output: Annotated[Path, typer.Option(help="The recipe; - prints it.")] = Path("recipe.yaml"),
     processes: Annotated[int, typer.Option(min=1, help="Processes that TRL would run, as for --num_processes.")] = 1,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from oncurve.cli.arguments import Host
 from oncurve.cli.report import Price
 
 TOKEN = "ONCURVE_DASHBOARD_TOKEN"
@@ -16,9 +17,7 @@ TOKEN = "ONCURVE_DASHBOARD_TOKEN"
 
 def dashboard(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or folders that contain runs.")] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. Anything but localhost needs a token.")
-    ] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port (default: the first free one from 8420).")
     ] = None,

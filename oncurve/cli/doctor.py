@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from oncurve.cli.arguments import AsJson
 from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def doctor(
     run: Annotated[Path | None, typer.Argument(help="Folder of a run, finished or not, or its metrics.jsonl.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
     machine: Annotated[
         bool,
         typer.Option("--machine", help="List your processes that hold GPU memory and offer to end each."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from oncurve.cli.arguments import Overrides, RecipeArgument
+from oncurve.cli.arguments import AsJson, Overrides, RecipeArgument
 from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plan(
     mean_turns: Annotated[float | None, typer.Option(min=1, help="With tools: mean turns of a completion.")] = None,
     answer_tokens: Annotated[float | None, typer.Option(min=1, help="With tools: mean tokens of an answer.")] = None,
     tool_seconds: Annotated[float | None, typer.Option(min=0, help="With tools: seconds until an answer.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Estimate memory, fitting GPUs, time and cost of a recipe before running it.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from oncurve.cli.arguments import Host
 from oncurve.observe.terminal import console, quiet_libraries
 
 
@@ -15,9 +16,7 @@ def serve(
         str, typer.Argument(help="The model that is being trained: a folder, a Hugging Face Hub name, or `embedded`.")
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8100,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. Anything but localhost needs a token.")
-    ] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     registry: Annotated[Path | None, typer.Option(help="Shared folder in which trainers discover servers.")] = None,
     max_rows: Annotated[
         int | None, typer.Option(min=1, help="Completions generated at a time (default: as memory allows).")

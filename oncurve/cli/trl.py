@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from oncurve.cli.arguments import ScriptArgument
 from oncurve.observe.terminal import quiet_libraries
 
 AsIs = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -15,7 +15,7 @@ AsIs = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def trl(
-    script: Annotated[Path, typer.Argument(help="A script that uses GRPOTrainer, or a YAML or JSON of options.")],
+    script: ScriptArgument,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.")] = None,
     accept: Annotated[
         list[str] | None, typer.Option(help="An option that may be lost although that changes what is learned.")

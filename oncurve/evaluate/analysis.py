@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
+from oncurve import tables
 from oncurve.errors import counted
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
 from oncurve.rewards.base import Category
@@ -23,24 +24,21 @@ def analysis_markdown(evaluation: Evaluation, *, limit: int = 3, max_characters:
 
     A category without an example has its line in the table and nothing else.
     """
-    lines = [
-        f"# {evaluation.name}, after {counted(evaluation.step, 'step')}",
-        "",
-        "| category | completions [95 %] | mean tokens | cut off |",
-        "|---|---:|---:|---:|",
-    ]
+    lines = [f"# {evaluation.name}, after {counted(evaluation.step, 'step')}", ""]
     groups: dict[Category, list[Example]] = {
         name: [one for one in evaluation.examples if one.category == name] for name in CATEGORIES
     }
     if not evaluation.is_binary:
-        lines[2:2] = [f"Mean reward: {evaluation.mean_reward}", ""]
+        lines += [f"Mean reward: {evaluation.mean_reward}", ""]
     if groups["graded"]:
         groups = {name: examples for name, examples in groups.items() if examples}
         groups["graded"].sort(key=lambda one: -(one.reward or 0.0))
+    rows: list[tuple[str, ...]] = []
     for name, examples in groups.items():
         length = f"{fmean(one.num_tokens for one in examples):.0f}" if examples else "-"
         cut = sum(one.finish_reason != "stop" for one in examples)
-        lines.append(f"| {TITLES[name]} | {evaluation.category_share(name)} | {length} | {cut} |")
+        rows.append((TITLES[name], str(evaluation.category_share(name)), length, str(cut)))
+    lines += tables.markdown(("category", "completions [95 %]", "mean tokens", "cut off"), rows)
     for name, examples in groups.items():
         if examples:
             lines += ["", f"## {TITLES[name]}: {len(examples)}"]

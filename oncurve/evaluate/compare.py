@@ -8,17 +8,19 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from oncurve import tables
 from oncurve.errors import DataError, counted
 from oncurve.evaluate.evaluation import Evaluation, Example, Share
 from oncurve.evaluate.paired import ComparisonRow, RewardChange, reward_change, share_change
 from oncurve.observe.record import write_json, write_lines, write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +118,16 @@ class Comparison:
 
     def table(self, *, has_factors: bool = True) -> Table:
         """The comparison for a terminal, intervals below the numbers."""
-        title, caption = Text(self.title(), style="bold"), Text(self.footnote(), style="dim")
-        table = Table(
-            title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
-            title_justify="left", caption_justify="left",
-        )  # fmt: skip
-        for place, name in enumerate(self._header()):
-            table.add_column(Text(name), justify="right" if place else "left", no_wrap=True)
-        if not self.is_binary:
-            table.add_row(*map(Text, _reward_cells(self.reward, between="\n")))
-        for row in self.rows:
-            shares = [
-                f"{share.successes} ({share.fraction:.1%})\n{_interval(share)}" for share in (row.before, row.after)
-            ]
-            change = f"{100 * row.change:+.1f}\n{_interval(row)}"
-            cells = (row.name, *shares, change, _factor_text(row.factor), _p_text(row.p_value))
-            table.add_row(*map(Text, cells))
+        below = {"caption": Text(self.footnote(), style="dim"), "caption_justify": "left"}
+        rows = self._cells(between="\n")
+        made = tables.terminal(self.title(), self._header(), rows, pad_edge=False, padding=(0, 1, 0, 0), **below)
         if not has_factors:
-            del table.columns[-2]
-        return table
+            del made.columns[-2]
+        return made
 
     def markdown(self) -> str:
         """The comparison as a Markdown table with its title and footnote."""
-        lines = ["| " + " | ".join(self._header()) + " |", "|---|" + "---:|" * (len(self._header()) - 1)]
-        lines += ["| " + " | ".join(cells) + " |" for cells in self._cells()]
+        lines = tables.markdown(self._header(), self._cells(between=" "))
         return "\n".join([f"**{self.title()}**", "", *lines, "", self.footnote()]) + "\n"
 
     def title(self) -> str:
@@ -256,19 +244,19 @@ class Comparison:
             lines.append(f"correct: {shares} ({after.total} test problems)")
         return lines
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        rewards = [] if self.is_binary else [_reward_cells(self.reward, between=" ")]
-        return rewards + [
-            (
-                row.name,
-                _share_text(row.before),
-                _share_text(row.after),
-                f"{100 * row.change:+.1f} {_interval(row)}",
-                _factor_text(row.factor),
-                _p_text(row.p_value),
-            )
-            for row in self.rows
-        ]
+    def _cells(self, *, between: str) -> list[tuple[str, ...]]:
+        """The rows, with what stands ``between`` a number and its interval; totals are said where there is room."""
+        cells = [] if self.is_binary else [_reward_cells(self.reward, between=between)]
+        for row in self.rows:
+            sides = [
+                f"{share.successes}{f'/{share.total}' if between == ' ' else ''} ({share.fraction:.1%})"
+                f"{between}{_interval(share)}"
+                for share in (row.before, row.after)
+            ]
+            factor = f"{row.factor:.2f}x" if math.isfinite(row.factor) else "-"
+            change = f"{100 * row.change:+.1f}{between}{_interval(row)}"
+            cells.append((row.name, *sides, change, factor, _p_text(row.p_value)))
+        return cells
 
 
 def compare(
@@ -356,14 +344,6 @@ def _reward_cells(one: RewardChange, *, between: str) -> tuple[str, ...]:
 def _interval(of: Share | ComparisonRow) -> str:
     sign = "+" if isinstance(of, ComparisonRow) else ""
     return f"[{100 * of.low:{sign}.1f}, {100 * of.high:{sign}.1f}]"
-
-
-def _share_text(share: Share) -> str:
-    return f"{share.successes}/{share.total} ({share.fraction:.1%}) {_interval(share)}"
-
-
-def _factor_text(factor: float) -> str:
-    return f"{factor:.2f}x" if math.isfinite(factor) else "-"
 
 
 def _p_text(p_value: float) -> str:

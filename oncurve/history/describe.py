@@ -9,6 +9,7 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
+from oncurve import tables
 from oncurve.history.opened import OpenedStep, TokenView
 from oncurve.history.regrade import Regrade
 from oncurve.history.replay import Replay
@@ -65,34 +66,25 @@ def _gradient(step: OpenedStep) -> Iterator[str]:
 
 
 def _groups(step: OpenedStep) -> Table:
-    table = Table(
-        "prompt", "rewards", "advantages", "of the gradient", title="groups by their share", title_justify="left"
-    )
+    rows: list[tuple[str, ...]] = []
     order = sorted(range(len(step.groups)), key=lambda place: -step.group_shares[place])
     for place in order[:MAX_ROWS]:
         rewards = " ".join("-" if one.value is None else f"{one.value:g}" for one in step.rewards[place])
         weights = step.advantages[place]
-        table.add_row(
-            str(step.groups[place].prompt.index),
-            rewards,
-            f"{float(weights.min()):+.2f} to {float(weights.max()):+.2f}",
-            f"{100 * step.group_shares[place]:.1f}%",
-        )
-    return table
+        span = f"{float(weights.min()):+.2f} to {float(weights.max()):+.2f}"
+        rows.append((str(step.groups[place].prompt.index), rewards, span, f"{100 * step.group_shares[place]:.1f}%"))
+    return tables.terminal("groups by their share", ("prompt", "rewards", "advantages", "of the gradient"), rows)
 
 
 def _tokens(title: str, tokens: tuple[TokenView, ...]) -> Table:
-    table = Table("token", "row", "place", "probability", "ratio", "weight", title=title, title_justify="left")
-    for token in tokens[:10]:
-        table.add_row(
-            Text(repr(token.text)),
-            str(token.completion),
-            str(token.place),
-            f"{math.exp(token.logprob):.3g}",
-            f"{token.ratio:.3f}",
-            f"{token.weight:+.2e}",
+    rows = (
+        (
+            repr(one.text), str(one.completion), str(one.place), f"{math.exp(one.logprob):.3g}", f"{one.ratio:.3f}",
+            f"{one.weight:+.2e}",
         )
-    return table
+        for one in tokens[:10]
+    )  # fmt: skip
+    return tables.terminal(title, ("token", "row", "place", "probability", "ratio", "weight"), rows)
 
 
 def regrade_text(found: Regrade) -> Lines:
@@ -114,10 +106,9 @@ def regrade_text(found: Regrade) -> Lines:
     lines.append(_agreement(found))
     lines.append(_curve(found))
     if found.worst_prompts:
-        table = Table("prompt", "advantages move by", "text", title="prompts by damage", title_justify="left")
-        for index, damage in found.worst_prompts[:10]:
-            table.add_row(str(index), f"{damage:.2f}", Text(_short(found.prompts[index], 90)))
-        lines.append(table)
+        rows = [(str(n), f"{damage:.2f}", _short(found.prompts[n], 90)) for n, damage in found.worst_prompts[:10]]
+        heads = ("prompt", "advantages move by", "text")
+        lines.append(tables.terminal("prompts by damage", heads, rows, right=False))
     for place, one in enumerate(found.examples[:3]):
         lines.append(
             Text(
@@ -133,19 +124,18 @@ def regrade_text(found: Regrade) -> Lines:
 
 
 def _agreement(found: Regrade) -> Table:
-    table = Table("then, now", "completions", title="agreement", title_justify="left")
-    for key, count in sorted(found.agreement.items(), key=lambda pair: -pair[1])[:12]:
-        table.add_row(key, f"{count:,}")
-    return table
+    rows = [(key, f"{count:,}") for key, count in sorted(found.agreement.items(), key=lambda pair: -pair[1])[:12]]
+    return tables.terminal("agreement", ("then, now", "completions"), rows)
 
 
 def _curve(found: Regrade) -> Table:
-    table = Table("step", "mean reward then", "now", "signs changed", "cosine", title="by step", title_justify="left")
+    rows: list[tuple[str, ...]] = []
     every = max(1, math.ceil(len(found.steps) / MAX_ROWS))
     for step in found.steps[::every]:
         cosine = number_text(found.cosines[step.step]) if step.step in found.cosines else ""
-        table.add_row(str(step.step), number_text(step.mean_was), number_text(step.mean_now), str(step.flipped), cosine)
-    return table
+        means = number_text(step.mean_was), number_text(step.mean_now)
+        rows.append((str(step.step), *means, str(step.flipped), cosine))
+    return tables.terminal("by step", ("step", "mean reward then", "now", "signs changed", "cosine"), rows)
 
 
 def number_text(value: float) -> str:

@@ -17,6 +17,7 @@ from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import StepTime, step_time
 from oncurve.plan.weight_transfer import sent_share
+from oncurve.tables import aligned
 
 MAX_ADVICE = 6
 _FIT_KEYS = ("fits", "fits_alone", "devices_needed", "devices_needed_lora")
@@ -194,10 +195,11 @@ def _memory(plan: Plan) -> Iterator[str]:
                 f"{_gib(plan.memory.load_bytes)} GiB with copies"
             )
         names = {"sample": "evaluate"} if plan.work.is_supervised else {}
-        yield f"  {'':28}" + "".join(f"{names.get(phase, phase):>10}" for phase in PHASES)
+        rows = [["", *(names.get(phase, phase) for phase in PHASES)]]
         for name in dict.fromkeys(part.name for part in need.components):
-            yield f"  {name:28}" + "".join(f"{_cell(need, name, phase):>10}" for phase in PHASES)
-        yield f"  {'sum':28}" + "".join(f"{_gib(need.phase_bytes(phase)):>10}" for phase in PHASES)
+            rows.append([name, *(_cell(need, name, phase) for phase in PHASES)])
+        rows.append(["sum", *(_gib(need.phase_bytes(phase)) for phase in PHASES)])
+        yield from aligned(rows, 28, 10, indent="  ")
     if plan.memory.host_bytes:
         yield f"CPU memory: {_gib(plan.memory.host_bytes)} GiB for master weights and optimizer moments"
 
@@ -210,10 +212,6 @@ def _verdict(need: Need, device: Device) -> str:
     return f"tight: fits, but {MEMORY_ERROR:.0%} more would not" if is_tight else "fits"
 
 
-def _gpus(needed: int | None) -> str:
-    return "-" if needed is None else str(needed)
-
-
 def _cell(need: Need, name: str, phase: Any) -> str:
     found = sum(part.bytes for part in need.components if part.name == name and phase in part.phases)
     return _gib(found) if found else ""
@@ -223,12 +221,15 @@ def _fit(plan: Plan) -> Iterator[str]:
     if plan.devices:
         yield ""
         yield "GPUs needed for training (several: weights and optimizer state sharded with ZeRO-3; -: more than 64)"
-        yield f"  {'':26}{'as written':>12}{'gradient':>16}{'gradient checkpointing,':>26}"
-        yield f"  {'':38}{'checkpointing':>16}{f'LoRA, {SMALL_MICROBATCH}-token batches':>26}"
+        rows = [
+            ["", "as written", "gradient", "gradient checkpointing,"],
+            ["", "", "checkpointing", f"LoRA, {SMALL_MICROBATCH}-token batches"],
+        ]
         for row in plan.devices:
             name = f"{row.device.name:14}{row.device.memory_bytes / GIB:7.1f} GiB"
-            cells = f"{_gpus(row.devices_needed):>16}{_gpus(row.devices_needed_lora):>26}"
-            yield f"  {name:26}{'1' if row.fits_alone else '-':>12}{cells}"
+            needed = (row.devices_needed, row.devices_needed_lora)
+            rows.append([name, "1" if row.fits_alone else "-", *("-" if one is None else str(one) for one in needed)])
+        yield from aligned(rows, 26, 12, 16, 26, indent="  ")
     if plan.advice:
         yield ""
         fitting = plan.advice[0].fits
@@ -305,12 +306,13 @@ def _cost(plan: Plan) -> Iterator[str]:
         return
     dated = f", {plan.device.priced}" if plan.device.priced else ""
     yield f"  USD, prices from {plan.device.source or 'an unnamed source'}{dated}:"
-    yield f"  {'':10}{'devices':>9}{'per hour':>12}{'on spot':>10}{'per run':>12}{'on spot':>10}"
+    rows = [["", "devices", "per hour", "on spot", "per run", "on spot"]]
     for one in plan.trainers:
         count = str(one.setup.ranks + one.setup.sampler_devices) if one.fits else "> 64"
-        cells = [_usd(one.per_hour, "on_demand"), _usd(one.per_hour, "spot")]
-        cells += [_usd(one.per_run, "on_demand"), _usd(one.per_run, "spot")]
-        yield f"  {one.name:10}{count:>9}{cells[0]:>12}{cells[1]:>10}{cells[2]:>12}{cells[3]:>10}"
+        rows.append(
+            [one.name, count, *(_usd(x, kind) for x in (one.per_hour, one.per_run) for kind in ("on_demand", "spot"))]
+        )
+    yield from aligned(rows, 10, 9, 12, 10, 12, 10, indent="  ")
     if plan.trainers_checkpointed:
         yield "  with policy.gradient_checkpointing=true, since the recipe as written does not fit"
     if not plan.work.is_supervised:

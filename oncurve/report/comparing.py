@@ -23,6 +23,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from oncurve import tables
 from oncurve.doctor.read import read_config
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate.compare import compare
@@ -275,45 +276,27 @@ _IN_SHORT = (
 
 def comparison_tables(compared: RunComparison) -> list[Table]:
     """The results, and the differences of the recipes if there are any; many runs stand below each other."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    def table(title: str, first: str) -> Table:
-        made = Table(title=Text(title, style="bold"), box=box.SIMPLE_HEAD, show_edge=False, title_justify="left")
-        made.add_column(Text(first))
-        for side in compared.sides:
-            made.add_column(Text(side.name), justify="right", overflow="fold")
-        return made
-
     if len(compared.sides) > MOST_COLUMNS:
         return [_short_table(compared)]
-    results = table("runs side by side", "")
-    for name, cells in compared.rows:
-        results.add_row(Text(name), *(_text(cell) for cell in cells))
-    if not compared.differences:
-        return [results]
-    differences = table("differences of the recipes", "key")
-    for key, values in compared.differences:
-        differences.add_row(Text(key), *map(Text, values))
-    return [results, differences]
+    names = [side.name for side in compared.sides]
+    rows = [(name, *map(_text, cells)) for name, cells in compared.rows]
+    differences = [(key, *values) for key, values in compared.differences]
+    made = [tables.terminal("runs side by side", ["", *names], rows)]
+    if differences:
+        made.append(tables.terminal("differences of the recipes", ["key", *names], differences))
+    return made
 
 
 def _short_table(compared: RunComparison) -> Table:
     """A row per run, with what matters most and the keys in which the recipes differ."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     rows = {name.strip(): cells for name, cells in compared.rows}
     names = [name for name in _IN_SHORT if name in rows]
-    made = Table(title=Text("runs", style="bold"), box=box.SIMPLE_HEAD, show_edge=False, title_justify="left")
-    for name in ("run", *names, *(key for key, _ in compared.differences)):
-        made.add_column(Text(name), overflow="fold")
-    for place, side in enumerate(compared.sides):
-        values = (Text(values[place]) for _, values in compared.differences)
-        made.add_row(Text(side.name), *(Text(rows[name][place].text) for name in names), *values)
-    return made
+    heads = ["run", *names, *(key for key, _ in compared.differences)]
+    cells = (
+        [side.name, *(rows[name][place].text for name in names), *(values[place] for _, values in compared.differences)]
+        for place, side in enumerate(compared.sides)
+    )
+    return tables.terminal("runs", heads, cells, right=False)
 
 
 def comparison_page(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from oncurve import tables
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.report.comparing import OWN_KEYS, RunComparison, Side
 from oncurve.stats import t_interval
@@ -169,17 +170,8 @@ def _names(groups: Sequence[Sequence[Side]]) -> list[str]:
 
 def seeds_table(found: SeedComparison) -> Table:
     """One row per recipe."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(title=Text("by recipe, over seeds", style="bold"), box=box.SIMPLE_HEAD, title_justify="left")
     heads, rows = _texts(found)
-    for name in heads:
-        made.add_column(name, justify="left" if name == "recipe" else "right", overflow="fold")
-    for name, *cells in rows:
-        made.add_row(Text(name), *map(Text, cells))
-    return made
+    return tables.terminal("by recipe, over seeds", heads, rows)
 
 
 def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from oncurve.errors import shortened
 from oncurve.records import Completion, Prompt, Reward, mean_of
 from oncurve.rewards.answers import find_answer
+from oncurve.tables import aligned
 
 Row = Mapping[str, Any]
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
@@ -208,18 +209,16 @@ def describe_probes(
     """
     found = suspicious(results, gold.mean_reward, max_share=max_share) if has_right_answer else []
     parts = list(dict.fromkeys(name for result in (gold, *results) for name in result.parts))
-    widths = [max(len(name), 6) + 2 for name in parts]
-    headers = "".join(f"{name:>{width}}" for name, width in zip(parts, widths, strict=True))
     marked = MARKED_BELOW if gold.mean_reward <= 0 else MARKED
     legend = LEGEND.format(rows=gold.num_tried) + (marked if has_right_answer else "")
-    lines = [legend, f"{'completion':<24}{'mean':>8}{'best':>8}  failed   n/a{headers}"]
+    rows = [["completion", "mean", "best", "failed", "n/a", *parts]]
     for result in (gold, *results):
-        line = f"{result.name:<24}{_cell(result.mean_reward):>8}{_cell(result.max_reward):>8}"
-        line += f"{result.num_failed:>8}{result.num_not_applicable:>6}"
-        cells = (_cell(result.parts.get(name, math.nan)) for name in parts)
-        line += "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{line}  <- {shortened(result.example, 60)!r}" if result in found else line)
-    return "\n".join(lines)
+        counts = str(result.num_failed), str(result.num_not_applicable)
+        by_part = (_cell(result.parts.get(name, math.nan)) for name in parts)
+        rows.append([result.name, _cell(result.mean_reward), _cell(result.max_reward), *counts, *by_part])
+    head, *lines = aligned(rows, 24, 8, 8, 8, 6, 8)
+    marks = [f"  <- {shortened(one.example, 60)!r}" if one in found else "" for one in (gold, *results)]
+    return "\n".join([legend, head, *(line + mark for line, mark in zip(lines, marks, strict=True))])
 
 
 def _cell(value: float) -> str:

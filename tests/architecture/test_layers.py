@@ -1,6 +1,6 @@
 """May a module import what it imports?
 
-    0  records   batch   errors   stats   section   extensions
+    0  records   batch   errors   stats   tables   section   extensions
     1  algorithm   sandbox   observe   recipes   user_code
     2  model   rewards   tasks
     3  sample   data
@@ -34,7 +34,7 @@ from source import files, imports, imports_with_lines, known, modules, place
 from oncurve.extensions import TABLE
 
 LAYERS = (
-    ("records", "batch", "errors", "stats", "section", "extensions"),
+    ("records", "batch", "errors", "stats", "tables", "section", "extensions"),
     ("algorithm", "sandbox", "observe", "recipes", "user_code"),
     ("model", "rewards", "tasks"),
     ("sample", "data"),
@@ -59,8 +59,8 @@ NEVER = {
 PLAIN = ("run.settings", "fleet.settings")
 """Settings of rooms above the recipe, which lists them."""
 TORCH_FREE = (
-    "records", "errors", "stats", "section", "user_code", "recipe", "rewards", "sandbox", "tasks", "observe", "recipes",
-    "data", "doctor", "plan", "cli", "fleet.launch", "convert",
+    "records", "errors", "stats", "tables", "section", "user_code", "recipe", "rewards", "sandbox", "tasks", "observe",
+    "recipes", "data", "doctor", "plan", "cli", "fleet.launch", "convert",
 )  # fmt: skip
 EXCEPT = ("data.collate",)
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")

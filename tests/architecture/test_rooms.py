@@ -12,7 +12,9 @@ from collections.abc import Iterator
 
 from source import PACKAGE, files, imports, known, module_name, modules
 
-TOP_LEVEL = {"__init__", "__main__", "records", "batch", "errors", "stats", "section", "extensions", "user_code"}
+TOP_LEVEL = {
+    "__init__", "__main__", "records", "batch", "errors", "stats", "tables", "section", "extensions", "user_code",
+}  # fmt: skip
 """The only files at the top level of the package; everything else stands in a folder."""
 TWICE = {
     "base": {"rewards.base", "sample.base"},

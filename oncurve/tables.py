@@ -1,0 +1,50 @@
+"""Tables: of text, of Markdown and for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def aligned(rows: Iterable[Sequence[str]], *widths: int, indent: str = "") -> list[str]:
+    """Lines of text with cells below each other: those of the first column at its left, others at their right.
+
+    ``widths`` are the least ones, the last of them for all columns after it; a longer cell makes its column wider.
+
+    >>> aligned([("", "loss"), ("first step", "2.5")], 6, 8)
+    ['              loss', 'first step     2.5']
+    """
+    rows = list(rows)
+    columns = enumerate(zip(*rows, strict=True))
+    sizes = [max(widths[min(n, len(widths) - 1)], max(map(len, cells)) + 2 * (n > 0)) for n, cells in columns]
+    right = [[cell.rjust(size) for cell, size in zip(row[1:], sizes[1:], strict=True)] for row in rows]
+    return ["".join([indent, row[0].ljust(sizes[0]), *cells]) for row, cells in zip(rows, right, strict=True)]
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; columns after the first stand at their right."""
+    head, *rest = (f"| {' | '.join(cells)} |" for cells in (heads, *rows))
+    return [head, "|---|" + "---:|" * (len(heads) - 1), *rest]
+
+
+def terminal(
+    title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: bool = True, **options: Any
+) -> Table:
+    """A table as commands print it; columns after the first stand at their right unless ``right`` is false.
+
+    Cells are shown as they are, brackets included. ``options`` are those of rich's table.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    name = Text(title, style="bold")
+    made = Table(title=name, box=box.SIMPLE_HEAD, show_edge=False, title_justify="left", **options)
+    for place, head in enumerate(heads):
+        made.add_column(Text(head), justify="right" if place and right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return made
