@@ -15,7 +15,7 @@ ONE_PROCESS = {
     "spot_32b": ["rollouts.type=engine", "rollouts.vllm_servers=0", "rollouts.vllm_options=[]"],
 }
 """What makes the tiny version need neither DeepSpeed nor vLLM."""
-SHORT = ["evaluation.num_prompts=8", "evaluation.every_steps=0"]
+SHORT = ["evaluation.num_prompts=2", "evaluation.every_steps=0", "rollouts.max_completion_tokens=16"]
 
 
 def oncurve(*words: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,17 +36,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "fsdp, an adapter": {"policy": {"parallel": "fsdp", "lora": {"rank": 2, "alpha": 4.0}}},
 }
-KILLS: dict[str, tuple[tuple[int, str, int], ...]] = {
-    "ddp": ((0, "measure", 1), (2, "sample", 0), (4, "train", 1), (8, "measure", 1)),
+KILL, TERM, USR1, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+BLOWS: dict[str, tuple[tuple[int, str, int, signal.Signals], ...]] = {
+    "ddp": ((0, "measure", 1, KILL), (2, "sample", 0, KILL), (4, "train", 1, KILL), (8, "measure", 1, KILL)),
     "ddp, several updates, dynamic sampling, a curriculum, a reference that moves": (
-        (1, "refill", 1),
-        (4, "train", 0),
+        (1, "refill", 1, KILL),
+        (1, "sample", 1, TERM),
+        (4, "train", 0, KILL),
+        (4, "train", 0, USR1),
+        (6, "evaluate", 1, INT),
     ),
-    "ddp, an adapter with dropout": ((4, "save", 0),),
-    "fsdp, several updates, dynamic sampling, a reference that moves": ((1, "refill", 0), (4, "train", 1)),
-    "fsdp, an adapter": ((3, "train", 0),),
+    "ddp, an adapter with dropout": ((4, "save", 0, KILL),),
+    "fsdp, several updates, dynamic sampling, a reference that moves": (
+        (1, "refill", 0, KILL),
+        (1, "sample", 1, TERM),
+        (3, "train", 0, USR1),
+        (4, "train", 1, KILL),
+        (6, "evaluate", 1, INT),
+    ),
+    "fsdp, an adapter": ((3, "train", 0, KILL),),
 }
-"""Steps done, phase and number of the process that is killed; the run is resumed after each."""
+"""Steps done, phase and number of the process that is struck, and the signal; the run is resumed after each."""
 
 
 def start(
@@ -69,8 +78,26 @@ def finish(children: list[Child]) -> None:
     assert [child.wait() for child in children] == [0] * len(children), "\n".join(c.output for c in children)
 
 
+def assert_the_other_notices(children: list[Child], rank: int) -> None:
+    codes = [child.wait() for child in children]
+    other = children[1 - rank]
+    assert codes[rank] == -9
+    assert codes[1 - rank] == LostProcess.exit_code, other.output
+    assert f"process {rank} is gone" in other.output
+    assert "Traceback" not in other.output
+
+
+def assert_both_save(children: list[Child], number: signal.Signals, run: Path) -> None:
+    """A signal to either process stops both, after saving."""
+    assert [child.wait() for child in children] == [130 if number == INT else 143] * 2, [c.output for c in children]
+    assert not any("Traceback" in child.output for child in children)
+    saved = max(int(path.name.removeprefix("step_")) for path in (run / "checkpoints").glob("step_*"))
+    rows = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert saved in (rows[-1], rows[-1] + 1), "nothing that was done is lost"
+
+
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_two_processes_that_are_killed_again_and_again_end_with_the_same_bits(
+def test_two_processes_that_are_killed_and_stopped_again_and_again_end_with_the_same_bits(
     variant: str,
     nursery: Nursery,
     recipe: Callable[..., Path],
@@ -82,47 +109,17 @@ def test_two_processes_that_are_killed_again_and_again_end_with_the_same_bits(
     finish(start(nursery, "train", recipe(tmp_path / "clean", **changes)))
     run = tmp_path / "killed" / "run"
     children = start(nursery, "train", recipe(tmp_path / "killed", **changes))
-    for step, phase, rank in KILLS[variant]:
-        was_killed = kill_at(children[0], run, step=step, phase=phase, instead=children[rank])
-        assert was_killed, "\n".join(child.output for child in children)
-        struck = time.monotonic()
-        codes = [child.wait() for child in children]
-        assert codes[rank] == -9
-        assert codes[1 - rank] == LostProcess.exit_code, children[1 - rank].output
-        assert time.monotonic() - struck < 15, "the other one notices"
-        assert f"process {rank} is gone" in children[1 - rank].output
-        assert "Traceback" not in children[1 - rank].output
+    for step, phase, rank, number in BLOWS[variant]:
+        was_struck = kill_at(children[0], run, step=step, phase=phase, instead=children[rank], number=number)
+        assert was_struck, "\n".join(child.output for child in children)
+        if number == KILL:
+            assert_the_other_notices(children, rank)
+        else:
+            assert_both_save(children, number, run)
         children = start(nursery, "resume", run)
     finish(children)
     assert_same(run, tmp_path / "clean" / "run")
     assert [path.name for path in (run / "checkpoints").glob(".*")] == [], "nothing half written stays"
-
-
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_a_signal_to_either_process_stops_both_after_saving(
-    way: str,
-    nursery: Nursery,
-    recipe: Callable[..., Path],
-    kill_at: Callable[..., bool],
-    assert_same: Callable[[Path, Path], None],
-    tmp_path: Path,
-) -> None:
-    changes: dict[str, Any] = {"policy": {"parallel": way}, "run": {"save_every_steps": 100}}
-    finish(start(nursery, "train", recipe(tmp_path / "clean", **changes)))
-    run = tmp_path / "told" / "run"
-    children = start(nursery, "train", recipe(tmp_path / "told", **changes))
-    blows = ((1, "sample", 1, signal.SIGTERM), (3, "train", 0, signal.SIGUSR1), (6, "evaluate", 1, signal.SIGINT))
-    for step, phase, rank, number in blows:
-        assert kill_at(children[0], run, step=step, phase=phase, instead=children[rank], number=number)
-        expected = 130 if number == signal.SIGINT else 143
-        assert [child.wait() for child in children] == [expected] * 2, "\n".join(c.output for c in children)
-        assert not any("Traceback" in child.output for child in children)
-        saved = max(int(path.name.removeprefix("step_")) for path in (run / "checkpoints").glob("step_*"))
-        rows = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert saved in (rows[-1], rows[-1] + 1), "nothing that was done is lost"
-        children = start(nursery, "resume", run)
-    finish(children)
-    assert_same(run, tmp_path / "clean" / "run")
 
 
 def test_another_number_of_processes_is_shown_and_refused(nursery: Nursery, stopped: Path) -> None:

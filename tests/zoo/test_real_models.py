@@ -84,8 +84,16 @@ def ours(place: Path) -> Any:
     return make_policy(config, is_trained=False).model
 
 
-@pytest.mark.parametrize("sampler", ["engine", "transformers"])
-@pytest.mark.parametrize("weights", ["full", "lora"])
+@pytest.mark.parametrize(
+    ("base", "sampler", "weights"),
+    [
+        ("smollm2-135m", "engine", "full"),
+        ("smollm2-135m", "transformers", "lora"),
+        ("gemma3-270m", "engine", "lora"),
+        ("gemma3-270m", "transformers", "full"),
+    ],
+    indirect=["base"],
+)
 def test_two_steps_and_what_is_saved_is_what_others_read(
     base: Path, sampler: str, weights: str, nursery: Nursery, tmp_path: Path
 ) -> None:
