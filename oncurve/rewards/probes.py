@@ -160,15 +160,32 @@ def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: f
     return [result for result in results if result.mean_reward > bound]
 
 
-def judge_probes(results: Sequence[ProbeResult], gold: ProbeResult) -> list[tuple[Literal["error", "warning"], str]]:
-    """What the probes say of the reward, as (severity, text): that it pays everything, can be hacked, or fails."""
+def judge_probes(
+    results: Sequence[ProbeResult], gold: ProbeResult, *, has_right_answer: bool = True
+) -> list[tuple[Literal["error", "warning"], str]]:
+    """Findings about the reward, as (severity, text): it pays everything the same, can be hacked, or fails.
+
+    A reward that looks at no answer cannot pay a wrong one.
+    """
     verdicts: list[tuple[Literal["error", "warning"], str]] = []
-    found, graded = suspicious(results, gold.mean_reward), [one for one in results if one.num_failed < one.num_tried]
-    if graded and gold.mean_reward > 0 and all(one.mean_reward >= gold.mean_reward for one in graded):
+    graded = [one for one in results if not math.isnan(one.mean_reward)]
+    found = suspicious(results, gold.mean_reward) if has_right_answer else []
+    if (
+        has_right_answer
+        and graded
+        and gold.mean_reward > 0
+        and all(one.mean_reward >= gold.mean_reward for one in graded)
+    ):
         verdicts.append((
             "error",
             f"the reward does not tell right from wrong: all {len(graded)} probes earn as much as the reference "
             f"answers ({gold.mean_reward:.3g}), so nothing can be learned. Compare the answer in the reward function",
+        ))  # fmt: skip
+    elif len(graded) > 1 and all(_pays_as(one, gold) for one in graded):
+        verdicts.append((
+            "error",
+            f"the reward pays every completion the same ({gold.mean_reward:.3g}): all {len(graded)} probes earn what "
+            f"the reference answers earn, so nothing can be learned. Return a number that depends on the completion",
         ))  # fmt: skip
     elif found:
         names = ", ".join(one.name for one in found[:4]) + (", ..." if len(found) > 4 else "")
@@ -189,6 +206,11 @@ def judge_probes(results: Sequence[ProbeResult], gold: ProbeResult) -> list[tupl
             f"return 0 where the completion is wrong",
         ))  # fmt: skip
     return verdicts
+
+
+def _pays_as(one: ProbeResult, gold: ProbeResult) -> bool:
+    pairs = ((one.mean_reward, gold.mean_reward), (one.max_reward, gold.max_reward))
+    return all(math.isclose(*pair, abs_tol=1e-9) for pair in pairs)
 
 
 LEGEND = (

@@ -237,6 +237,5 @@ def probe(
     }
     best = probe_gold(pays, prompts, **options)
     results = run_probes(pays, prompts, **options)
-    if not have_right_answer(rewards):
-        return describe_probes(results, best, has_right_answer=False), []
-    return describe_probes(results, best), list(judge_probes(results, best))
+    options = {"has_right_answer": have_right_answer(rewards)}
+    return describe_probes(results, best, **options), judge_probes(results, best, **options)

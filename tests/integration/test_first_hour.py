@@ -34,6 +34,9 @@ def steps_too(completion, answer, steps):
 def constant(completion, answer):
     return 1.0
 
+def unread(completion):
+    return 0.3
+
 def contains(completion, answer):
     return float(str(answer) in completion)
 
@@ -95,6 +98,8 @@ def test_a_reward_that_pays_everything_fails_the_check(here: Path) -> None:
     said = command("check", "recipe.yaml", "rewards.0.function=mine.py:constant", code=1)
     assert "does not tell right from wrong: all 18 probes" in said
     assert "Check failed: fix the error above" in said
+    said = command("check", "recipe.yaml", "rewards.0.function=mine.py:unread", code=1)
+    assert "pays every completion the same (0.3): all 18 probes" in said
 
 
 def test_a_reward_that_can_be_hacked_is_a_warning_and_the_table_is_explained(here: Path) -> None:
