@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 FinishReason = Literal["stop", "length", "abort"]
 """Why a completion ended: it said so (end token or stop string), it hit the token limit, or it was cut off."""
@@ -25,6 +26,52 @@ SOURCE_ROW = "source_row"
 
 ANSWER_AS_GIVEN = "answer_as_given"
 """Column with an answer that is a list, an object, a bool or None; the column "answer" holds it as text."""
+
+
+N = TypeVar("N", int, float)
+
+
+class Numbers(Sequence[N]):
+    """A tuple of numbers in 4 bytes each instead of some 40: tokens, or log-probabilities as a model computes them.
+
+    Equal to the tuple of the same numbers. Floats that a float32 would round are kept in 8 bytes.
+    """
+
+    __slots__ = ("packed",)
+
+    def __init__(self, numbers: Iterable[N], kind: Literal["i", "f"]) -> None:
+        """``kind``: "i" for whole numbers, "f" for floats. Raises TypeError for others, OverflowError from 2**31 on."""
+        packed = array(kind, numbers := list(numbers))
+        self.packed: array[Any] = packed if kind == "i" or packed.tolist() == numbers else array("d", numbers)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __iter__(self) -> Iterator[N]:
+        return iter(self.packed)
+
+    @overload
+    def __getitem__(self, place: int) -> N: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[N, ...]: ...
+    def __getitem__(self, place: int | slice) -> N | tuple[N, ...]:
+        return tuple(self.packed[place]) if isinstance(place, slice) else self.packed[place]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Numbers):
+            return self.packed == other.packed
+        return tuple(self.packed) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.packed))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self.packed))
+
+
+def packed(numbers: Sequence[Any]) -> array[Any]:
+    """The memory of the numbers of a completion, which other libraries read without a copy."""
+    return numbers.packed if isinstance(numbers, Numbers) else Numbers(numbers, "f").packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +144,12 @@ class Completion:
 
     prompt_ids: tuple[int, ...]
     """The tokens that were fed to the model: equal to those of the prompt, checked when a group is made."""
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     """The sampled tokens, the end token and the tokens of a stop string included; in an episode, those of answers too,
-    which nothing is learned from."""
+    which nothing is learned from. Kept as ``Numbers``, which is equal to the tuple."""
     text: str
     """The decoded tokens without the end token; a stop string stays in the text."""
-    sampler_logprobs: tuple[float, ...]
+    sampler_logprobs: Sequence[float]
     """Natural logarithm of each sampled token's probability at the sampling temperature, as the sampler saw it; 0 for
     tokens that the policy did not write."""
     finish_reason: FinishReason | EpisodeEnd
@@ -135,6 +182,9 @@ class Completion:
     prompt. They have the reward and the advantage of this one."""
 
     def __post_init__(self) -> None:
+        for name, kind in (("token_ids", "i"), ("sampler_logprobs", "f")):
+            if not isinstance(given := getattr(self, name), Numbers):
+                object.__setattr__(self, name, Numbers(given, kind))
         if len(self.token_ids) != len(self.sampler_logprobs):
             raise ValueError(
                 f"a completion has {len(self.token_ids)} tokens but {len(self.sampler_logprobs)} log-probabilities"
@@ -157,7 +207,7 @@ class Completion:
         return tuple(part.is_policy for part in self.segments for _ in range(part.start, part.end))
 
     @property
-    def written_ids(self) -> tuple[int, ...]:
+    def written_ids(self) -> Sequence[int]:
         """The tokens that the policy wrote."""
         if not self.segments:
             return self.token_ids

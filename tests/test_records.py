@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import struct
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from oncurve.records import Completion, FinishReason, Group, Mean, Prompt, Reward, mean_of
+from oncurve.records import Completion, FinishReason, Group, Mean, Prompt, Reward, mean_of, packed
 
 
 def completion(prompt_ids: tuple[int, ...] = (1, 2), *, finish_reason: FinishReason = "stop") -> Completion:
@@ -70,3 +73,26 @@ def test_the_mean_of_nothing_is_not_a_number_and_adds_nothing() -> None:
 def test_records_need_no_torch() -> None:
     code = "import sys, oncurve.records; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_numbers_of_a_completion_take_four_bytes_and_equal_their_tuple() -> None:
+    ids, logprobs = [1, 70_000, 3], [-0.5, -1.25, 0.0]
+    one = Completion((5,), ids, "", logprobs, "stop", 0, 0)
+    assert (one.token_ids, one.sampler_logprobs) == ((1, 70_000, 3), (-0.5, -1.25, 0.0))
+    assert one.token_ids == one.token_ids[:] == replace(one).token_ids
+    assert (*one.token_ids, 4) == (1, 70_000, 3, 4)
+    assert {one.token_ids} == {(1, 70_000, 3)}
+    assert one == copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == replace(one, token_ids=tuple(ids))
+    assert one != replace(one, token_ids=(1, 70_000, 4))
+    assert [packed(numbers).itemsize for numbers in (one.token_ids, one.sampler_logprobs)] == [4, 4]
+    long = Completion((5,), range(4096), "", [-1.5] * 4096, "length", 0, 0)
+    assert len(pickle.dumps(long)) < 9 * 4096
+
+
+def test_a_log_probability_that_four_bytes_would_round_keeps_eight() -> None:
+    exact = Completion((5,), (1, 2), "", (-0.1, -0.5), "stop", 0, 0)
+    assert exact.sampler_logprobs == (-0.1, -0.5)
+    rounded = [struct.unpack("f", struct.pack("f", -0.1))[0]]
+    assert packed(Completion((5,), (1,), "", rounded, "stop", 0, 0).sampler_logprobs).itemsize == 4
+    with pytest.raises(OverflowError):
+        Completion((5,), (2**31,), "", (-1.0,), "stop", 0, 0)

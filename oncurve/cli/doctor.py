@@ -30,8 +30,12 @@ def doctor(
     Example: `oncurve doctor runs/demo`
     """
     if machine:
-        from oncurve.observe.machine import offer_to_end  # lazy
+        import torch  # lazy
 
+        from oncurve.observe.machine import MachineError, offer_to_end, unseen_gpu  # lazy
+
+        if not torch.cuda.is_available() and (wrong := unseen_gpu(torch.__version__, torch.version.cuda)):
+            raise MachineError(wrong)
         offer_to_end(typer.echo, typer.confirm)
         return
     if run is None:

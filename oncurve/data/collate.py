@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.batch import Batch, Rewards, Size
-from oncurve.records import Group, Reward
+from oncurve.records import Group, Reward, packed
 
 BLUR = 1e-4
 """Rewards that float32 rounds by more than this share of their group's range are kept in float64."""
@@ -56,31 +58,39 @@ def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_t
     whole = [(place, one) for place, group in enumerate(groups) for one in group.completions]
     owned = [(owner, place, row) for owner, (place, one) in enumerate(whole) for row in (one, *one.branches)]
     rows, owners = [row for _, _, row in owned], torch.tensor([owner for owner, _, _ in owned])
-    prompts = [torch.tensor(row.prompt_ids, dtype=torch.long) for row in rows]
-    completions = [torch.tensor(row.token_ids, dtype=torch.long) for row in rows]
+    prompts = [array("i", row.prompt_ids) for row in rows]
+    completions = [packed(row.token_ids) for row in rows]
     lengths = torch.tensor([len(ids) for ids in completions])
-    trained = [
-        torch.tensor(row.written, dtype=torch.bool) & (not (mask_truncated and row.is_truncated)) for row in rows
-    ]
     width = max(int(lengths.max()), 1)
+    trained = torch.arange(width) < lengths[:, None]
+    for place, row in enumerate(rows):
+        if mask_truncated and row.is_truncated:
+            trained[place] = False
+        for part in row.segments:
+            if not part.is_policy:
+                trained[place, part.start : part.end] = False
     batch = Batch(
-        prompt_ids=_pad(prompts, max(len(ids) for ids in prompts)),
+        prompt_ids=_pad(prompts, max(len(ids) for ids in prompts), torch.long),
         prompt_lengths=torch.tensor([len(ids) for ids in prompts]),
-        completion_ids=_pad(completions, width),
-        mask=_pad(trained, width).bool(),
+        completion_ids=_pad(completions, width, torch.long),
+        mask=trained,
         completion_lengths=lengths,
         group_ids=torch.tensor([place for _, place, _ in owned]),
         advantages=advantages.reshape(-1).float()[owners.to(advantages.device)],
-        sampler_logprobs=_pad([torch.tensor(row.sampler_logprobs) for row in rows], width),
+        sampler_logprobs=_pad([packed(row.sampler_logprobs) for row in rows], width, torch.float32),
         size=Size(0, 0, 0),
         episode_ids=owners if len(rows) > len(whole) else None,
     )
     return batch.measured()
 
 
-def _pad(sequences: Sequence[Tensor], width: int) -> Tensor:
+_TYPES = {"i": torch.int32, "f": torch.float32, "d": torch.float64}
+
+
+def _pad(sequences: Sequence[array[Any]], width: int, dtype: torch.dtype) -> Tensor:
     """Sequences as the rows of one tensor, filled up with zeros on the right."""
-    padded = torch.zeros(len(sequences), width, dtype=sequences[0].dtype)
+    padded = torch.zeros(len(sequences), width, dtype=dtype)
     for row, sequence in enumerate(sequences):
-        padded[row, : len(sequence)] = sequence
+        if sequence:
+            padded[row, : len(sequence)] = torch.frombuffer(sequence, dtype=_TYPES[sequence.typecode])
     return padded

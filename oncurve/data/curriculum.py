@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from oncurve.data.order import Prompts
 from oncurve.records import Group, Prompt, Reward
@@ -37,6 +38,7 @@ class Curriculum:
         self._spare = Prompts(prompts, prompts_per_step, seed=seed + 7919)
         self.prompts_per_step = prompts_per_step
         self.retire_above, self.prefer_half_solved = retire_above, prefer_half_solved
+        self._chooses = prefer_half_solved or retire_above is not None
         self.pass_rates: dict[int, float] = {}
 
     def __len__(self) -> int:
@@ -45,7 +47,7 @@ class Curriculum:
     def at(self, step: int) -> list[Prompt]:
         """The prompts of a step, counted from 0; retired ones only when too few others are left."""
         planned = self._data.at(step)
-        if self.retire_above is None and not self.prefer_half_solved:
+        if not self._chooses:
             return planned
         kept = [prompt for prompt in planned if not self.is_retired(prompt)]
         wanted = self.prompts_per_step * (2 if self.prefer_half_solved else 1)
@@ -61,7 +63,10 @@ class Curriculum:
         return self._spares(step, count, taken)
 
     def observe(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
-        """Remember how many completions of each prompt were right; groups that could not be graded say nothing."""
+        """Remember how many completions of each prompt were right, if that chooses prompts; groups that could not be
+        graded say nothing."""
+        if not self._chooses:
+            return
         for group, rewards in zip(groups, graded, strict=True):
             solved = [is_solved(reward) for reward in rewards if reward.error is None]
             if solved:
@@ -74,11 +79,11 @@ class Curriculum:
         rate = self.pass_rates.get(prompt.index)
         return self.retire_above is not None and rate is not None and rate >= self.retire_above
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[int, float]:
         """The running pass rates, by index of the prompt, as plain data."""
-        return {str(index): rate for index, rate in sorted(self.pass_rates.items())}
+        return dict(self.pass_rates)
 
-    def load_state(self, state: Mapping[str, float]) -> None:
+    def load_state(self, state: Mapping[Any, float]) -> None:
         """Go on from a saved state."""
         self.pass_rates = {int(index): rate for index, rate in state.items()}
 

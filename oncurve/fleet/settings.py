@@ -131,9 +131,11 @@ class ServerKeys(SamplingKeys):
         return self
 
     @property
-    def fetches_weights(self) -> bool:
-        """Servers get new weights as files."""
-        return self.type == "servers" and self.transfer in ("auto", "fetch")
+    def weights_leave_from(self) -> Literal["device", "cpu"] | None:
+        """Where one process has all weights that it sends to servers; None: every process samples from its own."""
+        if self.type != "servers":
+            return None
+        return "device" if self.transfer == "nccl" else "cpu"
 
     def asked_of_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""

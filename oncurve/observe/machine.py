@@ -13,11 +13,34 @@ from pathlib import Path
 from oncurve.errors import OncurveError
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+_GPUS = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
 _PATIENCE_SECONDS = 20
+LEAST_DRIVER = {"12": "525", "13": "580"}
+"""Driver that a major version of CUDA needs at least."""
 
 
 class MachineError(OncurveError, RuntimeError):
-    """The driver does not answer."""
+    """The driver does not answer, or torch cannot use what it drives."""
+
+
+def unseen_gpu(torch_version: str, cuda: str | None) -> str | None:
+    """What is wrong where the driver has a GPU and a torch of this version and CUDA sees none; None if there is none.
+
+    GPUs that ``CUDA_VISIBLE_DEVICES`` hides are not meant.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") or shutil.which(_GPUS[0]) is None:
+        return None
+    done = subprocess.run(_GPUS, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False)
+    if done.returncode or not done.stdout.strip():
+        return None
+    name, _, driver = done.stdout.splitlines()[0].rpartition(",")
+    if cuda is None:
+        cure = "is a build for CPUs. Install one for CUDA, as https://pytorch.org says"
+    else:
+        least = LEAST_DRIVER.get(cuda.partition(".")[0], "a newer one")
+        cure = f"needs CUDA {cuda}. Install driver {least} or newer, or a torch for an older CUDA"
+    found = f"nvidia-smi lists {name.strip()} with driver {driver.strip()}, and torch does not see it"
+    return f"{found}: {torch_version} {cure}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from oncurve.observe.lock import RunLock
 from oncurve.observe.redact import redact, redact_tree
 from oncurve.observe.sinks import Tracker
 from oncurve.observe.tokens import TokenRecord
-from oncurve.records import Group, Reward
+from oncurve.records import Group, Numbers, Reward
 
 METRICS = "metrics.jsonl"
 """One JSON object per step."""
@@ -283,7 +283,7 @@ def _plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, Numbers)):
         return [_plain(item) for item in value]
     return str(value)
 

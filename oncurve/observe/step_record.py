@@ -7,15 +7,16 @@ that reads Parquet reads it. A token takes about 5 bytes: its log-probability 4,
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from oncurve.errors import CheckpointError, DataError
 from oncurve.observe.record import to_json
-from oncurve.records import Completion, Group, Prompt, Reward, Segment, ToolCall
+from oncurve.records import Completion, Group, Prompt, Reward, Segment, ToolCall, packed
 
 FOLDER = "steps"
 _OF_BRANCH = ("text", "token_ids", "sampler_logprobs", "finish_reason", "policy_version", "index")
@@ -57,7 +58,7 @@ def write_step(
         for place, (group, graded, weights) in enumerate(zip(groups, rewards, advantages, strict=True))
         for completion, reward, advantage in zip(group.completions, graded, weights, strict=True)
     ]
-    is_single = all(_is_single(value) for row in rows for value in row["logprobs"])
+    is_single = all(row["logprobs"].dtype.itemsize == 4 for row in rows)
     wide = {"logprobs": pa.list_(pa.float32() if is_single else pa.float64())}
     types = {name: pa.list_(pa.int32()) for name in ("prompt_ids", "token_ids")} | wide
     types |= {name: pa.float64() for name in ("reward", "advantage")}
@@ -96,10 +97,6 @@ def read_step(run: Path, step: int) -> RecordedGroups:
         raise DataError(f"{path}: the record cannot be read ({error}). Restore or remove it.") from error
 
 
-def _is_single(value: float) -> bool:
-    return struct.unpack("f", struct.pack("f", value))[0] == value
-
-
 def _row(place: int, group: Group, completion: Completion, reward: Reward, advantage: float) -> dict[str, Any]:
     prompt = group.prompt
     return {
@@ -111,8 +108,8 @@ def _row(place: int, group: Group, completion: Completion, reward: Reward, advan
         "messages": None if prompt.messages is None else to_json(list(prompt.messages)),
         "index": completion.index,
         "text": completion.text,
-        "token_ids": completion.token_ids,
-        "logprobs": completion.sampler_logprobs,
+        "token_ids": np.array(packed(completion.token_ids)),
+        "logprobs": np.array(packed(completion.sampler_logprobs)),
         "finish_reason": completion.finish_reason,
         "policy_version": completion.policy_version,
         "reward": reward.value,
@@ -168,9 +165,9 @@ def _completion(row: Mapping[str, Any]) -> Completion:
     episode = json.loads(row["episode"]) if row["episode"] else {}
     return Completion(
         prompt_ids=tuple(episode.get("prompt_ids", row["prompt_ids"])),
-        token_ids=tuple(row["token_ids"]),
+        token_ids=row["token_ids"],
         text=row["text"],
-        sampler_logprobs=tuple(row["logprobs"]),
+        sampler_logprobs=row["logprobs"],
         finish_reason=row["finish_reason"],
         policy_version=row["policy_version"],
         index=row["index"],

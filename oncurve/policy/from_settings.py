@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oncurve.algorithm.table import ReferenceName
 from oncurve.data.given import NOTHING, Given
 from oncurve.errors import ConfigError
+from oncurve.observe.machine import unseen_gpu
 from oncurve.observe.run_model import locate
 from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
 from oncurve.policy.distributed import ALONE, Processes, start
@@ -58,9 +59,16 @@ class LoadedModel:
 
 
 def make_device(name: str) -> torch.device:
-    """The device of a recipe; auto takes a GPU if there is one."""
+    """The device of a recipe; auto takes a GPU if there is one.
+
+    Raises ConfigError for a device that is not here, and for a GPU that is here but not for torch.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        if wrong := unseen_gpu(torch.__version__, torch.version.cuda):
+            raise ConfigError(f"policy.device is auto. {wrong}; or train on the CPU with policy.device=cpu")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -131,14 +139,17 @@ def make_sharding(
     return Sharding(reshard_after_forward=section.reshard_after_forward, offload=section.offload)
 
 
-def where_whole(processes: Processes, sharding: Sharding | ZeroSettings | None, *, are_fetched: bool) -> ReplicaPlace:
-    """Where this process has all weights when they are cut: to sample, or to publish files, which one process does.
+def where_whole(
+    processes: Processes, sharding: Sharding | ZeroSettings | None, *, sent_from: ReplicaPlace | None
+) -> ReplicaPlace:
+    """Where this process has all weights when they are cut: to sample, or to send them to servers.
 
-    ``are_fetched``: as files, by servers. Under DeepSpeed each has them on its device.
+    ``sent_from``: the place from which the one process that sends does it; None if each samples. Under DeepSpeed each
+    has them on its device.
     """
-    if not are_fetched or not isinstance(sharding, Sharding):
+    if sent_from is None or not isinstance(sharding, Sharding):
         return "device"
-    return "cpu" if processes.is_main else "none"
+    return sent_from if processes.is_main else "none"
 
 
 def load(source: ModelSource, device: torch.device) -> LoadedModel:

@@ -62,7 +62,7 @@ class SubprocessReward:
         return {
             "location": self.location,
             "nan_is_none": self.nan_is_none,
-            "rows": [[asdict(prompt), asdict(replace(completion, environment=None))] for prompt, completion in item],
+            "rows": [[asdict(prompt), _fields(completion)] for prompt, completion in item],
         }
 
 
@@ -93,11 +93,18 @@ def _prompt_of(fields: dict[str, Any]) -> Prompt:
 
 
 def _completion_of(fields: dict[str, Any]) -> Completion:
-    sequences = {key: tuple(fields[key]) for key in ("prompt_ids", "token_ids", "sampler_logprobs")}
     reward = fields["environment_reward"]
     parts: dict[str, Any] = {
+        "prompt_ids": tuple(fields["prompt_ids"]),
         "segments": tuple(Segment(**part) for part in fields["segments"]),
         "calls": tuple(ToolCall(**call) for call in fields["calls"]),
         "environment_reward": reward and Reward(**reward),
+        "branches": tuple(map(_completion_of, fields["branches"])),
     }
-    return Completion(**{**fields, **sequences, **parts})
+    return Completion(**{**fields, **parts})
+
+
+def _fields(completion: Completion) -> dict[str, Any]:
+    found = asdict(replace(completion, environment=None, branches=()))
+    numbers = {name: list(found[name]) for name in ("token_ids", "sampler_logprobs")}
+    return found | numbers | {"branches": [_fields(branch) for branch in completion.branches]}

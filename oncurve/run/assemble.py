@@ -156,7 +156,7 @@ def make_policy(
         adapter=loaded.adapter,
         processes=processes or ALONE,
         sharding=sharding,
-        replica_place=where_whole(processes or ALONE, sharding, are_fetched=config.rollouts.fetches_weights),
+        replica_place=where_whole(processes or ALONE, sharding, sent_from=config.rollouts.weights_leave_from),
         unread=loaded.unread,
         teacher=teacher,
     )

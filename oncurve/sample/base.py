@@ -141,7 +141,7 @@ def check_finite(logprobs: Sequence[float], prompt: Prompt, version: int) -> Non
 
 def make_group(
     prompt: Prompt,
-    sampled: Sequence[Sampled],
+    sampled: Sequence[tuple[Sequence[int], Sequence[float], FinishReason]],
     *,
     tokenizer: PreTrainedTokenizerBase,
     end_ids: tuple[int, ...],
@@ -155,5 +155,5 @@ def make_group(
     for index, (ids, logprobs, reason) in enumerate(sampled):
         check_finite(logprobs, prompt, version)
         text = exact_text(tokenizer, ids, end_ids)
-        completions.append(Completion(prompt.prompt_ids, tuple(ids), text, tuple(logprobs), reason, version, index))
+        completions.append(Completion(prompt.prompt_ids, ids, text, logprobs, reason, version, index))
     return Group(prompt, tuple(completions))

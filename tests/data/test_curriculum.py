@@ -20,6 +20,7 @@ def test_without_options_it_is_the_plain_order() -> None:
     for prompt in PROMPTS:
         observed(curriculum, prompt, [1.0, 1.0])
     assert [curriculum.at(step) for step in range(9)] == [plain.at(step) for step in range(9)]
+    assert curriculum.state() == {}, "what chooses nothing is not remembered: it would grow with the data"
 
 
 def test_a_prompt_that_is_always_solved_is_replaced_by_another() -> None:
@@ -39,14 +40,14 @@ def test_retired_prompts_come_back_when_no_others_are_left() -> None:
 
 
 def test_the_running_pass_rate_forgets_by_half() -> None:
-    curriculum = Curriculum(PROMPTS, 4)
+    curriculum = Curriculum(PROMPTS, 4, retire_above=0.9)
     observed(curriculum, PROMPTS[5], [1.0, 0.0])
     observed(curriculum, PROMPTS[5], [1.0, 1.0])
     assert curriculum.pass_rates == {5: 0.75}
 
 
 def test_a_group_that_could_not_be_graded_says_nothing() -> None:
-    curriculum = Curriculum(PROMPTS, 4)
+    curriculum = Curriculum(PROMPTS, 4, retire_above=0.9)
     observed(curriculum, PROMPTS[5], [None, None])
     assert curriculum.pass_rates == {}
 

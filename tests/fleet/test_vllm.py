@@ -9,6 +9,7 @@ import asyncio
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from oncurve.agents.agent_programs import FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
@@ -70,8 +72,16 @@ inspect.signature(packed_nccl_broadcast_producer).bind(**dict.fromkeys(names))
 
 @pytest.fixture(scope="module")
 def servers(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
-    logs = tmp_path_factory.mktemp("vllm")
-    made = VllmServers(str(EMBEDDED), 2, python=vllm_python, dtype="float32", on_cpu=True, logs=logs)
+    """Of a folder as other programs leave it: the tied head is in the file too, and beside it is a second copy."""
+    logs, folder = tmp_path_factory.mktemp("vllm"), tmp_path_factory.mktemp("model")
+    shutil.copytree(EMBEDDED, folder, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    head = {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+    save_file(weights | head, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file({f"other.{name}": weight for name, weight in weights.items()}, folder / "consolidated.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights | head, "model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    made = VllmServers(str(folder), 2, python=vllm_python, dtype="float32", on_cpu=True, logs=logs)
     yield made
     made.close()
 

@@ -15,7 +15,7 @@ from oncurve.data.collate import collate
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Group, Prompt
-from oncurve.run.assemble import make_policy
+from oncurve.run.assemble import make_policy, make_sampler
 
 RECIPE = """
 model: embedded
@@ -78,3 +78,20 @@ def update(policy: str, kl_coef: float) -> dict[str, Any]:
         "gradients": have_gradients,
         "gaps": gaps,
     }
+
+
+def served(model: str) -> dict[str, float]:
+    """Bytes per weight of a model that is only sampled from, before and while it samples one short completion."""
+    config = parse_config(
+        "{data: {type: word_problems}}",
+        [f"model={model}", "policy.device=cuda", "rollouts.type=engine", "rollouts.max_completion_tokens=2"],
+    )
+    before = torch.cuda.memory_allocated()
+    policy = make_policy(config, is_trained=False)
+    weights = sum(weight.numel() for weight in policy.model.parameters())
+    loaded = torch.cuda.memory_allocated() - before
+    sampler = make_sampler(config)
+    sampler.load_weights(policy, 0)
+    torch.cuda.reset_peak_memory_stats()
+    sampler.sample([Prompt("", (5, 6, 7), 0)], 1)
+    return {"loaded": loaded / weights, "sampling": (torch.cuda.max_memory_allocated() - before) / weights}

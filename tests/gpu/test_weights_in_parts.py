@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import parts_on_device
 import pytest
+from safetensors.torch import load_file, save_file
+
+from oncurve.observe.run_model import EMBEDDED
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu
@@ -29,3 +34,13 @@ def test_rows_are_packed_and_the_training_pass_gives_the_fixed_log_probabilities
     assert found["places"] == {place}
     assert found["gradients"]
     assert found["gaps"] == [0.0] * len(found["gaps"]) != []
+
+
+def test_a_model_that_is_only_sampled_from_is_kept_in_half_width(pretend_gpu: PretendGpu, tmp_path: Path) -> None:
+    """Two bytes a weight and four of the embedding; sampling adds the head and attention's matrices in their order."""
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    weights = {name: weight.bfloat16() for name, weight in load_file(EMBEDDED / "model.safetensors").items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = pretend_gpu(parts_on_device.served, str(tmp_path))
+    assert found["loaded"] < 2.2
+    assert found["sampling"] < 3.6

@@ -56,13 +56,13 @@ def test_a_copy_shares_what_the_model_shares(tiny_model: MakeModel) -> None:
 def test_only_who_samples_or_publishes_has_all_weights() -> None:
     sharding, several = Sharding(), replace(ALONE, count=2)
     other = replace(several, rank=1)
-    here = parse_config(RECIPE, ["rollouts.type=engine"]).rollouts.fetches_weights
-    assert (
-        where_whole(several, sharding, are_fetched=here) == where_whole(other, sharding, are_fetched=here) == "device"
-    )
-    servers = parse_config(
-        RECIPE, ["rollouts.type=servers", "rollouts.servers=[http://127.0.0.1:1]"]
-    ).rollouts.fetches_weights
-    assert where_whole(several, sharding, are_fetched=servers) == "cpu"
-    assert where_whole(other, sharding, are_fetched=servers) == "none"
-    assert where_whole(other, ZeroSettings({}), are_fetched=servers) == "device"
+
+    def places(*changes: str) -> tuple[str, str]:
+        sent_from = parse_config(RECIPE, [*changes]).rollouts.weights_leave_from
+        assert where_whole(other, ZeroSettings({}), sent_from=sent_from) == "device"
+        return where_whole(several, sharding, sent_from=sent_from), where_whole(other, sharding, sent_from=sent_from)
+
+    served = ("rollouts.type=servers", "rollouts.vllm_servers=1")
+    assert places("rollouts.type=engine") == ("device", "device")
+    assert places(*served) == ("cpu", "none")
+    assert places(*served, "rollouts.transfer=nccl") == ("device", "none")

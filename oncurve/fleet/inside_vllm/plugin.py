@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +30,9 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 )
 
 from oncurve.fleet.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
+from oncurve.fleet.inside_vllm.own_files import OwnFiles
 from oncurve.fleet.weights.fetch import FETCHED, FETCHING, fetched
 from oncurve.fleet.weights.mirror import Mirror
-from oncurve.fleet.weights.weight_manifest import names_in
 from oncurve.model.lora_weights import LoraWeights, check_base, merged, read_thin
 
 BACKEND = "file"
@@ -94,7 +93,7 @@ class FileEngine(WeightTransferEngine):
         self._mirror = Mirror(group=self.vllm_config.instance_id)  # the workers of a server fetch once
         self._fetches = ThreadPoolExecutor(1, thread_name_prefix="fetches-weights")
         self._ahead: tuple[str, Future[Any]] | None = None
-        self._expected: frozenset[str] | None = own_names(self.model_config.model)
+        self._own = OwnFiles(self.model_config.model)
         self._device: DeviceWay | None = None
         """How weights come without files, where that was agreed on."""
 
@@ -104,7 +103,7 @@ class FileEngine(WeightTransferEngine):
         if init_info.way == SAME_NCCL:
             check_nccl(list(init_info.settings["version"]))
         elif init_info.way != BACKEND:
-            self._device = DeviceWay(init_info.way, init_info.settings, self)
+            self._device = DeviceWay(init_info.way, init_info.settings, self, self._own)
 
     def start_weight_update(self) -> None:
         """Forget what an update before this one left behind."""
@@ -143,21 +142,17 @@ class FileEngine(WeightTransferEngine):
                 paths = stack.enter_context(fetched(message))
             if update_info.adapter is not None:
                 self._thin = read_thin(paths[0], update_info.adapter)
-                paths = base_files(self.model_config.model)
+                paths = self._own.base_paths()
             opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-            names = frozenset(name for file in opened for name in file.keys())  # noqa: SIM118
-            expected = self._expected or names
-            if names ^ expected:
-                some = ", ".join(sorted(names ^ expected)[:3])
-                raise ValueError(f"these are not the weights of this model, all of them and no others: see {some}")
+            self._own.check(frozenset(name for file in opened for name in file.keys()))  # noqa: SIM118
             if self._thin is not None:
                 check_base(self._thin, lambda name: one_of(opened, name))
-            self._expected, self._opened, self._staged = names, opened, stack.pop_all()
+            self._opened, self._staged = opened, stack.pop_all()
 
     def finish_weight_update(self) -> None:
         """Load what was opened, and pack again what vLLM packs but forgets."""
         if self._device is not None:
-            self._device.finish(self._expected)
+            self._device.finish()
             return
         if self._staged is None:
             raise ValueError("no weights were sent")
@@ -188,29 +183,12 @@ class FileEngine(WeightTransferEngine):
             staged.close()
 
 
-def base_files(model: str) -> list[Path]:
-    """The files of the model that the server was started with, to which adapters are added.
-
-    Raises ValueError if they are not on this disk as safetensors.
-    """
-    paths = sorted(Path(model).glob("*.safetensors"))
-    if not paths:
-        raise ValueError(f"{model} is no folder with safetensors, whose weights an adapter could be added to")
-    return paths
-
-
 def one_of(opened: list[Any], name: str) -> torch.Tensor:
     """A tensor of one of several files. Raises KeyError if none has it."""
     for file in opened:
         if name in file.keys():  # noqa: SIM118
             return file.get_tensor(name)
     raise KeyError(name)
-
-
-def own_names(model: str) -> frozenset[str] | None:
-    """The names of all weights in a model's folder; None for a model that is not in one."""
-    paths = list(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
-    return frozenset(name for path in paths for name in names_in(path)) or None
 
 
 @torch.no_grad()

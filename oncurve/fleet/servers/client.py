@@ -6,9 +6,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -18,6 +18,9 @@ from oncurve.fleet.weights.fetch import FETCHED, FETCHING
 
 ASK_SECONDS = 0.1
 """Between two questions to vLLM whether weights are fetched."""
+LONG = 2**16
+"""Characters of an answer, some hundred for a token, from which on reading it would hold up other requests."""
+T = TypeVar("T")
 _SHOWN = 400
 """Characters of a server's answer that are shown in a message."""
 
@@ -68,9 +71,12 @@ class ServerClient:
             is_draining=bool(found.get("is_draining")),
         )
 
-    async def generate(self, body: Mapping[str, Any], *, within: float) -> Any:
-        """Completions of one prompt."""
-        return await self._call("POST", protocol.GENERATE, within=within, body=body)
+    async def generate(self, body: Mapping[str, Any], *, within: float, read: Callable[[Any], T]) -> T:
+        """Completions of one prompt, as ``read`` takes them from the answer. A long one is read in another thread."""
+        text = await self._text("POST", protocol.GENERATE, within=within, body=body)
+        if len(text) < LONG:
+            return read(self._parsed(protocol.GENERATE, text))
+        return await asyncio.to_thread(lambda: read(self._parsed(protocol.GENERATE, text)))
 
     async def tokenize(self, text: str, *, within: float) -> list[int]:
         """The tokens of a text, without those that a tokenizer puts around it."""
@@ -155,7 +161,16 @@ class ServerClient:
         await self._call("POST", protocol.FINISH, within=within, body={"weight_version": label})
 
     async def _call(self, method: str, route: str, *, within: float, body: Mapping[str, Any] | None = None) -> Any:
-        """One request.
+        return self._parsed(route, await self._text(method, route, within=within, body=body))
+
+    def _parsed(self, route: str, text: str) -> Any:
+        try:
+            return json.loads(text) if text.strip() else {}
+        except ValueError:
+            raise ServerFailed(f"{self.url}{route} answers no JSON: {text[:_SHOWN]!r}") from None
+
+    async def _text(self, method: str, route: str, *, within: float, body: Mapping[str, Any] | None) -> str:
+        """The answer to one request.
 
         Raises ServerLost, ServerSlow, ServerFailed; SamplerError if the server says that the request is wrong.
         """
@@ -173,10 +188,7 @@ class ServerClient:
             raise ServerFailed(f"{self.url}{route} answers {response.status}: {text[:_SHOWN]}")
         if response.status >= 400:
             raise SamplerError(self._refusal(route, response.status, text))
-        try:
-            return json.loads(text) if text.strip() else {}
-        except ValueError:
-            raise ServerFailed(f"{self.url}{route} answers no JSON: {text[:_SHOWN]!r}") from None
+        return text
 
     def _refusal(self, route: str, status: int, text: str) -> str:
         """What a status in the four hundreds means to the user."""

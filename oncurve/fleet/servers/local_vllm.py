@@ -69,7 +69,7 @@ class VllmServers(ChildServers):
     def command(self, port: int) -> list[str]:
         """How one server is started. ``vllm serve`` is no way to: the CPU build's name is another."""
         own = ["--host", "127.0.0.1", "--port", str(port), "--model", self.model, "--served-model-name", "policy"]
-        own += ["--dtype", self.dtype, "--generation-config", "vllm", "--enable-scale-out"]
+        own += ["--dtype", self.dtype, "--generation-config", "vllm", "--load-format", "hf", "--enable-scale-out"]
         own += ["--logprobs-mode", "processed_logprobs", "--weight-transfer-config", '{"backend":"file"}']
         own += ["--worker-extension-cls", "oncurve.fleet.inside_vllm.plugin.WeightExtension"]
         if self.on_cpu:

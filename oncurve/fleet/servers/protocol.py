@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from oncurve.records import FinishReason
+from oncurve.records import FinishReason, Numbers
 from oncurve.sample.base import SamplingParams
 
 HEALTH = "/health"
@@ -41,8 +41,8 @@ KEYS = "oncurve_stream_keys"
 class GeneratedCompletion:
     """One completion as a server gives it back."""
 
-    token_ids: list[int]
-    logprobs: list[float]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
     finish_reason: FinishReason
     versions: tuple[str, ...]
     """Labels of the weights that sampled it, in order; more than one if they changed in the middle."""
@@ -145,7 +145,7 @@ def response_body(request_id: str, sampled: Sequence[GeneratedCompletion]) -> di
     choices = [
         {
             "index": index,
-            "token_ids": one.token_ids,
+            "token_ids": list(one.token_ids),
             "logprobs": {"content": [{"logprob": value} for value in one.logprobs]},
             "finish_reason": one.finish_reason,
             "weight_versions": [{"version": label, "start": 0, "end": len(one.token_ids)} for label in one.versions],
@@ -197,12 +197,12 @@ def read_response(body: Any, *, request_id: str, count: int) -> list[GeneratedCo
 
 
 def _read_choice(choice: Mapping[str, Any]) -> GeneratedCompletion:
-    ids = [int(token) for token in choice.get("token_ids") or []]
+    ids = Numbers[int](choice.get("token_ids") or [], "i")
     reason = choice.get("finish_reason")
     if reason not in get_args(FinishReason):
         raise ValueError(f"a completion ended for the reason {reason!r}")
     content = (choice.get("logprobs") or {}).get("content") or []
-    logprobs = [float(entry["logprob"]) for entry in content]
+    logprobs = Numbers[float]((entry["logprob"] for entry in content), "f")
     spans = choice.get("weight_versions")
     if len(logprobs) != len(ids) or (ids and not spans):
         raise ValueError(

@@ -275,14 +275,15 @@ class ServerPool:
             takes_keys=server.takes_keys,
         )
         limit = self.deadlines.answer_seconds(job.params.max_completion_tokens)
-        request = asyncio.ensure_future(server.client.generate(body, within=limit))
+        read = partial(protocol.read_response, request_id=name, count=len(places))
+        request = asyncio.ensure_future(server.client.generate(body, within=limit, read=read))
         server.tasks.add(request)
         try:
             await asyncio.wait({request})
             if request.cancelled():
                 raise ServerLost(f"{server.url} was lost")
-            answers = protocol.read_response(request.result(), request_id=name, count=len(places))
-        except (ServerSlow, ServerFailed, ValueError, KeyError, TypeError) as error:
+            answers = request.result()
+        except (ServerSlow, ServerFailed, ValueError, KeyError, TypeError, OverflowError) as error:
             self._count_failure(server, job, error)
             return
         except ServerLost as lost:

@@ -48,7 +48,7 @@ class ServerTurns:
         self._open.discard(future)
         future.result()
         for place, one in enumerate(job.completions):
-            asked.deliver(place, (one.token_ids, one.logprobs, one.finish_reason))
+            asked.deliver(place, (list(one.token_ids), list(one.logprobs), one.finish_reason))
 
     def advance(self) -> bool:
         """Nothing happens in this thread."""

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import aiohttp
@@ -78,14 +79,15 @@ class TeacherServer:
 
             async def one(prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
                 ids = [*prompt, *completion]
-                async with open_requests:
-                    body = protocol.score_body(ids, request_id=secrets.token_hex(8))
-                    within = self.deadlines.answer_seconds(len(completion))
-                    answer = await self._insist(lambda: client.generate(body, within=within))
+                body = protocol.score_body(ids, request_id=secrets.token_hex(8))
+                within = self.deadlines.answer_seconds(len(completion))
+                read = partial(protocol.read_scores, token_ids=ids)
                 try:
-                    return protocol.read_scores(answer, ids)[len(prompt) - 1 :]
+                    async with open_requests:
+                        scores = await self._insist(lambda: client.generate(body, within=within, read=read))
                 except (ValueError, KeyError, TypeError) as error:
                     raise SamplerError(f"teacher {self.url}: {error}") from None
+                return scores[len(prompt) - 1 :]
 
             return list(await asyncio.gather(*(one(*row) for row in rows)))
 

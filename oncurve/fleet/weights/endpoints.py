@@ -92,5 +92,6 @@ def check_device(*, has_gpu: bool) -> None:
     except (ImportError, OSError) as error:
         raise ConfigError(
             f"rollouts.transfer is nccl, for which this process needs vLLM as well, and it has none that can be loaded "
-            f"({error}). Run `pip install 'oncurve[vllm]'` here, or set `rollouts.transfer=fetch`"
+            f"({error}). Run `pip install 'oncurve[vllm]'` in an environment for both: vLLM 0.32, torch 2.13 and a "
+            f"transformers below 5.20. Or set `rollouts.transfer=fetch`"
         ) from None
