@@ -150,6 +150,8 @@ def plan_inputs(
     work, setup = make_work(config, request, context_tokens=shape.max_tokens), make_setup(config, request)
     if config.algorithm.teacher is not None and not config.algorithm.has_served_teacher:
         setup = replace(setup, teacher=find_shape(locate(config.algorithm.teacher)))
+    if shape.is_mixture:  # whose experts transformers joins when it loads them
+        setup = replace(setup, loads_by_parts=False)
     check_ranks(work, setup)
     by_memory = config.rollouts.max_rows == "auto"
     if by_memory and device.is_gpu and request.placement == "colocated":

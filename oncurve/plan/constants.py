@@ -98,6 +98,12 @@ SAMPLE_BANDWIDTH_UTILIZATION = 0.25
 """Estimated, not measured. Share of a device's memory bandwidth that the engine reaches in decoding."""
 SERVER_BANDWIDTH_UTILIZATION = 0.45
 """Estimated, not measured. The same of a vLLM server."""
+MODULE_LAYER_SECONDS = {None: 1e-3, "nf4": 1.5e-3, "int8": 3.5e-3}
+"""Estimated, not measured. What one layer takes at least in a decoding step through transformers' modules, whose small
+kernels are started one by one, by the type of quantized weights. Published: LLM.int8 decodes 2.5 to 3.7 times slower
+than float16 (models of 0.5B on a T4)."""
+GPUS_PER_MACHINE = 8
+"""Guessed. Devices that are connected faster than machines are."""
 SAMPLE_COMPUTE_UTILIZATION = 0.3
 """Guessed. Share of a device's nominal matrix rate that decoding many rows reaches."""
 

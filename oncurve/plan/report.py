@@ -258,6 +258,8 @@ def _time(plan: Plan) -> Iterator[str]:
         + (f" + weight sync {_seconds(time.sync)}" if time.sync_bytes else "")
     )
     yield f"  {time.sampled_per_second:,.0f} tokens/s sampled, {time.trained_per_second:,.0f} tokens/s trained"
+    if time.network >= 0.05 * time.train:
+        yield f"  {_seconds(time.network)} of training waits for the weights and gradients of other devices"
     if plan.work.turns.limit > 1:
         yield from _turns(plan)
     if time.sync_bytes:

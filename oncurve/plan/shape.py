@@ -145,6 +145,21 @@ class ModelShape:
         return self.layers * self.layer_matrix_parameters + self.head_parameters
 
     @property
+    def is_mixture(self) -> bool:
+        """A token is multiplied with some of the matrices alone: those of its experts."""
+        return self.counted is not None and self.counted.active < self.counted.linear
+
+    def parameters_read(self, rows: float) -> float:
+        """Weights that a decoding step of so many rows reads: of a mixture, the experts that some row is sent to.
+
+        all (1 - (1 - active / all)^rows)        each row chooses at random
+        """
+        if self.counted is None:
+            return float(self.matrix_parameters)
+        every, share = self.counted.linear, self.counted.active / self.counted.linear
+        return self.head_parameters + every * (1 - (1 - share) ** rows)
+
+    @property
     def kv_numbers_per_token(self) -> int:
         """Numbers that one token leaves in the cache: a key and a value per layer."""
         if self.counted is not None and self.counted.kv_numbers is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from oncurve.plan import constants
 from oncurve.plan.hardware import GB, Device
+from oncurve.plan.memory import samples_by_modules, trained_parameters
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.weight_transfer import Part, sync_bytes, way_of_weights
@@ -27,6 +29,8 @@ class StepTime:
     """Tokens that are read again after answers."""
     way: tuple[Part, ...] = ()
     """The parts of the weight sync."""
+    network: float = 0.0
+    """Of the time of training: weights and gradients are on their way between devices, and nothing is computed."""
 
     @property
     def total(self) -> float:
@@ -48,10 +52,14 @@ def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, ne
     """Seconds of a step on a device."""
     trained = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed)
     sends = not work.is_supervised
+    compute = train_seconds(shape, work, setup, device)
+    between = exchange_seconds(shape, work, setup, device, network_gbit=network_gbit)
+    waits = max(0.0, between - compute) if setup.shard == "zero3" else between
     way = way_of_weights(shape, setup, device, network_gbit=network_gbit) if sends else ()
     return StepTime(
         sample=0.0 if work.is_supervised else sample_seconds(shape, work, setup, device),
-        train=train_seconds(shape, work, setup, device),
+        train=compute + waits,
+        network=waits,
         sync=sum(part.seconds for part in way),
         sampled_tokens=work.completions * work.mean_completion_tokens,
         trained_tokens=trained,
@@ -84,6 +92,36 @@ def train_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -
     return tokens * flops_per_token(shape, work, setup) / rate
 
 
+def exchange_bytes(shape: ModelShape, work: Work, setup: Setup) -> float:
+    """What passes each connection between devices in the training of a step, in rings.
+
+    zero3, each microbatch: weights for the forward pass, again for the backward pass, and their gradients in 4 B;
+    each pass without a gradient: weights once
+    otherwise, each update: gradients in 4 B, added up and given back
+    """
+    if setup.ranks == 1:
+        return 0.0
+    matrices = float(shape.num_parameters)
+    trained = 4.0 * trained_parameters(shape, setup)
+    if setup.shard != "zero3":
+        return 2.0 * trained * work.updates
+    tokens = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed) / setup.ranks
+    microbatches = max(work.updates, math.ceil(tokens * work.passes / setup.tokens_per_microbatch))
+    weights = setup.width * matrices
+    return microbatches * (2 * weights + trained) + math.ceil(microbatches / work.passes) * work.extra_passes * weights
+
+
+def exchange_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float) -> float:
+    """Seconds of that over the slowest connection; machines have eight devices each.
+
+    Where weights are cut, the next layers are on their way while one is computed; gradients alone go after the last.
+    """
+    rate = device.link * GB * constants.LINK_SHARE
+    if setup.ranks > constants.GPUS_PER_MACHINE:
+        rate = min(rate, network_gbit / 8 * GB)
+    return exchange_bytes(shape, work, setup) / rate
+
+
 def decode_share(setup: Setup, device: Device) -> float:
     """Share of the memory's bandwidth that decoding reaches: measured, or the estimate for the engine or for vLLM."""
     has_servers = bool(setup.sampler_devices) or setup.has_server_beside
@@ -97,7 +135,8 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
         decoding step = max( (weights + keys and values of the running rows) / bandwidth , 2 N rows / rate )
         running rows  = rows x mean length / limit      rows leave the batch when they finish
 
-    Decoding is bound by memory until the batch is large: arXiv:2211.05102. Half-width weights on a GPU.
+    Decoding is bound by memory until the batch is large: arXiv:2211.05102. Half-width weights on a GPU. Through
+    transformers' modules a step takes at least what starting their kernels takes.
     """
     devices = setup.sampler_devices or setup.ranks
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
@@ -105,8 +144,10 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
     rows = min(work.rows_at_once, -(-work.completions // devices))
     running = max(1.0, rows * work.mean_completion_tokens / work.completion_tokens)
     length = work.prompt_tokens + work.mean_tokens / 2
-    read = setup.width * (shape.matrix_parameters + running * length * shape.kv_numbers_per_token)
+    read = setup.width * (shape.parameters_read(running) + running * length * shape.kv_numbers_per_token)
     one = max(read / bandwidth, 2.0 * shape.matrix_parameters * running / rate)
+    if samples_by_modules(shape, setup):
+        one = max(one, shape.layers * constants.MODULE_LAYER_SECONDS[setup.quantization])
     batches = -(-work.completions // (rows * devices))
     reads = work.prompts * work.prompt_tokens + work.completions * work.read_again_tokens
     prompts = 2.0 * shape.matrix_parameters * reads / (rate * devices)

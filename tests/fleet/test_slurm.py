@@ -66,6 +66,23 @@ def test_the_script_is_clean_shell(allocation: Allocation, tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout
 
 
+def test_every_recipe_has_a_script_that_the_shell_can_read(tmp_path: Path) -> None:
+    recipes = sorted(path for path in RECIPE.parents[1].rglob("*.yaml") if "tiny" not in path.parent.name)
+    unlike: list[str] = []
+    for recipe in recipes:
+        words = ("run.name=one",)
+        config = load_config(recipe, words)
+        taken = config.rollouts.vllm_servers * config.rollouts.tensor_parallel * (not config.rollouts.sleep)
+        for allocation in (Allocation(), Allocation(nodes=1 if taken else 2, gpus_per_node=taken + 1, rollout_nodes=1)):
+            script = render_slurm(recipe, words, config=config, allocation=allocation, python=sys.executable)
+            path = tmp_path / "job.sh"
+            path.write_text(script)
+            if subprocess.run(["bash", "-n", str(path)], check=False).returncode or str(recipe) not in script:
+                unlike.append(f"{recipe} with {allocation}")
+    assert len(recipes) > 20
+    assert not unlike
+
+
 def test_the_script_says_what_the_job_needs() -> None:
     script, _ = render(
         ("run.name=one", "policy.compute_type=float32"), Allocation(nodes=2, gpus_per_node=4, rollout_nodes=1)
@@ -159,9 +176,9 @@ def test_a_job_that_is_told_to_go_saves_and_goes_on_when_it_comes_again(
 def test_a_job_with_machines_that_sample_trains_through_them(
     cluster: Path, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost,127.0.0.1,127.0.0.2")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost,127.0.0.1,127.0.0.2,127.0.0.3")
     words = (*SHORT, "run.steps=3", "run.name=run", f"run.folder={tmp_path}", "run.rollouts_every_steps=1")
-    allocation = Allocation(nodes=1, gpus_per_node=0, rollout_nodes=2)
+    allocation = Allocation(nodes=2, gpus_per_node=0, rollout_nodes=2)
     script, _ = render(words, allocation, str(nursery.stand_in(cluster / "python")))
     (tmp_path / "job.sh").write_text(script)
     with (tmp_path / "log.txt").open("w") as file:
@@ -174,7 +191,7 @@ def test_a_job_with_machines_that_sample_trains_through_them(
         time.sleep(0.05)
     said = (tmp_path / "log.txt").read_text()
     assert job.returncode == 0, said
-    assert {url.rsplit(":", 1)[0] for url in urls} == {"http://127.0.0.1", "http://127.0.0.2"}
+    assert {url.rsplit(":", 1)[0] for url in urls} == {"http://127.0.0.2", "http://127.0.0.3"}
     assert said.count("serving on") == said.count("ending: nothing new is taken") == 2, "told to go at the end"
     assert list(registry.glob("*.json")) == []
     assert not list(tmp_path.glob("weights-*"))

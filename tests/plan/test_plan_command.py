@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from oncurve.plan.fit import CHANGES, advise, concrete
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory
 from oncurve.plan.setup import Setup, Work
+from oncurve.plan.shape import Counted
 from oncurve.plan.step_time import flops_per_token, step_time
 from oncurve.plan.weight_transfer import sent_share, sync_bytes, way_of_weights
 from oncurve.recipe.find import find_recipe
@@ -164,9 +166,50 @@ def test_more_devices_and_faster_memory_take_less_time() -> None:
     fast = step_time(SEVEN, WORK, Setup(), DEVICES["H200"], network_gbit=100)
     four = step_time(SEVEN, WORK, Setup(ranks=4), DEVICES["H200"], network_gbit=100)
     assert fast.total < slow.total
-    assert four.train == pytest.approx(fast.train / 4)
+    assert four.train - four.network == pytest.approx(fast.train / 4)
     assert fast.sampled_tokens == 16 * 8 * 256
     assert fast.trained_tokens == 16 * 256 + 16 * 8 * 256
+
+
+def test_weights_in_parts_pass_the_network_between_machines_with_every_microbatch() -> None:
+    """Two gathers of half-width weights and one float32 gradient for each: 8 B a weight at the network's rate."""
+    setup = Setup(ranks=16, shard="zero3", tokens_per_microbatch=1024)
+    slow = step_time(THIRTY_TWO, WORK, setup, DEVICES["H100"], network_gbit=100)
+    microbatches = math.ceil(WORK.tokens(completion_tokens=256, packed=True) / 16 / 1024)
+    assert slow.train == pytest.approx(microbatches * 8 * THIRTY_TWO.num_parameters / 12.5e9, rel=1e-3)
+    assert 0 < slow.network < slow.train
+    assert step_time(THIRTY_TWO, WORK, setup, DEVICES["H100"], network_gbit=3200).network < slow.network / 5
+    one_machine = step_time(THIRTY_TWO, WORK, replace(setup, ranks=8), DEVICES["H100"], network_gbit=1)
+    assert one_machine.network < slow.network
+    assert step_time(SEVEN, WORK, Setup(), DEVICES["H100"], network_gbit=1).network == 0
+    assert "waits for the weights and gradients of other devices" in planned(
+        "spot_32b/full", [], gpus=16, network_gbit=10
+    )
+
+
+def test_what_samples_through_modules_waits_for_their_kernels_the_longest_in_eight_bits() -> None:
+    seconds = {
+        quantization: step_time(
+            SEVEN, WORK, Setup(method="lora", quantization=quantization), DEVICES["H100"], network_gbit=100
+        ).sample
+        for quantization in (None, "nf4", "int8")
+    }
+    assert seconds[None] < seconds["nf4"] < seconds["int8"]
+    assert seconds["int8"] >= 512 * SEVEN.layers * constants.MODULE_LAYER_SECONDS["int8"]
+    unknown = replace(SEVEN, family="gemma3_text")
+    by_modules = step_time(unknown, WORK, Setup(), DEVICES["H100"], network_gbit=100).sample
+    assert by_modules > step_time(SEVEN, WORK, Setup(), DEVICES["H100"], network_gbit=100).sample
+
+
+def test_a_mixture_of_experts_reads_those_that_its_rows_are_sent_to() -> None:
+    counted = Counted(parameters=30_000, linear=24_000, active=3_000, kv_numbers=None, adapted={})
+    mixture = replace(SEVEN, family="qwen3_moe", counted=counted)
+    assert mixture.is_mixture
+    assert not SEVEN.is_mixture
+    head = SEVEN.head_parameters
+    assert mixture.parameters_read(1) == pytest.approx(head + 3_000)
+    assert head + 20_000 < mixture.parameters_read(16) < mixture.parameters_read(1000) <= head + 24_000
+    assert SEVEN.parameters_read(1) == SEVEN.parameters_read(100) == SEVEN.matrix_parameters
 
 
 def test_a_measured_share_replaces_the_guess() -> None:
