@@ -182,9 +182,10 @@ class Completion:
     prompt. They have the reward and the advantage of this one."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("token_ids", "i"), ("sampler_logprobs", "f")):
-            if not isinstance(given := getattr(self, name), Numbers):
-                object.__setattr__(self, name, Numbers(given, kind))
+        if not isinstance(self.token_ids, Numbers):
+            object.__setattr__(self, "token_ids", Numbers(self.token_ids, "i"))
+        if not isinstance(self.sampler_logprobs, Numbers):
+            object.__setattr__(self, "sampler_logprobs", Numbers(self.sampler_logprobs, "f"))
         if len(self.token_ids) != len(self.sampler_logprobs):
             raise ValueError(
                 f"a completion has {len(self.token_ids)} tokens but {len(self.sampler_logprobs)} log-probabilities"
