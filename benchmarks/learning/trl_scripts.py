@@ -334,7 +334,7 @@ def rows(split: str | list[str] | None) -> Any:
             "prompt": f"How much is {n} + 1?", "question": f"How much is {n} + 1?", "problem": f"How much is {n} + 1?",
             "answer": f"{n} + 1 is {n + 1}.\n#### {n + 1}", "solution": f"\\boxed{{{n + 1}}}",
             "ground_truth": str(n + 1),
-            "completion": str(n + 1), "labels": n % 2, "target": n, "nums": [n, 1], "text": "Some text.",
+            "completion": str(n + 1), "labels": n % 2, "target": n, "nums": [n, 1], "numbers": [n, 1], "text": "Some text.",
             "instruction": f"How much is {n} + 1?", "input": "", "output": str(n + 1), "answer_only": str(n + 1),
             "messages": [{"role": "user", "content": f"{n} + 1?"}], "language": "en", "context": "",
             "solutions": [str(n)], "message_tree_id": str(n // 3), "message_id": str(n),

@@ -286,8 +286,11 @@ def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:
 def _question(place: str, row: Row) -> Row:
     """The question as text, and its messages where it is a list of them.
 
-    Raises DataError for a question that is neither text, a number nor a list of messages.
+    Raises DataError for a question that is neither text, a number nor a list of messages, and for pictures beside it.
     """
+    for name in ("image", "images"):
+        if row.get(name) is not None and not (isinstance(row[name], (list, tuple)) and not row[name]):
+            raise DataError(f"{place}: has pictures in {name!r}, which no model here reads. Take the column out.")
     value = _value(place, row, "question")
     if not isinstance(value, str) and callable(to_list := getattr(value, "tolist", None)):  # of numpy, from parquet
         value = to_list()

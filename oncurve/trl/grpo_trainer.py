@@ -311,6 +311,9 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         control.call("on_step_begin")
         control.updates = 0
         for step in steps:
+            for _ in range(config.updates_per_step - control.updates):  # without a signal, so that they moved nothing
+                control.before_update()
+                control.after_update()
             self.state.global_step = step.number * config.updates_per_step
             epochs = int(self.state.epoch or 0)
             self.state.epoch = step.number * config.run.prompts_per_step / len(self.translation.rows)
@@ -336,6 +339,8 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             **step_logs(step, self._reward_names(), self.args.loss_type),
             "num_tokens": float(self.state.num_input_tokens_seen),
         }
+        if not any(name in logs for name in ("grad_norm", "sft/loss")):  # nothing was trained on
+            logs |= {"grad_norm": 0.0, "learning_rate": self._callbacks.rate()}
         asked, updates = self.control.should_log, self.state.global_step
         row = self._window.add(logs | self._taken("train"), updates=updates, ends_epoch=ends_epoch, is_asked=asked)
         if row is not None:

@@ -40,6 +40,7 @@ class Callbacks:
     def __init__(self, trainer: Any, given: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
         self.trainer = trainer
         self.handler = CallbackHandler([_Flow(), *given], None, None, None, None)
+        self.policy: TrainedPolicy
         self.updates = 0
         """Updates of the step so far whose events were called."""
         trainer.state.is_world_process_zero = trainer.state.is_local_process_zero = trainer.is_world_process_zero()
@@ -56,10 +57,15 @@ class Callbacks:
     def watch(self, policy: TrainedPolicy) -> None:
         """Call what comes around every update of the weights: gradients are there before it, and none after."""
         optimizer = policy.backend.optimizer  # type: ignore[attr-defined]
-        self.handler.optimizer, self.handler.lr_scheduler = optimizer, Schedule(policy)
+        self.handler.optimizer, self.handler.lr_scheduler, self.policy = optimizer, Schedule(policy), policy
         if isinstance(optimizer, Optimizer):
             optimizer.register_step_pre_hook(lambda *_: self.before_update())
             optimizer.register_step_post_hook(lambda *_: self.after_update())
+
+    def rate(self) -> float:
+        """The learning rate of the update that was made last."""
+        policy = self.policy
+        return policy.settings.rate(max(policy.num_scheduled - 1, 0), policy.total_updates)
 
     def before_update(self) -> None:
         """The passes of an update have come to their end."""
