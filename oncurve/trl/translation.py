@@ -17,7 +17,7 @@ from oncurve.convert.trl import convert
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import ConfigError, DataError, listed
 from oncurve.policy.environment import read_place
-from oncurve.policy.model_folder import load_tokenizer
+from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.records import SOURCE_ROW
 from oncurve.rewards.base import RewardFunction
 from oncurve.trl.chat import is_conversational, prompt_text
@@ -139,6 +139,7 @@ def translate(asked: TrainerArguments) -> Translation:
     options = dict(args.chat_template_kwargs or {})
     found.options.pop("chat_template_kwargs", None)  # done here
     tokenizer = tokenizer_of(asked)
+    _without_own_ends(asked, tokenizer, found)
     data = asked.train_dataset
     if data is None and asked.environment_factory is not None:
         data = placeholder_rows(args, asked.environment_factory, max(_generated(args) // args.num_generations, 1))
@@ -158,6 +159,29 @@ def translate(asked: TrainerArguments) -> Translation:
     said = "of eval_dataset" if number else "of the training rows, since the script names no others"
     draft.put("evaluation.num_prompts", count, comment=f"measured before and after the run; {said}")
     return Translation(asked, draft, asked.processing_class, rows, evaluation, _rewards(asked, names, rows), every)
+
+
+def _without_own_ends(asked: TrainerArguments, tokenizer: Any, found: OptionOutcome) -> None:
+    """Leave end tokens out of generation_kwargs where they are those that end a completion anyway."""
+    given = found.options.get("generation_kwargs")
+    if not isinstance(given, Mapping):
+        return
+    if isinstance(asked.model, str):
+        ends = set(declared_end_ids(asked.model, tokenizer))
+    else:
+        config: Any = asked.model.generation_config or asked.model.config
+        own = config.eos_token_id
+        ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
+    kept = dict(given)
+    for name in ("eos_token_id", "stop_token_ids"):
+        ids = kept.get(name)
+        named = set(ids) if isinstance(ids, (list, tuple)) else {ids}
+        if name in kept and (named == ends or (name == "stop_token_ids" and named <= ends)):
+            del kept[name]
+            found.notes.append(
+                Note("nothing", "generation_kwargs", f"{name} are the tokens that end a completion anyway")
+            )
+    found.options["generation_kwargs"] = kept
 
 
 READ_BY_TRL_LATER = frozenset(

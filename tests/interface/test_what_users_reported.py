@@ -96,7 +96,7 @@ def test_a_token_without_a_row_in_the_model_is_refused_before_it_is_read() -> No
     tokenizer.add_tokens(["<number>"])  # and the model is not resized
     rows = [{**row, "question": f"<number> {row['question']}"} for row in ROWS]
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
-    with pytest.raises(OncurveError, match="embedding|rows|vocabulary"):
+    with pytest.raises(OncurveError, match=r"embedding|rows|vocabulary"):
         oncurve.Trainer(model, rows, letters, tokenizer=tokenizer, **SHORT).train()
 
 
@@ -119,7 +119,7 @@ def test_a_keyword_only_completion_is_graded() -> None:
 
 def test_rows_with_pictures_are_refused() -> None:
     rows = [{**row, "images": ["a.png"]} for row in ROWS]
-    with pytest.raises(DataError, match="picture|image"):
+    with pytest.raises(DataError, match=r"picture|image"):
         oncurve.train("embedded", rows, letters, **SHORT)
 
 

@@ -7,11 +7,13 @@ import warnings
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from transformers import Trainer as TransformersTrainer
 
 from oncurve.convert.options import raw_table, table
 from oncurve.convert.versions import date, default_at, number
 from oncurve.errors import ConfigError, DataError
+from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer, TrlParser, accept_lost
 from oncurve.trl.names import ELSEWHERE
 from oncurve.trl.overridden import OF_TRL
@@ -59,6 +61,16 @@ def test_everything_that_is_lost_is_one_message(rows: Rows) -> None:
     ):
         assert lost in text
     assert "push_to_hub" not in text, "where files go changes nothing that is learned"
+
+
+def test_end_tokens_that_end_a_completion_anyway_are_no_loss(rows: Rows) -> None:
+    """In generation_kwargs; others are refused, since they would end completions elsewhere."""
+    end = AutoTokenizer.from_pretrained(EMBEDDED).eos_token_id
+    given = {"eos_token_id": end, "stop_token_ids": [end], "max_time": 60}
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**SMALL, generation_kwargs=given), rows)
+    assert not trainer.oncurve.config.rollouts.stop
+    with pytest.raises(ConfigError, match="drawn without eos_token_id"):
+        GRPOTrainer("embedded", length, GRPOConfig(**SMALL, generation_kwargs={"eos_token_id": end + 1}), rows)
 
 
 def test_what_is_accepted_by_name_is_left_out_and_said(rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:
