@@ -76,7 +76,7 @@ def recorded_run(
     }
     for name, keys in changes.items():
         tree[name] = {**tree.get(name, {}), **keys} if isinstance(keys, dict) else keys
-    if "environments" in tree["rollouts"]:
+    if "environments" in (tree["rollouts"] or ()):
         tree["rollouts"]["environments"] = {"echo": f"{folder}/game.py:Echo"}
     tree = {name: keys for name, keys in tree.items() if keys is not None}
     run_recipe(Config.model_validate(tree), "", console=Console(file=io.StringIO()))

@@ -50,6 +50,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "reward": "game.py:many_calls",
         "rollouts": {"max_completion_tokens": 40, "tools": ["calculator"]},
     },
+    "supervised": {"sft": {"epochs": 2}},
+    "own server, a step ahead": {
+        "rollouts": {"max_completion_tokens": 12, "type": "servers", "own_servers": 1, "staleness": 1},
+    },
 }
 
 
@@ -59,6 +63,7 @@ def test_every_step_has_the_same_bits_when_it_is_done_again(tmp_path: Path, kind
     for step in (1, 3):
         found = replay(run, step)
         assert found.is_same, found.differences
+        assert found.is_sampled == ("server" not in kind)
         assert f"the weights after step {step}" in found.compared
         assert not found.causes
         assert sum(found.step.group_shares) == pytest.approx(1.0, abs=1e-4)
@@ -185,6 +190,17 @@ def test_what_was_changed_since_is_named_at_its_step(tmp_path: Path, planted: st
     assert bool(difference) != found.is_same
     assert re.search(difference, " ".join(found.differences)) is not None
     assert cause in " ".join(found.causes)
+
+
+def test_a_kernel_that_rounds_otherwise_is_named_at_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded_run(tmp_path, steps=2)
+    exact = torch.nn.functional.embedding
+    monkeypatch.setattr(torch.nn.functional, "embedding", lambda *given, **named: exact(*given, **named) * (1 + 1e-6))
+    found = replay(run, 2)
+    assert not found.is_same
+    assert re.search(r"step 2", " ".join(found.differences)) is not None
 
 
 def test_both_commands_write_text_json_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
