@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 def aligned(rows: Iterable[Sequence[str]], *widths: int, indent: str = "") -> list[str]:
@@ -31,11 +32,11 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def terminal(
-    title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: bool = True, **options: Any
+    title: str, heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: bool = True, **options: Any
 ) -> Table:
     """A table as commands print it; columns after the first stand at their right unless ``right`` is false.
 
-    Cells are shown as they are, brackets included. ``options`` are those of rich's table.
+    Strings are shown as they are, brackets included. ``options`` are those of rich's table.
     """
     from rich import box
     from rich.table import Table

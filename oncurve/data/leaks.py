@@ -19,11 +19,6 @@ _DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
-def contains_solution(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> bool:
-    """Whether a prompt gives its own solution away; see ``leaked_excerpt``."""
-    return leaked_excerpt(prompt, row, few_shot=few_shot) is not None
-
-
 def leaked_excerpt(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> str | None:
     r"""What a prompt gives away of the row's solution; None if nothing.
 

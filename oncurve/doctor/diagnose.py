@@ -100,12 +100,12 @@ def diagnose(case: Case) -> list[Finding]:
         if (finding := check.function(case)) is not None
     }
     causes = {name for name, finding in found.items() if finding.severity != "note"}
-    told = [
+    findings = [
         replace(found[check.name], follows=next((name for name in check.follows if name in causes), None))
         for check in CHECKS
         if check.name in found
     ]
-    return sorted(told, key=_place)
+    return sorted(findings, key=_place)
 
 
 def check_names() -> Sequence[str]:

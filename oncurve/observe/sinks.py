@@ -10,13 +10,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import yaml
 
 from oncurve.errors import ConfigError
 
-SinkName = Literal["tensorboard", "wandb", "trackio"]
 Say = Callable[[str], None]
 
 FOLDER = "tracking"

@@ -20,8 +20,6 @@ class Part:
     name: str
     bytes: float
     seconds: float
-    is_on_trainer: bool
-    """The trainer does it, once; the others are done by all servers at the same time."""
 
 
 def sync_bytes(shape: ModelShape, setup: Setup) -> float:
@@ -78,8 +76,8 @@ def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_g
         if setup.placement == "disaggregated":
             rate = min(rate, network_gbit / 8 * GB)
         return (
-            Part("broadcast", size, size / rate, True),
-            Part("load", size, size / constants.DEVICE_LOAD_RATE, False),
+            Part("broadcast", size, size / rate),
+            Part("load", size, size / constants.DEVICE_LOAD_RATE),
         )
     if setup.delta_rate is not None and setup.method == "full":
         return _differences(size, whole_bytes(shape, setup), setup, network_gbit=network_gbit)
@@ -93,12 +91,12 @@ def _differences(size: float, whole: float, setup: Setup, *, network_gbit: float
     copied, fetched = _copied(whole, setup), _fetched(size, setup, network_gbit)
     return (
         *copied,
-        Part("find what changed", whole, whole / (threads * constants.CODE_RATE), True),
-        Part("checksum", whole, sums, True),
-        Part("write", size, size / constants.WRITE_RATE, True),
+        Part("find what changed", whole, whole / (threads * constants.CODE_RATE)),
+        Part("checksum", whole, sums),
+        Part("write", size, size / constants.WRITE_RATE),
         *fetched,
-        Part("apply and check", whole, whole / (threads * constants.PATCH_RATE) + 2 * sums, False),
-        Part("load", whole, whole / constants.LOAD_RATE, False),
+        Part("apply and check", whole, whole / (threads * constants.PATCH_RATE) + 2 * sums),
+        Part("load", whole, whole / constants.LOAD_RATE),
     )
 
 
@@ -110,11 +108,11 @@ def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> t
     copied, fetched = _copied(size, setup), _fetched(size, setup, network_gbit)
     return (
         *copied,
-        Part("checksum", size, sums, True),
-        Part("write", size, size / constants.WRITE_RATE, True),
+        Part("checksum", size, sums),
+        Part("write", size, size / constants.WRITE_RATE),
         *fetched,
-        Part("read and check", size, sums, False),
-        Part("load", whole, whole / constants.LOAD_RATE, False),
+        Part("read and check", size, sums),
+        Part("load", whole, whole / constants.LOAD_RATE),
     )
 
 
@@ -124,10 +122,10 @@ def _threads(size: float) -> float:
 
 
 def _copied(size: float, setup: Setup) -> tuple[Part, ...]:
-    return (Part("copy to the machine's memory", size, size / constants.TO_HOST_RATE, True),) if setup.is_gpu else ()
+    return (Part("copy to the machine's memory", size, size / constants.TO_HOST_RATE),) if setup.is_gpu else ()
 
 
 def _fetched(size: float, setup: Setup, network_gbit: float) -> tuple[Part, ...]:
     if setup.placement != "disaggregated":
         return ()
-    return (Part("fetch over the network", size, size / (network_gbit / 8 * GB), False),)
+    return (Part("fetch over the network", size, size / (network_gbit / 8 * GB)),)

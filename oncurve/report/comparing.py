@@ -55,7 +55,8 @@ class Side:
     name: str
     path: Path
     rows: Sequence[Mapping[str, Any]]
-    told: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    """What ``overview`` says of it."""
     config: Mapping[str, str]
     """The resolved recipe, flat: key with dots to value."""
     evaluations: Mapping[str, Evaluation]
@@ -114,16 +115,16 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 
 def _side(run: Path, name: str, usd_per_hour: float | None) -> Side:
-    told = overview(run, usd_per_hour=usd_per_hour)
+    facts = overview(run, usd_per_hour=usd_per_hour)
     folder = run / "evaluations"
     kept = [one for one in ("base", "trained") if (folder / f"{one}.json").is_file()]
     config = {key: _written(value) for key, value in flat(read_config(run))}
-    return Side(name, run, read_metrics(run), told, config, {one: read_evaluation(folder, one) for one in kept})
+    return Side(name, run, read_metrics(run), facts, config, {one: read_evaluation(folder, one) for one in kept})
 
 
 def _state(side: Side) -> Cell:
-    planned = side.told["steps_planned"]
-    return Cell(f"{side.told['steps_done']}{f' of {planned:.0f}' if planned else ''}", side.told["state"]["name"])
+    planned = side.facts["steps_planned"]
+    return Cell(f"{side.facts['steps_done']}{f' of {planned:.0f}' if planned else ''}", side.facts["state"]["name"])
 
 
 def _measured(name: str) -> Callable[[Side], Cell]:
@@ -212,12 +213,12 @@ def _memory(side: Side) -> Cell:
 
 
 def _cost(side: Side) -> Cell:
-    usd = side.told["spent"]["usd"]
+    usd = side.facts["spent"]["usd"]
     return Cell("-") if usd is None else Cell(f"{usd:.2f} USD")
 
 
 def _doctor(side: Side) -> Cell:
-    found = [finding["severity"] for finding in side.told["findings"]]
+    found = [finding["severity"] for finding in side.facts["findings"]]
     counted = [f"{count} {name}" for name in ("severe", "warning") if (count := found.count(name))]
     return Cell(", ".join(counted) or "nothing severe")
 
@@ -243,12 +244,12 @@ _ROWS: tuple[tuple[str, Callable[[Side], Cell]], ...] = (
     ("sampler/trainer KL, last tenth", _last_tenth("mismatch/kl", number)),
     ("seconds per step", _seconds_per_step),
     ("tokens per second, last tenth", _last_tenth("speed/tokens_per_second", _whole)),
-    ("time in all", lambda side: Cell(duration(side.told["spent"]["elapsed_seconds"]))),
-    ("tokens sampled", lambda side: Cell(f"{side.told['spent']['sampled_tokens']:,.0f}")),
+    ("time in all", lambda side: Cell(duration(side.facts["spent"]["elapsed_seconds"]))),
+    ("tokens sampled", lambda side: Cell(f"{side.facts['spent']['sampled_tokens']:,.0f}")),
     ("most memory", _memory),
     ("cost", _cost),
     ("doctor", _doctor),
-    ("device", lambda side: Cell(str(side.told["spent"]["device"]))),
+    ("device", lambda side: Cell(str(side.facts["spent"]["device"]))),
     ("commit", _code),
 )
 

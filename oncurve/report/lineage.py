@@ -91,8 +91,8 @@ def _accuracy(run: Path, name: str) -> dict[str, Any] | None:
     path = run / "evaluations" / f"{name}.json"
     if not path.is_file():
         return None
-    told = read_json(path)
-    share = told.get("correct")
+    measured = read_json(path)
+    share = measured.get("correct")
     if not isinstance(share, dict):
         return None
-    return {**{key: share.get(key) for key in ("fraction", "low", "high")}, "num_prompts": told.get("num_prompts")}
+    return {**{key: share.get(key) for key in ("fraction", "low", "high")}, "num_prompts": measured.get("num_prompts")}

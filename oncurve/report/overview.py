@@ -54,8 +54,8 @@ def state(run: Path) -> dict[str, Any]:
 
     A writer that died left the folder locked; `oncurve resume` takes it over.
     """
-    told = json_if_there(run / "status.json")
-    phase = str(told.get("phase") or "")
+    status = json_if_there(run / "status.json")
+    phase = str(status.get("phase") or "")
     seen = max((_modified(run / name) for name in (METRICS, "status.json", ".lock")), default=0.0)
     age = max(0.0, time.time() - seen) if seen else math.inf
     lives = writer_lives(run)
@@ -67,7 +67,7 @@ def state(run: Path) -> dict[str, Any]:
         "name": name,
         "phase": phase,
         "age_seconds": finite(age),
-        "step": told.get("step"),
+        "step": status.get("step"),
         "reason": _why(run, name),
     }
 
@@ -78,8 +78,8 @@ def _why(run: Path, name: str) -> str:
         return f"its process is gone without a word; continue with `oncurve resume {run}`"
     if name != "stopped":
         return ""
-    told = [line.partition("  ")[2] for line in _text_if_there(run / "log.txt").splitlines()]
-    return next((line for line in reversed(told) if line.startswith("stopped")), "")[:300]
+    lines = [line.partition("  ")[2] for line in _text_if_there(run / "log.txt").splitlines()]
+    return next((line for line in reversed(lines) if line.startswith("stopped")), "")[:300]
 
 
 def evaluation(run: Path) -> dict[str, Any]:

@@ -59,10 +59,11 @@ def report_page(
     ``live`` is for a page of the dashboard, which loads itself again: its stamp, where the list of runs is, how often
     to ask, and the pages of other runs by their folders.
     """
-    told = overview(run, usd_per_hour=usd_per_hour)
+    facts = overview(run, usd_per_hour=usd_per_hour)
     if live is not None:
         pages = live["pages"]
-        told["stages"] = [{**one, "href": None if one["is_own"] else pages.get(one["path"])} for one in told["stages"]]
+        for stage in facts["stages"]:
+            stage["href"] = None if stage["is_own"] else pages.get(stage["path"])
     rows = read_metrics(run)
     table = columns(rows)
     blocks = make_blocks(run, text_budget=text_budget, token_budget=token_budget)
@@ -80,7 +81,7 @@ def report_page(
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "live": live and {key: live[key] for key in ("stamp", "home", "every_seconds")},
-        "overview": told,
+        "overview": facts,
         "steps": sorted(blocks.texts),
         "token_steps": sorted(blocks.tokens),
         "recorded": len(blocks.recorded),
@@ -90,15 +91,15 @@ def report_page(
         "glossary": glossary(list(table)),
         "key_groups": key_groups(),
     }
-    title = f"{told['name']} · oncurve"
+    title = f"{facts['name']} · oncurve"
     return pieces(title, boot, blocks=embedded, live=live is not None), blocks
 
 
 def _left_out(blocks: Blocks) -> list[str]:
     """What a reader might miss, in words."""
-    told: list[str] = []
+    left_out: list[str] = []
     if missing := len(blocks.recorded) - len(blocks.texts):
-        told.append(f"completions of {missing:,} of {len(blocks.recorded):,} recorded steps (evenly chosen)")
+        left_out.append(f"completions of {missing:,} of {len(blocks.recorded):,} recorded steps (evenly chosen)")
     if missing := blocks.with_tokens - len(blocks.tokens):
-        told.append(f"log-probabilities of tokens of {missing:,} of {blocks.with_tokens:,} steps")
-    return told
+        left_out.append(f"log-probabilities of tokens of {missing:,} of {blocks.with_tokens:,} steps")
+    return left_out

@@ -9,7 +9,7 @@ import pytest
 from tokenizers_for_tests import byte_tokenizer
 
 from oncurve.data.datasets import load_rows
-from oncurve.data.leaks import contains_solution, leaked_excerpt
+from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompts import TEMPLATES, render_prompts
 from oncurve.records import Prompt
 
@@ -35,7 +35,7 @@ def prompt_of(text: str) -> Prompt:
     ],
 )
 def test_a_solution_inside_a_prompt_is_found(text: str) -> None:
-    assert contains_solution(prompt_of(text), ROW)
+    assert leaked_excerpt(prompt_of(text), ROW) is not None
 
 
 @pytest.mark.parametrize(
@@ -54,28 +54,28 @@ def test_an_ordinary_prompt_is_left_in_peace(text: str) -> None:
 
 def test_a_question_column_that_holds_the_chain_of_thought_is_found() -> None:
     row = ROW | {"question": f"{ROW['question']}\n{SOLUTION}"}
-    assert contains_solution(prompt_of(row["question"]), row)
+    assert leaked_excerpt(prompt_of(row["question"]), row) is not None
 
 
 def test_a_sentence_that_a_solution_repeats_from_its_question_is_no_leak() -> None:
     row = {"question": "The train leaves the station at nine. When?", "answer": "9"}
     row["solution"] = "The train leaves the station at nine. Therefore the answer is nine. That is all there is to say."
-    assert not contains_solution(prompt_of(row["question"]), row)
+    assert leaked_excerpt(prompt_of(row["question"]), row) is None
 
 
 def test_a_long_answer_outside_the_question_is_found() -> None:
     row = {"question": "Which point?", "answer": r"\left( 3, \frac{\pi}{2} \right)"}
-    assert contains_solution(prompt_of(r"Which point? \left( 3, \frac{\pi}{2} \right)"), row)
+    assert leaked_excerpt(prompt_of(r"Which point? \left( 3, \frac{\pi}{2} \right)"), row) is not None
     inside = row | {"question": f"Is it {row['answer']} or not?"}
-    assert not contains_solution(prompt_of(inside["question"]), inside)
+    assert leaked_excerpt(prompt_of(inside["question"]), inside) is None
 
 
 def test_an_example_with_the_same_long_answer_is_no_leak() -> None:
     row = {"question": "Which point is it now?", "answer": r"\left( 3, \frac{\pi}{2} \right)"}
     example = {"question": "Which point was it?", "answer": row["answer"]}
     text = f"{example['question']} {row['answer']}\n{row['question']}"
-    assert not contains_solution(prompt_of(text), row, few_shot=[example])
-    assert contains_solution(prompt_of(text), row)
+    assert leaked_excerpt(prompt_of(text), row, few_shot=[example]) is None
+    assert leaked_excerpt(prompt_of(text), row) is not None
 
 
 def test_a_few_sentences_shared_by_question_and_solution_are_no_leak() -> None:
@@ -90,9 +90,9 @@ def test_a_few_sentences_shared_by_question_and_solution_are_no_leak() -> None:
         "answer": "63",
         "solution": "\n".join([shared[0], own[0], shared[1], *own[1:]]),
     }
-    assert not contains_solution(prompt_of(row["question"]), row)
+    assert leaked_excerpt(prompt_of(row["question"]), row) is None
     row["solution"] = "\n".join([shared[0], own[0], shared[1], own[1]])
-    assert contains_solution(prompt_of(row["question"]), row)
+    assert leaked_excerpt(prompt_of(row["question"]), row) is not None
 
 
 def test_drawing_code_shared_by_question_and_solution_is_no_leak() -> None:
@@ -102,12 +102,12 @@ def test_drawing_code_shared_by_question_and_solution_is_no_leak() -> None:
         "answer": "10",
         "solution": f"{drawing}\nIt is ten units long, as one sees.",
     }
-    assert not contains_solution(prompt_of(row["question"]), row)
+    assert leaked_excerpt(prompt_of(row["question"]), row) is None
 
 
 def test_an_example_that_is_the_row_itself_is_found() -> None:
     row = ROW | {"question": f" {str(ROW['question']).upper()}"}
-    assert contains_solution(prompt_of(ROW["question"]), ROW, few_shot=[row])
+    assert leaked_excerpt(prompt_of(ROW["question"]), ROW, few_shot=[row]) is not None
 
 
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
@@ -122,7 +122,7 @@ def test_examples_may_have_the_same_answer(template: str) -> None:
     leaky = Prompt(
         text=f"{prompts[0].text} \\boxed{{17}} <answer>17</answer> #### 17 \\boxed{{17}}", prompt_ids=(), index=0
     )
-    assert contains_solution(leaky, ROW, few_shot=[example, EXAMPLE_TWO])
+    assert leaked_excerpt(leaky, ROW, few_shot=[example, EXAMPLE_TWO]) is not None
 
 
 EXAMPLE_TWO: dict[str, Any] = {"question": "1 + 1?", "answer": "2"}
@@ -138,7 +138,7 @@ def test_no_public_row_is_accused_and_every_prompt_with_its_solution_is_caught(t
     shown = "".join(f"Q: {row['question']} A: {row['solution']} #### {row['answer']}\n" for row in few_shot)
     prompts = [prompt_of(f"{shown}Q: {row['question']} A:") for row in rows]
     assert [
-        row for row, prompt in zip(rows, prompts, strict=True) if contains_solution(prompt, row, few_shot=few_shot)
+        row for row, prompt in zip(rows, prompts, strict=True) if leaked_excerpt(prompt, row, few_shot=few_shot)
     ] == []
     leaky = [prompt_of(f"{prompt.text} {row['solution']}") for row, prompt in zip(rows, prompts, strict=True)]
-    assert all(contains_solution(prompt, row, few_shot=few_shot) for row, prompt in zip(rows, leaky, strict=True))
+    assert all(leaked_excerpt(prompt, row, few_shot=few_shot) for row, prompt in zip(rows, leaky, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.model import count_weights
 from oncurve.plan.find_shape import EMBEDDED, find_shape, known_shapes
 from oncurve.plan.shape import ModelShape, shape_of_config
 
@@ -120,9 +122,17 @@ def test_an_unknown_family_is_named_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Mamba", "Gemma2", "Mixtral", "GPT2"])
-def test_a_family_without_a_formula_is_counted_on_its_modules(kind: str, tmp_path: Path) -> None:
+def test_a_family_without_a_formula_is_counted_on_its_modules(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them by a process of its own, as planning does, and the others in this one."""
     import transformers
 
+    def count_here(command: list[str], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(returncode=0, stdout=json.dumps(count_weights.count(command[-1])))
+
+    if kind != "Mixtral":
+        monkeypatch.setattr("oncurve.plan.shape.subprocess", SimpleNamespace(run=count_here))
     config = getattr(transformers, f"{kind}Config")(vocab_size=260)
     config.architectures = [f"{kind}ForCausalLM"]
     config.save_pretrained(tmp_path)

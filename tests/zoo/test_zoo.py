@@ -27,12 +27,10 @@ pytestmark = [
 ]
 
 
-def faults(
-    names: list[str], tokenizer: PreTrainedTokenizerFast, folder: Path, *, plans_here: bool = False
-) -> list[str]:
+def faults(names: list[str], tokenizer: PreTrainedTokenizerFast, folder: Path) -> list[str]:
+    """Weights are counted in this process; that a planner starts another for it is a test of plans."""
     trials = [
-        try_family(name, folder / str(number), lambda: tokenizer, plans_here=plans_here)
-        for number, name in enumerate(names)
+        try_family(name, folder / str(number), lambda: tokenizer, plans_here=True) for number, name in enumerate(names)
     ]
     assert all(trial.cells["load"] == RIGHT for trial in trials), [trial.cells for trial in trials]
     return [fault for trial in trials for fault in trial.faults]
@@ -44,8 +42,8 @@ def test_one_family_of_each_kind_is_right_or_refused(tokenizer: PreTrainedTokeni
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
-def test_every_second_family_is_right_or_refused(part: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_every_third_family_is_right_or_refused(part: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """`python -m tests.zoo` tries all of them, which takes more time than a test may."""
-    names = [name for name in FAMILIES if name not in QUICK][::2]
+    names = [name for name in FAMILIES if name not in QUICK][::3]
     assert len(FAMILIES) >= 90
-    assert_none(faults(names[part::2], tokenizer, tmp_path, plans_here=True))
+    assert_none(faults(names[part::2], tokenizer, tmp_path))

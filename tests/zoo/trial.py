@@ -6,6 +6,7 @@ is "right", or "refused: " and the sentence that a user reads; anything else is 
 
 from __future__ import annotations
 
+import copy
 import gc
 import shutil
 from collections.abc import Callable
@@ -175,6 +176,7 @@ class _Steps:
 
     def load(self) -> None:
         self.policy = _policy(self.base)
+        self.served = [copy.deepcopy(self.policy.model) for _ in range(2)]  # two servers that hold the base
         self.trial.road = self.policy.road.way
 
     def train(self) -> None:
@@ -208,11 +210,11 @@ class _Steps:
         """The moved weights reach a server that holds the base, over the files and checks of a transfer."""
         from oncurve.fleet.serving.weight_update import WeightUpdate
 
-        served = _policy(self.base)
-        update = WeightUpdate(served.model)
+        served = self.served.pop()
+        update = WeightUpdate(served)
         update.stage(self.message(self.policy))
         update.apply()
-        self.same_logits(served.model, self.policy.model)
+        self.same_logits(served, self.policy.model)
 
     def message(self, policy: Any) -> dict[str, Any]:
         from oncurve.fleet.servers.server_sampler import write_weights
@@ -271,11 +273,11 @@ class _Steps:
         """The same adapter, handed to a server that holds the base."""
         from oncurve.fleet.serving.weight_update import WeightUpdate
 
-        served = _policy(self.base)
-        update = WeightUpdate(served.model)
+        served = self.served.pop()
+        update = WeightUpdate(served)
         update.stage(self.message(self.adapted))
         update.apply()
-        self.same_logits(served.model, self.whole)
+        self.same_logits(served, self.whole)
 
     def plan(self) -> None:
         from oncurve.model.count_weights import count
