@@ -260,11 +260,11 @@ def picture(_: Path) -> str:
 PARTS: dict[str, Callable[[Path], str]] = {
     "picture": picture,
     "steps": steps_table,
-    "memory": memory_table,
     "accuracy": accuracy_table,
 }
 """What is on the page."""
 MORE: dict[str, Callable[[Path], str]] = {
+    "memory": memory_table,
     "phases": phases_table,
     "sweep": sweep_table,
     "sampling": sampling_table,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
@@ -29,8 +27,6 @@ steps; none fires in the first {MIN_STEPS - 1} steps.
 - Numbers are means over the first or last fifth of the steps, or over all of them; the finding says which.
 - **The loss is no diagnosis**: on policy it is about 0, whether the run learns or not.
 - A check whose metrics are missing is skipped. No finding does not prove that all is well.
-
-## The checks
 """
 _SECTIONS = (
     ("Reward and grader", grading),
@@ -44,45 +40,36 @@ _SECTIONS = (
 
 def doctor_markdown(results: Mapping[str, Any] | None = None) -> str:
     """The page on the doctor; ``results`` are those of ``benchmarks/results/doctor_runs.json``, if they are there."""
+    counts: Mapping[str, Mapping[str, int]] = results["checks"] if results is not None else {}
     lines = [_HEAD]
-    for title, module in _SECTIONS:
-        lines += [f"### {title}", "", "| check | looks for | what to do |", "|---|---|---|"]
-        lines += [_row(check) for check in CHECKS if check.function.__module__ == module.__name__]
-        lines.append("")
     if results is not None:
-        lines += ["## How well it finds causes", "", _results(results), ""]
+        lines += ["## Is it right?", "", _results(results), ""]
+    lines += ["## The checks", ""]
+    for title, module in _SECTIONS:
+        lines += [f"### {title}", "", "| check | looks for | found | false alarms |", "|---|---|---|---|"]
+        lines += [_row(check, counts) for check in CHECKS if check.function.__module__ == module.__name__]
+        lines.append("")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _row(check: Check) -> str:
-    remedy = " / ".join(_texts(check, "do"))
-    cells = (f"`{check.name}`", check.symptom, remedy)
+def _row(check: Check, counts: Mapping[str, Mapping[str, int]]) -> str:
+    row = counts.get(check.name, {"planted": 0, "found": 0, "false_alarms": 0})
+    found = f"{row['found']} of {row['planted']}" if row["planted"] else ""
+    cells = (f"`{check.name}`", check.symptom, found, str(row["false_alarms"] or ""))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _texts(check: Check, name: str) -> Iterator[str]:
-    """The texts that a check may give as ``what`` or ``do``, as they are in its source."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(check.function)))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == name:
-            yield from _constants(node.value)
-
-
-def _constants(node: ast.expr) -> Iterator[str]:
-    if isinstance(node, ast.IfExp):
-        yield from _constants(node.body)
-        yield from _constants(node.orelse)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
 
 
 def _results(results: Mapping[str, Any]) -> str:
     runs: Sequence[Mapping[str, Any]] = results["runs"]
-    sick, healthy = [run for run in runs if run["expected"]], [run for run in runs if not run["expected"]]
-    named = sum(run["is_right"] for run in sick)
-    calm = sum(run["is_right"] for run in healthy)
-    return (
-        f"The demo's recipe was run for 12 steps with one planted fault. The first finding named the fault in {named} of "
-        f"{len(sick)} such runs; nothing severe was found in {calm} of {len(healthy)} healthy ones "
-        f"(every run in `benchmarks/results/doctor_runs.json`)."
+    sick, healthy = [run for run in runs if run["planted"]], [run for run in runs if not run["planted"]]
+    alarms = sum(bool(run["false_alarms"]) for run in healthy)
+    return textwrap.fill(
+        f"{len(runs)} short runs of the embedded model were looked at: {len(healthy)} healthy ones over algorithms, rewards "
+        f"and settings, and {len(sick)} with one planted fault. The first finding named the fault in "
+        f"{sum(run['is_found'] for run in sick)} of {len(sick)}. A warning or worse was wrong in {alarms} of the healthy runs "
+        f"and in {sum(bool(run['false_alarms']) for run in sick)} of the others. The tables count, for each check, the runs "
+        "with its fault in which it spoke, and its false alarms over all runs; an empty cell means that no run had the "
+        "fault. `python benchmarks/faults/doctor_runs.py` repeats them; every run is in "
+        "`benchmarks/results/doctor_runs.json`.",
+        width=139,
     )

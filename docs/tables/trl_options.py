@@ -114,11 +114,14 @@ def strangers_markdown() -> str:
     found = json.loads((RESULTS / "trl_scripts.json").read_text(encoding="utf-8"))
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(found["counts"].items(), key=lambda each: -each[1]))
     options = [fate for script in found["scripts"] for fate in script["options"].values()]
-    kinds = ("taken", "idle", "said", "silent")
-    fates = ", ".join(f"{sum(fate.startswith(kind) for fate in options)} {kind}" for kind in kinds)
+    taken, idle, said, refused, silent = (
+        sum(fate.startswith(kind) for fate in options) for kind in ("taken", "idle", "said", "refused", "silent")
+    )
     return (
         f"{len(found['scripts'])} public scripts were run unchanged, with small models and data in place of theirs "
-        f"(`python benchmarks/learning/trl_scripts.py`): {counts}. Of the {len(options)} options that they set: {fates}."
+        f"(`python benchmarks/learning/trl_scripts.py`): {counts}. "
+        f"They set {len(options)} options: {taken} have the same effect here, {idle} have none anywhere, {said} are reported as "
+        f"ignored and {refused} stop the script; {silent or 'none'} {'are' if silent else 'is'} dropped silently."
     )
 
 

@@ -51,17 +51,17 @@ def train_seeds(
                 free.append(gpu)
                 if process.returncode:
                     _end(running)
-                    again = "" if is_resumed else " --resume"
+                    again = "" if is_resumed else " and --resume"
                     out.print(
-                        f"seed {seed} did not end well; go on with the same command{again}, which leaves finished "
-                        f"runs as they are",
+                        f"seed {seed} failed, see above. Then continue with the same command{again}: finished runs "
+                        "stay as they are.",
                         highlight=False,
                     )
                     raise typer.Exit(process.returncode)
     except KeyboardInterrupt:  # who pressed Ctrl-C in a terminal has interrupted the runs as well: they save
         for _, _, process in running.values():
             process.wait()
-        out.print("go on with the same command and --resume", highlight=False)
+        out.print("continue with the same command and --resume", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
     if len(seeds) > 1:
         _compare([folder.with_name(f"{folder.name}-seed{seed}") for seed in seeds])

@@ -86,13 +86,16 @@ def train(
 
 def _refuse_more(folder: Path, config: Config) -> None:
     """Raises ConfigError where a finished run is asked for with another recipe than it had."""
+    from oncurve.extensions import extension  # lazy
     from oncurve.recipe.run_folder import read_run_config  # lazy
     from oncurve.run.parts import recorded  # lazy
+    from oncurve.run.rendered import with_epochs  # lazy
     from oncurve.run.resume import config_differences, finished  # lazy
 
     place = folder / "config.yaml"
     was = read_run_config(place.read_text(encoding="utf-8"), (), source=str(place))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
+    config = extension("servers of a machine")(with_epochs(config))[0]  # what the recipe leaves open, as in the run
     if changed := config_differences(recorded(was), config):
         lines = "\n  ".join(changed)
         raise ConfigError(f"{finished(folder, was.run.steps)}\nNothing was trained; asked for was:\n  {lines}")

@@ -48,7 +48,7 @@ CHECKS: tuple[Check, ...] = (
     Check(policy_health.not_finite, ("learning_rate_high",)),
     Check(grading.no_format, ("learning_rate_high",)),
     Check(lengths.minimum_length),
-    Check(lengths.truncation, ("minimum_length",)),
+    Check(lengths.truncation, ("environments_fail", "minimum_length")),
     Check(tool_use.tools_unused),
     Check(tool_use.calls_malformed, ("truncation",)),
     Check(tool_use.tools_broken),

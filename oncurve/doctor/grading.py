@@ -41,16 +41,17 @@ def reward_constant(case: Case) -> Finding | None:
         return None
     if max(high.values) - min(low.values) > 1e-9:
         return None
-    forms = case.curve("reward/format")
+    right, wrong, rewards = _explicit(case)
+    forms, correct = case.curve("reward/format"), case.curve("reward/correct")
+    is_known_unequal = min(len(right), len(wrong)) >= MIN_AUDITED and len(set(rewards)) == 1
     if forms and forms.mean < 0.02:  # then the form is what is missing, and the reward is right to be constant
         return None
-    correct = case.curve("reward/correct")
-    if correct and (correct.mean < 0.02 or correct.mean > 0.98):
+    if correct and (correct.mean < 0.02 or correct.mean > 0.98) and not is_known_unequal:
         return None
     return Finding(
         severity="severe",
         what="Every completion of every step earns the same reward, so nothing can be learned",
-        evidence=(low.over_all(), high.over_all()),
+        evidence=(low.over_all(), high.over_all(), *(_audit_evidence(right, wrong) if is_known_unequal else ())),
         do="Correct the reward function: it must distinguish right from wrong answers. Test it with `oncurve check`.",
     )
 
@@ -247,14 +248,19 @@ def _audit(case: Case) -> tuple[list[float], list[float], float, float] | None:
 
     The same completion of the same problem counts once: a group of copies is no further evidence.
     """
-    rewarded = list(dict.fromkeys(_rewarded(case)))
-    rewards = [reward for *_, reward in rewarded]
-    right = [reward for *_, is_right, reward in rewarded if is_right is True]
-    wrong = [reward for *_, is_right, reward in rewarded if is_right is False]
+    right, wrong, rewards = _explicit(case)
     span = max(rewards, default=0.0) - min(rewards, default=0.0)
     if span < 1e-9 or min(len(right), len(wrong)) < MIN_AUDITED:
         return None
     return right, wrong, span, min(rewards)
+
+
+def _explicit(case: Case) -> tuple[list[float], list[float], list[float]]:
+    """Rewards of completions whose explicit answer is right, of those where it is wrong, and of all."""
+    rewarded = list(dict.fromkeys(_rewarded(case)))
+    right = [reward for *_, is_right, reward in rewarded if is_right is True]
+    wrong = [reward for *_, is_right, reward in rewarded if is_right is False]
+    return right, wrong, [reward for *_, reward in rewarded]
 
 
 def _rewarded(case: Case) -> Iterator[tuple[str, str, bool | None, float]]:

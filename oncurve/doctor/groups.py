@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oncurve.doctor.case import Case, Curve
 from oncurve.doctor.findings import Evidence, Finding
+from oncurve.stats import share_interval
 
 DEAD = "group/zero_signal_fraction"
 MANY = 0.6
@@ -25,10 +26,17 @@ def sampling_narrow(case: Case) -> Finding | None:
     )
 
 
+def most(case: Case, curve: Curve) -> bool:
+    """At the end of the curve more than ``MANY`` of the groups are so, and more than half of them beyond chance."""
+    prompts = case.number("run.prompts_per_step")
+    groups = curve.window * (prompts if prompts == prompts else 8.0)
+    return curve.end >= MANY and share_interval(min(curve.end, 1.0), groups)[0] > 0.5
+
+
 def too_easy(case: Case) -> Finding | None:
     """Most groups are solved by every completion; severe if that was so from the first steps."""
     solved = case.curve("group/solved_fraction")
-    if not solved or solved.end < MANY:
+    if not solved or not most(case, solved):
         return None
     was_always = solved.start >= MANY
     is_severe = was_always and (solved.mean >= NEARLY_ALL or case.number("algorithm.group_size") <= 2)
@@ -48,7 +56,7 @@ def too_easy(case: Case) -> Finding | None:
 def too_hard(case: Case) -> Finding | None:
     """Most groups have no right completion and no signal either, at the end."""
     unsolved, dead = case.curve("group/unsolved_fraction"), case.curve(DEAD)
-    if not unsolved or unsolved.end < MANY or (dead and dead.end < MANY):
+    if not unsolved or not most(case, unsolved) or (dead and dead.end < MANY):
         return None
     return Finding(
         severity="severe" if unsolved.end >= NEARLY_ALL else "warning",
@@ -62,7 +70,7 @@ def too_hard(case: Case) -> Finding | None:
 def dead_groups(case: Case) -> Finding | None:
     """Most groups have equal rewards; batch spread (reward/std) says nothing about that."""
     dead = case.curve(DEAD)
-    if not dead or dead.end < MANY or _is_mostly_solved(case, dead):
+    if not dead or not most(case, dead) or _is_mostly_solved(case, dead):
         return None
     spread = case.curve("reward/std")
     return Finding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 from oncurve.doctor.case import Case, Curve, is_finite
 from oncurve.doctor.findings import Evidence, Finding
@@ -158,18 +158,26 @@ def clipping(case: Case) -> Finding | None:
 
 
 def kl_growth(case: Case) -> Finding | None:
-    """KL to the reference above 0.1 nats and still growing by half over the last ten steps, or above 1 nat."""
+    """KL to the reference above 0.1 nats and growing by half within twelve steps, or above 1 nat."""
     kl = case.curve("policy/kl")
     if len(kl) < 5:
         return None
-    before = kl.values[max(0, len(kl) - 10)]
-    is_growing = kl.values[-1] > 0.1 and kl.values[-1] > 1.5 * before
+    width, first = min(5, len(kl) // 2), max(0, len(kl) - 12)
+    before, now = median(kl.values[first : first + width]), median(kl.values[-width:])
+    is_growing = now > 0.1 and now > 1.5 * before
     if not is_growing and kl.end <= 1.0:
         return None
     return Finding(
         severity="warning",
-        what="The policy drifts away from the reference: the KL is high and growing",
-        evidence=(kl.on(max(0, len(kl) - 10)), kl.on(-1), *case.configured("algorithm.kl_coef")),
+        what="The policy drifts away from the reference: the KL is high and growing"
+        if is_growing
+        else "The policy is far from the reference: the KL is high",
+        evidence=(
+            Evidence("median of policy/kl", before, (kl.steps[first], kl.steps[first + width - 1])),
+            Evidence("median of policy/kl", now, (kl.steps[-width], kl.steps[-1])),
+            *(() if is_growing else (kl.at_end(),)),
+            *case.configured("algorithm.kl_coef"),
+        ),
         do="Raise algorithm.kl_coef (doubling it is a start; lowering it would speed the drift), or lower the "
         "learning rate; if answers got worse, restart from an earlier checkpoint.",
     )

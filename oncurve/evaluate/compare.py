@@ -294,8 +294,9 @@ def _check_examples(before: Sequence[Example], after: Sequence[Example]) -> None
     for place, (first, second) in enumerate(zip(before, after, strict=True)):
         if _identity(first) != _identity(second):
             raise DataError(
-                f"example {place} is row {first.index} in one evaluation and row {second.index} in the other, or its "
-                f"question or answer differs. Evaluate both models on the same examples."
+                f"example {place} of the two evaluations is not the same problem (row {first.index}: "
+                f"{first.question[:60]!r}; row {second.index}: {second.question[:60]!r}). The data has changed between "
+                "them, so they cannot be compared. Evaluate both models again, on the same data."
             )
 
 

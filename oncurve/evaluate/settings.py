@@ -18,7 +18,7 @@ class EvaluationSection(Section):
     data: Data | None = None
     """Other problems for evaluation; None holds out some of the training data."""
     num_prompts: PositiveInt = 500
-    """Problems before and after the run, held out if ``data`` is None; at most a fifth of a small file."""
+    """Problems before and after the run, held out if ``data`` is None; a fifth if fewer than a step takes were left."""
     split_seed: NonNegative = 0
     """Which rows are held out. Independent of run.seed, so that seeds are tested on the same problems."""
     every_steps: NonNegative = 0

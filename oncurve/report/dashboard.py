@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,10 +25,10 @@ from oncurve.doctor.read import read_case
 from oncurve.errors import ConfigError, DataError, counted
 from oncurve.observe.record import METRICS
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json, finite
-from oncurve.report.comparing import compare_runs, comparison_page
+from oncurve.report.comparing import OWN_KEYS, compare_runs, comparison_page
 from oncurve.report.overview import evaluation, state
 from oncurve.report.page import render
-from oncurve.report.seeds import recipes_block
+from oncurve.report.seeds import SEED, recipes_block
 from oncurve.report.write import report_page
 
 PORT = 8420
@@ -45,7 +45,7 @@ ASK_SECONDS = 2.0
 MAX_SHARE = 0.1
 """Of one processor, for writing a page again."""
 MAX_KEPT = 16
-MAX_COMPARED = 12
+MAX_COMPARED = 20
 PART_OF_A_REPORT = 4
 """A page holds this fraction of the completions that a report may hold, since it is written more than once."""
 
@@ -130,7 +130,9 @@ class Site:
 
     def compared(self, names: Sequence[str]) -> str:
         """The page of some runs side by side. Raises DataError or ConfigError for names that are none, or too few."""
-        found = [self.find(name) for name in dict.fromkeys(names[:MAX_COMPARED])]
+        if len(names) > MAX_COMPARED:
+            raise ConfigError(f"{len(names)} runs are too many for one page. Choose at most {MAX_COMPARED}.")
+        found = [self.find(name) for name in dict.fromkeys(names)]
         compared = compare_runs(found, usd_per_hour=self.usd_per_hour)
         return "".join(comparison_page(compared, home="/", recipes=recipes_block(compared)))
 
@@ -167,6 +169,7 @@ def _entry(run: Path) -> dict[str, Any]:
         "steps_done": max((step for step, _ in case.rows), default=0),
         "steps_planned": finite(case.number("run.steps")),
         "model": str(case.config.get("model") or ""),
+        "recipe": recipe_of(case.config),
         "severe": severities.count("severe"),
         "warnings": severities.count("warning"),
         "tested": tested[-1] if tested else None,
@@ -175,6 +178,15 @@ def _entry(run: Path) -> dict[str, Any]:
         "loss": last if is_supervised else None,
         "curve": values[:: max(1, len(values) // 80)],
     }
+
+
+def recipe_of(config: Mapping[str, Any]) -> str:
+    """The same for runs whose recipes differ in name, folder and seed alone; empty without a recipe."""
+    if not config:
+        return ""
+    own = {key.removeprefix("run.") for key in (*OWN_KEYS, SEED)}
+    run = {key: value for key, value in (config.get("run") or {}).items() if key not in own}
+    return hashlib.sha256(json.dumps({**config, "run": run}, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _stamp(run: Path) -> str:

@@ -11,7 +11,7 @@ from oncurve.errors import ConfigError
 
 RECIPE = [
     "word_problems", "run.name=small", "run.steps=1", "run.prompts_per_step=2", "evaluation.num_prompts=4",
-    "evaluation.every_steps=0", "rollouts.max_completion_tokens=8", "data.limit=40",
+    "evaluation.every_steps=0", "rollouts.max_completion_tokens=8", "rollouts.type=auto", "data.limit=40",
 ]  # fmt: skip
 
 

@@ -299,3 +299,22 @@ def test_every_check_says_what_it_looks_for() -> None:
     for check in CHECKS:
         assert len(check.symptom) > 20
         assert check.symptom.endswith(".")
+
+
+def test_a_task_that_is_not_known_to_be_unequal_is_not_called_constant() -> None:
+    always = {"reward/min": 0.0, "reward/max": 0.0, "reward/std": 0.0, "reward/mean": 0.0, "reward/correct": 0.0}
+    assert "reward_constant" not in said(case(always))
+    assert "reward_constant" in said(case(always, examples=paid(right=0.0, wrong=0.0)))
+
+
+def test_few_groups_are_not_called_most() -> None:
+    few = {"run.prompts_per_step": 4}
+    for key, name in (("group/unsolved_fraction", "too_hard"), ("group/solved_fraction", "too_easy")):
+        values = {key: 0.65, "group/zero_signal_fraction": 0.65}
+        assert name in said(case(values))
+        assert name not in said(case(values, few))
+
+
+def test_a_single_high_kl_is_no_growth() -> None:
+    assert "kl_growth" not in said(case({"policy/kl": spikes(0.3, low=0.05)}))
+    assert "kl_growth" not in said(case({"policy/kl": lambda x: 0.3 if x == 1 else 0.05}))

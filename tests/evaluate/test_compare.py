@@ -124,7 +124,7 @@ def test_other_examples_are_refused() -> None:
         compare(evaluation_of(["[1]", "[2]"]), evaluation_of(["[1]"]))
     swapped = evaluation_of(["[1]", "[2]"])
     swapped = replace(swapped, examples=swapped.examples[::-1])
-    with pytest.raises(DataError, match="example 0 is row 0 in one evaluation and row 1"):
+    with pytest.raises(DataError, match="example 0 of the two evaluations is not the same problem"):
         compare(evaluation_of(["[1]", "[2]"]), swapped)
 
 

@@ -16,7 +16,7 @@ from made_runs import CONFIG, write_step
 
 from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import RunFolder
-from oncurve.report.dashboard import LOOPBACK, Server, Site, find_runs, is_loopback, serve
+from oncurve.report.dashboard import LOOPBACK, MAX_COMPARED, Server, Site, find_runs, is_loopback, recipe_of, serve
 
 MakeRun = Callable[..., Path]
 Asked = tuple[int, str, Any]
@@ -231,3 +231,15 @@ def test_a_supervised_run_is_listed_with_its_loss(made_run: MakeRun, served: Any
     [entry] = json.loads(ask("/runs")[1])["runs"]
     assert entry["loss"] == 0.25
     assert entry["reward"] is None
+
+
+def test_runs_of_one_recipe_are_those_that_differ_in_seed_name_and_folder_alone() -> None:
+    one = {"model": "m", "run": {"steps": 8, "seed": 0, "name": "a", "folder": "runs"}}
+    same = {"run": {"name": "b", "folder": "elsewhere", "seed": 1, "steps": 8}, "model": "m"}
+    assert recipe_of(one) == recipe_of(same) != recipe_of({**one, "model": "n"})
+    assert recipe_of({}) == ""
+
+
+def test_more_runs_than_a_page_holds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"at most {MAX_COMPARED}"):
+        Site([tmp_path]).compared(["one"] * (MAX_COMPARED + 1))

@@ -131,6 +131,12 @@ def test_runs_are_compared_from_the_list(made_run: MakeRun, open_page: OpenPage,
     for name in ("first", "second", "third"):
         made_run(name)
     page = open_page(start(tmp_path / "runs").address)
+    page.select_option('select[aria-label="group"]', "recipe")
+    page.check('.recipe:has-text("3 runs") input')
+    page.wait_for_selector("text=Compare 3 runs")
+    page.click("text=clear")
+    page.select_option('select[aria-label="group"]', "")
+    page.wait_for_selector(".recipe", state="detached")
     page.check('input[aria-label="compare first"]')
     page.wait_for_selector("text=choose another run")
     page.check('input[aria-label="compare third"]')

@@ -30,16 +30,29 @@ function runRow(run, chosen, renew) {
     el("td", { class: "num" }, isNumber(run.state.age_seconds) ? age(run.state.age_seconds) : "–"));
 }
 
+/** The line above the runs of one recipe: what their names begin with, and the mean of their tests. */
+function recipeRow(group, chosen, change) {
+  const names = group.map((run) => run.name).sort(), last = names[names.length - 1];
+  let shared = names[0];
+  while (!last.startsWith(shared)) shared = shared.slice(0, -1);
+  const mean = (key) => { const found = group.map((run) => run[key]).filter(isNumber); return found.length ? found.reduce((sum, one) => sum + one, 0) / found.length : null; };
+  const name = shared.replace(/[-_. ]+(seed)?[-_. ]*$/, "") || names[0];
+  const box = el("input", { type: "checkbox", "aria-label": `compare all of ${name}`, checked: names.every((one) => chosen.has(one)), onchange: () => { names.forEach((one) => chosen[box.checked ? "add" : "delete"](one)); change(); } });
+  return el("tr", { class: "recipe" }, el("td", {}, el("label", { class: "choose" }, box)), el("th", { scope: "rowgroup", colspan: 3 }, name, el("span", { class: "soft" }, ` · ${count(group.length, "run")}`)),
+    el("td", { class: "num" }, isNumber(mean("test_reward")) ? `mean reward ${number(mean("test_reward"))}` : isNumber(mean("tested")) ? `mean ${percent(mean("tested"))}` : "–"), el("td", { colspan: 3 }));
+}
+
 /** The runs that a dashboard knows, renewed every few seconds: searched, filtered and sorted as the address says. */
 function showRuns(root, boot) {
-  const body = el("tbody"), pill = el("span", { class: "pill" }, "…"), compare = el("div", { class: "compare" }), none = el("p", { class: "soft" });
+  const body = el("tbody"), pill = el("span", { class: "pill" }, "reading runs …"), compare = el("div", { class: "compare", hidden: true }), none = el("p", { class: "soft" });
   const chosen = new Set();
   let runs = [];
   const asked = (name) => place.read().get(name) || "";
   const search = el("input", { type: "search", placeholder: "search", "aria-label": "search", value: asked("search"), oninput: () => { place.write({ search: search.value }); show(); } });
   const states = choice("state", [["", "all states"], ["running", "running"], ["finished", "finished"], ["stopped", "stopped"], ["died", "died"]], asked("state"), (value) => { place.write({ state: value }); show(); });
+  const groups = choice("group", [["", "each run"], ["recipe", "by recipe"]], asked("group"), (value) => { place.write({ group: value }); show(); });
   const heads = LISTED.map(([key, text]) => el("th", { scope: "col", class: ["steps", "tested", "reward", "written"].includes(key) ? "num" : "" }, el("button", { class: "sort", type: "button", onclick: () => { place.write({ sort: asked("sort") === key ? `-${key}` : key }); show(); } }, text)));
-  fill(root, el("header", { class: "top" }, el("div", { class: "grow" }, el("h1", {}, "Runs")), search, states, pill, themeButton()),
+  fill(root, el("header", { class: "top" }, el("div", { class: "grow" }, el("h1", {}, "Runs")), search, states, groups, pill, themeButton()),
     el("div", { class: "card wide runs" }, el("table", {}, el("thead", {}, el("tr", {}, el("th"), heads)), body)), none, compare);
   const offer = () => {
     compare.hidden = chosen.size === 0;
@@ -62,7 +75,12 @@ function showRuns(root, boot) {
       });
     }
     heads.forEach((head, at) => head.setAttribute("aria-sort", LISTED[at][0] !== key ? "none" : sort.startsWith("-") === at < 2 ? "descending" : "ascending"));
-    fill(body, shown.map((run) => runRow(run, chosen, offer)));
+    const recipes = new Map(); // in the order of their first run
+    for (const run of shown) {
+      const of = asked("group") === "recipe" ? run.recipe || run.name : "";
+      recipes.set(of, [...(recipes.get(of) || []), run]);
+    }
+    fill(body, [...recipes].map(([recipe, group]) => [recipe && group.length > 1 ? recipeRow(group, chosen, show) : null, group.map((run) => runRow(run, chosen, offer))]));
     fill(none, shown.length ? null : runs.length ? "No run fits the search." : "No run is here yet; one appears when it has finished its first measurement.");
     offer();
   }
