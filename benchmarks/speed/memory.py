@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import add_common_arguments, prepare, write_result
-from models import SHAPES
-from ours import Ours, Work, our_config, work_of
+from ours import Ours, Work, add_work_arguments, our_config, work_of
 
 from oncurve.errors import OncurveError
 from oncurve.observe.terminal import LIBRARY_OPTIONS
@@ -156,11 +155,7 @@ def in_a_fresh_process(arguments: argparse.Namespace, folder: Path, system: str,
 def parse() -> argparse.Namespace:
     """The arguments of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="S")
-    parser.add_argument("--case", choices=["full", "ragged"], default="full")
-    parser.add_argument("--prompt-tokens", type=int, default=48)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--training", choices=["full", "lora"], default="full")
+    add_work_arguments(parser)
     parser.add_argument("--kl", type=float, default=0.0)
     parser.add_argument("--updates", type=int, default=1)
     parser.add_argument("--trl", nargs="*", default=list(TRL_SETTINGS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -147,14 +147,17 @@ class Ours:
             self.policy.update()
 
 
+def add_work_arguments(parser: argparse.ArgumentParser, *, case: str = "full", is_trained: bool = True) -> None:
+    """The work of a benchmark: model, completions, prompts, and what of the model is trained."""
+    parser.add_argument("--model", choices=sorted(SHAPES), default="S")
+    parser.add_argument("--case", choices=["full", "ragged"], default=case)
+    parser.add_argument("--prompt-tokens", type=int, default=48)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    if is_trained:
+        parser.add_argument("--training", choices=["full", "lora"], default="full")
+
+
 def work_of(arguments: argparse.Namespace) -> Work:
-    """The work that the arguments name."""
-    return Work(
-        model=arguments.model,
-        case=arguments.case,
-        prompt_tokens=arguments.prompt_tokens,
-        new_tokens=arguments.new_tokens,
-        training=arguments.training,
-        kl_coef=arguments.kl,
-        updates=arguments.updates,
-    )
+    """The work that the arguments name; a benchmark need not ask for all of it."""
+    given = {"kl_coef" if name == "kl" else name: value for name, value in vars(arguments).items()}
+    return Work(**{field.name: given[field.name] for field in fields(Work) if field.name in given})

@@ -23,7 +23,7 @@ from machine import (
     write_result,
 )
 from models import END, SHAPES, Shape
-from ours import Ours, Work, our_config
+from ours import Ours, Work, add_work_arguments, our_config, work_of
 from roofline import decode, gemm_flops, prefill, read_bandwidth
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -134,21 +134,13 @@ def summarize(
 def main() -> None:
     """Runs the benchmark and writes its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="S")
-    parser.add_argument("--case", choices=["full", "ragged"], default="full")
-    parser.add_argument("--prompt-tokens", type=int, default=48)
-    parser.add_argument("--new-tokens", type=int, default=128)
+    add_work_arguments(parser, is_trained=False)
     parser.add_argument("--compute", nargs="+", choices=list(TYPES), default=list(TYPES), help="the engine's types")
     parser.add_argument("--device", default="cpu")
     add_common_arguments(parser, steps=7)
     arguments = parser.parse_args()
     prepare(arguments)
-    work = Work(
-        model=arguments.model,
-        case=arguments.case,
-        prompt_tokens=arguments.prompt_tokens,
-        new_tokens=arguments.new_tokens,
-    )
+    work = work_of(arguments)
     limits = {
         "gemm_flops": {name: gemm_flops(dtype, device=arguments.device) for name, dtype in TYPES.items()},
         "bandwidth_bytes_per_second": read_bandwidth(device=arguments.device),

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from machine import add_common_arguments, median_of, prepare, round_robin, write_result
 from models import FIRST_WORD, SHAPES, draw_lengths
-from ours import LEARNING_RATE, LORA_RANK, Ours, Work, our_config
+from ours import LEARNING_RATE, LORA_RANK, Ours, Work, add_work_arguments, our_config, work_of
 from roofline import backward, forward, gemm_flops
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
@@ -156,11 +156,7 @@ def systems(folder: Path, work: Work, arguments: argparse.Namespace) -> tuple[di
 def main() -> None:
     """Runs the benchmark and writes its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="S")
-    parser.add_argument("--case", choices=["full", "ragged"], default="full")
-    parser.add_argument("--prompt-tokens", type=int, default=48)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--training", choices=["full", "lora"], default="full")
+    add_work_arguments(parser)
     parser.add_argument("--trl", nargs="+", default=["fp32:8", "fp32:32", "bf16weights:32", "autocast:32"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--compute", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
@@ -170,13 +166,7 @@ def main() -> None:
     add_common_arguments(parser, steps=7)
     arguments = parser.parse_args()
     prepare(arguments)
-    work = Work(
-        model=arguments.model,
-        case=arguments.case,
-        prompt_tokens=arguments.prompt_tokens,
-        new_tokens=arguments.new_tokens,
-        training=arguments.training,
-    )
+    work = work_of(arguments)
     limits = {name: gemm_flops(getattr(torch, name), device=arguments.device) for name in ("float32", "bfloat16")}
     with tempfile.TemporaryDirectory() as scratch:
         found, facts = systems(work.build(Path(scratch) / "model"), work, arguments)

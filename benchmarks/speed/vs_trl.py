@@ -24,8 +24,8 @@ from typing import Any
 from unittest.mock import patch
 
 from machine import add_common_arguments, median_of, prepare, write_result
-from models import SHAPES, make_prompts
-from ours import Ours, Work, our_config, work_of
+from models import make_prompts
+from ours import Ours, Work, add_work_arguments, our_config, work_of
 from transformers import AutoTokenizer
 from trl_side import PHASES, Clock, TrlSetting, make_trainer
 
@@ -172,11 +172,7 @@ def summarize(clock: Clock, ours: list[dict[str, float]], our_tokens: list[int],
 def parse() -> argparse.Namespace:
     """The arguments of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="S")
-    parser.add_argument("--case", choices=["full", "ragged"], default="ragged")
-    parser.add_argument("--prompt-tokens", type=int, default=48)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--training", choices=["full", "lora"], default="full")
+    add_work_arguments(parser, case="ragged")
     parser.add_argument("--kl", type=float, default=0.0, help="weight of the KL term, 0.04 for instance")
     parser.add_argument("--updates", type=int, default=1, help="optimizer updates per batch of rollouts")
     parser.add_argument("--trl", nargs="+", metavar="SETTING", help="fp32:32, bf16weights:8, autocast:64+checkpointing")
