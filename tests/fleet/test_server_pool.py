@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from aiohttp import web
 from served import FAST, Gate, Listener, Puppet, fail
 
 from oncurve.errors import SamplerError
-from oncurve.fleet.servers import protocol
+from oncurve.fleet.servers import client, protocol
 from oncurve.fleet.servers.registry import register
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.policy.policy import TrainedPolicy
@@ -384,3 +385,41 @@ def test_a_server_that_takes_no_keys_gets_none_and_no_seed(
     assert_whole(sampler.sample(prompts, 4), version=0)
     assert all("extra_args" not in body["sampling_params"] for body in puppet.asked)
     assert all("seed" not in body["sampling_params"] for body in puppet.asked)
+
+
+def test_long_answers_are_read_in_another_thread_as_short_ones_are(
+    puppets: Callable[[], Puppet],
+    sampler_of: MakeSampler,
+    policy: TrainedPolicy,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, read = set[str](), protocol.read_response
+
+    def read_there(body: Any, *, request_id: str, count: int) -> list[protocol.GeneratedCompletion]:
+        threads.add(threading.current_thread().name)
+        return read(body, request_id=request_id, count=count)
+
+    monkeypatch.setattr(protocol, "read_response", read_there)
+    one, other = puppets(), puppets()
+    sampler = sampler_of(one, other)
+    sampler.load_weights(policy, version=0)
+    assert_whole(sampler.sample(prompts, 4), version=0)
+    [of_the_loop] = threads
+    monkeypatch.setattr(client, "LONG", 0)
+    one.behave[protocol.GENERATE] = lambda request: web.json_response({"request_id": "of another"})
+    assert_whole(sampler.sample(prompts, 4, step=1), version=0)
+    assert sampler.pool.counts["failed"] > 0, "what one answers is wrong, and the other is asked"
+    assert of_the_loop not in threads - {of_the_loop}
+    assert len(threads) > 1
+
+
+def test_a_token_without_a_probability_is_no_answer() -> None:
+    """vLLM writes -9999 in the place of what is no number, with a model that is broken or with speculative decoding."""
+    sampled = [protocol.GeneratedCompletion([5, 6], [-1.0, -9999.0], "stop", ("run:0",))]
+    body = protocol.response_body("mine", sampled)
+    with pytest.raises(ValueError, match=r"-9999, .*optimizer\.learning_rate.*--speculative-config"):
+        protocol.read_response(body, request_id="mine", count=1)
+    sampled[0].logprobs[1] = -80.0  # type: ignore[index]
+    [read] = protocol.read_response(protocol.response_body("mine", sampled), request_id="mine", count=1)
+    assert read.logprobs == (-1.0, -80.0)

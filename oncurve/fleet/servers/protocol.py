@@ -31,6 +31,8 @@ SLEEP = "/sleep"
 IS_SLEEPING = "/is_sleeping"
 WAKE = "/wake_up"
 
+NO_NUMBER = -9999.0
+"""vLLM's log-probability of what has none: minus infinity or no number."""
 TOKEN_VARIABLE = "ONCURVE_SERVER_TOKEN"
 """Environment variable with the secret that servers and trainer share."""
 KEYS = "oncurve_stream_keys"
@@ -208,6 +210,12 @@ def _read_choice(choice: Mapping[str, Any]) -> GeneratedCompletion:
         raise ValueError(
             f"a completion of {len(ids)} tokens has {len(logprobs)} log-probabilities and the weight versions {spans}. "
             f"It must report both: `oncurve serve`, or vLLM 0.32 or newer"
+        )
+    if min(logprobs, default=0.0) <= NO_NUMBER:
+        raise ValueError(
+            f"a sampled token has the log-probability {NO_NUMBER:g}, by which vLLM means that it has none: the model's "
+            f"logits are no numbers (lower optimizer.learning_rate), or an option of rollouts.vllm_options, such as "
+            f"--speculative-config, loses them (leave it out)"
         )
     versions = tuple(dict.fromkeys(str(span["version"]) for span in spans or ()))
     return GeneratedCompletion(ids, logprobs, cast("FinishReason", reason), versions)
