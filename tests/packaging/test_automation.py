@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from oncurve.cli.serve import serve
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -104,3 +109,16 @@ def test_what_a_container_copies_is_there_and_sent_to_the_builder(path: Path) ->
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_hadolint_finds_nothing(path: Path) -> None:
     accepts(tool("hadolint"), str(path))
+
+
+def test_spot_machines_serve_the_model_of_their_recipe() -> None:
+    path = ROOT / "containers" / "spot_samplers.sky.yaml"
+    task = yaml.safe_load(path.read_text(encoding="utf-8"))
+    told = re.findall(r"rollouts\.\S+=\S+", path.read_text(encoding="utf-8"))
+    assert len(told) == 2
+    config = load_config(find_recipe("spot_32b"), told)
+    assert task["envs"]["MODEL"] == config.model
+    assert config.rollouts.registry in task["run"]
+    assert config.rollouts.registry.startswith(next(iter(task["file_mounts"])))
+    assert set(re.findall(r" --([a-z-]+)", task["run"])) <= set(inspect.signature(serve).parameters)
+    subprocess.run(["bash", "-n"], input=task["setup"] + task["run"], text=True, check=True)

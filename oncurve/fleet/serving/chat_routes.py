@@ -115,7 +115,7 @@ class ChatRoutes:
             session.forget(pending)
             raise
         else:
-            answer = session.took(pending, (one.token_ids, one.logprobs, one.finish_reason))
+            answer = session.took(pending, (list(one.token_ids), list(one.logprobs), one.finish_reason))
             for event in last_events(asked, answer, self._decode, num_sent=num_sent):
                 await stream.write(event)
         await stream.write_eof()
@@ -130,7 +130,7 @@ class ChatRoutes:
             raise
         except SamplerError as error:
             raise ChatError(one_line(error), status=500) from None
-        return one.token_ids, one.logprobs, one.finish_reason
+        return list(one.token_ids), list(one.logprobs), one.finish_reason
 
     def _submit(
         self, pending: PendingTurn, params: SamplingParams, on_tokens: Callable[[list[int]], object] | None = None
