@@ -67,6 +67,8 @@ def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | Non
         row = {**row, "parts": _taken_turns(place, row["turns"])}
     if "completion" in row or "parts" in row:
         if not isinstance(prompt, str) or not prompt.strip():
+            if prompt is not None and not isinstance(prompt, str):
+                raise DataError(f"{place}: the prompt is no text ({prompt!r:.60}). Write it as text")
             raise DataError(
                 f"{place}: a completion without a prompt. Columns: {listed(row)}. Write {{prompt, completion}}, or set "
                 f"data.columns: {{question: <its name>}}"

@@ -244,7 +244,15 @@ def describe_probes(
 
 
 def _cell(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
+    return (
+        "-"
+        if math.isnan(value)
+        else f"{value:.3f}"
+        if abs(value) < 100
+        else f"{value:,.0f}"
+        if abs(value) < 1e5
+        else f"{value:.0e}"
+    )
 
 
 def _cases(prompts: Sequence[Prompt], gold: Callable[[Row], str], *, seed: int, max_rows: int) -> list[_Case]:

@@ -170,6 +170,8 @@ def test_a_row_that_is_too_long_is_left_out_and_counted(tokenizer: PreTrainedTok
     [
         ({"prompt": "2+3?", "completion": "  "}, r"row 0: 'completion' is empty or no text"),
         ({"completion": "5"}, r"row 0: a completion without a prompt"),
+        ({"prompt": 7, "completion": "5"}, r"row 0: the prompt is no text \(7\)"),
+        ({"prompt": {"a": "b"}, "completion": "5"}, r"row 0: the prompt is no text"),
         ({"messages": TALK[:1]}, r"row 0: none of the messages is the assistant's"),
         ({"messages": TALK[1:2]}, r"row 0: the assistant speaks first"),
         ({"messages": [TALK[0], {"role": "assistant", "content": " "}]}, r"row 0: a message of the assistant is empty"),
