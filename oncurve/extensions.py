@@ -1,4 +1,4 @@
-"""What the extensions of the package add to it: the core imports none of them, and loads by name what is asked for."""
+"""Names that the extensions of the package add: the core imports none of them, and loads what is asked for by name."""
 
 from __future__ import annotations
 

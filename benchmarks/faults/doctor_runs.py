@@ -1,4 +1,4 @@
-"""Is the doctor right? Short runs of the embedded model, healthy ones and ones with a planted fault, and what it says.
+"""The doctor's findings on short runs of the embedded model, healthy ones and ones with a planted fault.
 
 Each run trains 24 steps of 8 prompts as `oncurve train` would. A finding above a note is right if the fault of the run
 explains it, a consequence if the doctor itself says that it follows from another finding, and else a false alarm. A run

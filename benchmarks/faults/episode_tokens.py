@@ -1,4 +1,4 @@
-"""Is every token of a million in episodes trained on as it was sampled? Tools, environments and agents, mixed.
+"""A check that a million tokens of episodes are trained on as they were sampled: tools, environments, agents.
 
     python benchmarks/faults/episode_tokens.py --tokens 1000000 --output benchmarks/results/episode_tokens.json
 

@@ -1,4 +1,4 @@
-"""What is a scenario of the fault suite, and what are its runs compared with?"""
+"""Scenarios of the fault suite, and the undisturbed runs that they are compared with."""
 
 from __future__ import annotations
 

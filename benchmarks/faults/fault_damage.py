@@ -1,4 +1,4 @@
-"""Is every damage of a checkpoint found before a weight of it is used?"""
+"""Damaged checkpoints, which must be found before a weight of them is used."""
 
 from __future__ import annotations
 

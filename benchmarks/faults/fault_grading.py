@@ -1,4 +1,4 @@
-"""What happens to a run whose rewards are hostile, slow, broken or without signal?"""
+"""Runs whose rewards are hostile, slow, broken or without signal."""
 
 from __future__ import annotations
 

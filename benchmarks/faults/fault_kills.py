@@ -1,4 +1,4 @@
-"""Does a run that is killed, or told to go, end with the bits of one that was not?"""
+"""Runs that are killed or stopped, which must end with the bits of one that was not."""
 
 from __future__ import annotations
 

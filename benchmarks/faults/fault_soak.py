@@ -1,4 +1,4 @@
-"""Does a run survive a kill every twenty steps, is its memory flat, and what does a checkpoint per step cost?"""
+"""A long run that is killed every twenty steps, its memory, and the cost of a checkpoint per step."""
 
 from __future__ import annotations
 

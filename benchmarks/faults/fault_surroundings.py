@@ -1,4 +1,4 @@
-"""Is a run refused, or saved, when what surrounds it has changed or fails?"""
+"""Runs whose surroundings have changed or fail, which must be refused or saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does the fault suite strike with? Commands in processes of their own, armed to die at a given place, and judged.
+"""Tools of the fault suite: commands in processes of their own that die at a given place, and their judgement.
 
 The program imports everything once and forks a child for every command, which runs it as a user types it. A child that
 is armed counts the calls of one function of the product and dies in the middle of a given one; nothing in the product

@@ -1,4 +1,4 @@
-"""What does a run lose when it is killed, told to go, or given a broken checkpoint, and are its bits the same after it?
+"""The fault suite: runs that are killed, stopped or given a broken checkpoint, and their bits after it.
 
 A clean run of each variant is made first; then each scenario breaks a fresh run through the command line, resumes it,
 and compares the final weights, optimizer state, records, evaluations and rollouts with the clean ones, byte for byte.

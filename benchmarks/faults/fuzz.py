@@ -1,4 +1,4 @@
-"""Do mutated recipes, data files and run folders ever give anything but a clear message or a working result?
+"""Mutated recipes, data files and run folders, which must give a clear message or a working result.
 
 Each case takes something that works, changes it at random, and gives it to the code that reads it. The only outcomes
 allowed are that it works, or an OncurveError: any other exception, an empty message, or a file outside of the case's

@@ -1,4 +1,4 @@
-"""What fused kernels would save in a decode step: add and norm by Triton and by torch.compile, and the whole step.
+"""Savings of fused kernels in a decode step: add and norm by Triton and by torch.compile, and the whole step.
 
 Prototypes to be timed, checked here against the operations that they would replace; nothing of the package uses them.
 """

@@ -1,4 +1,4 @@
-"""What a first hour on a GPU found, as rows of docs/status.md and entries of oncurve/plan/devices.yaml."""
+"""Findings of a first hour on a GPU, as rows of docs/status.md and entries of oncurve/plan/devices.yaml."""
 
 from __future__ import annotations
 

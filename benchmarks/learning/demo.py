@@ -1,4 +1,4 @@
-"""Does the demo hold what the README says, for several seeds, and does more supervised training not do the same?
+"""The demo for several seeds, and supervised training of the same length as a control.
 
 For each seed: the base is measured, GRPO runs as the recipe says, the result is measured. Then the control: the base
 is trained for as long as GRPO took, on more demonstrations of the kind that it was made from, and measured.

@@ -1,4 +1,4 @@
-"""What the recipes with tools and environments reach, for several seeds, with two controls.
+"""Results of the recipes with tools and environments, for several seeds, with two controls.
 
     python benchmarks/learning/episodes.py calculator chained guess_number maze --seeds 0 1 2 --bases runs/bases
 

@@ -1,4 +1,4 @@
-"""How do the named algorithms compare on the embedded task, with the same budget for each?
+"""The named algorithms on the embedded task, with the same budget for each.
 
 Every row of the table of algorithms trains the embedded base with the recipe of the demo, changed only in
 `algorithm.type`, for each seed; then the model is measured on held-out problems. Runs that are in the output already

@@ -1,4 +1,4 @@
-"""What stages beside GRPO bring on the embedded word problems: distillation, rejection sampling, a warm start.
+"""Stages beside GRPO on the embedded word problems: distillation, rejection sampling, a warm start.
 
     python benchmarks/learning/stages.py distil FOLDER  a run of GRPO teaches the base that it came from, three seeds
     python benchmarks/learning/stages.py spread FOLDER  entropy and pass@8 after supervised training, and after GRPO

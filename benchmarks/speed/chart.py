@@ -1,4 +1,4 @@
-"""What do the committed measurements say? The tables of docs/performance.md and its picture, made from the JSON alone.
+"""The tables and the picture of docs/performance.md, made from the committed measurements alone.
 
 python benchmarks/speed/chart.py
 """

@@ -1,4 +1,4 @@
-"""On which machine does a benchmark run, how fast can that machine be, and where do results go?
+"""The machine of a benchmark, the rounds and arguments that all share, and the files of their results.
 
 Import this module before transformers and TRL: it switches off their network access and telemetry.
 """

@@ -1,4 +1,4 @@
-"""How much memory does a whole training step take, in oncurve and in TRL?
+"""Memory of a whole training step, in oncurve and in TRL.
 
 Every system and setting runs in a fresh process, which loads its libraries (its baseline), loads the model, resets the
 kernel's record of its largest resident size, and takes whole steps: sampling, grading, training. The figure is that

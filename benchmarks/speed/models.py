@@ -1,4 +1,4 @@
-"""Which random models do the benchmarks use, how long do they make their completions, and what do prompts look like?
+"""Random models of the benchmarks, the lengths of their completions, and their prompts.
 
 Timing does not depend on what a model knows, so random weights do. What matters is how long completions get: the weight
 of the end token reads a hidden dimension that is nearly constant, which gives it a fixed probability per token.

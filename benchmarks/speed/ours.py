@@ -1,4 +1,4 @@
-"""How does a benchmark take one training step of oncurve at a time? From a recipe, with the parts of the loop."""
+"""Training steps of oncurve for a benchmark, one at a time: from a recipe, with the parts of the loop."""
 
 from __future__ import annotations
 

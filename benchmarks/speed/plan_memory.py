@@ -1,4 +1,4 @@
-"""How far is the planner's peak memory from the peak of a real step on a CPU?
+"""The planner's peak memory beside the peak of a real step on a CPU.
 
 Each configuration gets a process of its own, which loads a random checkpoint and takes real steps: the engine samples,
 the reward is a coin, the policy trains. Its peak resident memory, over what the imports took, is held against what

@@ -1,4 +1,4 @@
-"""How many tokens per second does the engine sample, and transformers' generate, and what could the machine do at most?
+"""Tokens per second of the engine and of transformers' generate, beside the most that the machine could do.
 
 All sample the same prompts from the same random checkpoint, in one process, one after the other in every round.
 

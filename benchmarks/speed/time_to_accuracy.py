@@ -1,4 +1,4 @@
-"""How long do oncurve and TRL train on the embedded word problems until 80 % of held-out ones are solved?
+"""Time that oncurve and TRL train on the embedded word problems until 80 % of held-out ones are solved.
 
 Both start from the embedded model and see the same prompts in the same order, the same rewards, group size, loss,
 learning rates and optimizer settings: those of the recipe ``word_problems``. After every second step the weights are

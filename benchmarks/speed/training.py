@@ -1,4 +1,4 @@
-"""How long do forward, backward and optimizer take on the same batch: padded as TRL does it, padded by us, and packed?
+"""Time of forward, backward and optimizer on the same batch: padded as TRL does it, padded by us, and packed.
 
 The batch is synthetic: random tokens, advantages that are never zero, lengths full or ragged. Every system has its own
 copy of the model; all take turns in one process.

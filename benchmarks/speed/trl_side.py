@@ -1,4 +1,4 @@
-"""How does a benchmark run TRL's GRPOTrainer at a given setting, and see from outside where its time goes?
+"""TRL's GRPOTrainer at a given setting, and a clock around its phases.
 
 Nothing of TRL is changed. Its methods are wrapped on the trainer that is timed; the wrappers read a clock.
 """

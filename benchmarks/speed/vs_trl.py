@@ -1,4 +1,4 @@
-"""How long does a GRPO step take in oncurve and in TRL, on the same work?
+"""Time of a GRPO step in oncurve and in TRL, on the same work.
 
 Both train the same random checkpoint on the same prompts with the same group size, lengths, loss, optimizer and reward.
 A step of one comes after a step of the other, so that what else the machine does falls on both. Each has a process of

@@ -1,4 +1,4 @@
-"""What an agent is: a function of a row and a client, or a program that is started for each episode."""
+"""Kinds of agents: a function of a row and a client, or a program that is started for each episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who plays the episodes of agents, and how far they go."""
+"""The agent of a run, and the limits of its episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model did on held-out problems: every example, counts, shares and means with their intervals."""
+"""Results of a model on held-out problems: every example, counts, shares and means with their intervals."""
 
 from __future__ import annotations
 

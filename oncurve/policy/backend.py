@@ -1,4 +1,4 @@
-"""What a policy's backend does, and the backend in which every process has all weights."""
+"""The protocol of a policy's backend, and the backend in which every process has all weights."""
 
 from __future__ import annotations
 

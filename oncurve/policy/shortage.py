@@ -1,4 +1,4 @@
-"""What training does when memory runs out: the same work in smaller parts, or one message that says what to set."""
+"""Training when memory runs out: the same work in smaller parts, or one message that says what to set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the algorithm of a recipe goes together with the rest of it."""
+"""Rules that an algorithm sets for the rest of its recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a recipe before torch or the model is loaded: files, names, a folder in use."""
+"""Checks of a recipe before torch or the model is loaded: files, names, a folder in use."""
 
 from __future__ import annotations
 

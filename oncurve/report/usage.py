@@ -1,4 +1,4 @@
-"""What a run has used so far: time by phase, tokens, money."""
+"""Use of a run so far: time by phase, tokens, money."""
 
 from __future__ import annotations
 

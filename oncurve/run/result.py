@@ -1,4 +1,4 @@
-"""Where a run ended: its measurements, and how it is shown in a terminal and in a notebook."""
+"""The result of a run: its measurements, and how it is shown in a terminal and in a notebook."""
 
 from __future__ import annotations
 

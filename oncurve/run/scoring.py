@@ -1,4 +1,4 @@
-"""What happens between sampling and the batch: grading, and asking again where nothing can be learned."""
+"""Steps between sampling and the batch: grading, and asking again where nothing can be learned."""
 
 from __future__ import annotations
 

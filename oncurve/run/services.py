@@ -1,4 +1,4 @@
-"""What is due around the loop and when: updates, evaluations, checkpoints, a stop that is asked for."""
+"""Services around the loop, and when each is due: updates, evaluations, checkpoints, a stop that is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a folder holds a run, and how far it is."""
+"""The state of a run in its folder: absent, begun or finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged of a step: its metrics, what was sampled in it, and its row in the run folder."""
+"""The log of a step: its metrics, what was sampled in it, and its row in the run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program asks a trainer for: the recipe, its text and the objects that no recipe holds."""
+"""A program's request to a trainer: the recipe, its text and the objects that no recipe holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many completions are sampled at one time: what the recipe says, limited by the memory that is free now."""
+"""Completions that are sampled at one time: what the recipe says, limited by the memory that is free now."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs inside the sandbox: standard library only, sent to the interpreter there as source text."""
+"""Code that runs inside the sandbox: standard library only, sent to the interpreter there as source text."""

@@ -1,4 +1,4 @@
-"""What test code finds as pytest, and the calls of its tests: raises, approx and parametrize, without fixtures."""
+"""Stand-in that test code finds as pytest: raises, approx and parametrize, without fixtures."""
 
 from __future__ import annotations
 
