@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from oncurve.policy.environment import read_place
+from oncurve.trl.overridden import NotHere
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,8 @@ class ProcessState:
     def __init__(self, device: torch.device) -> None:
         place = read_place()
         self.device = device
+        self.deepspeed_plugin = self.fsdp_plugin = None
+        """Settings of accelerate, which are not read."""
         self.num_processes, self.process_index, self.local_process_index = place.count, place.rank, place.local_rank
         self.is_main_process, self.is_local_main_process = place.rank == 0, place.local_rank == 0
 
@@ -44,6 +47,23 @@ class ProcessState:
         """Print once."""
         if self.is_main_process:
             sys.stdout.write(" ".join(map(str, words)) + "\n")
+
+    @property
+    def state(self) -> ProcessState:
+        """What accelerate keeps of it: the same."""
+        return self
+
+    def end_training(self) -> None:
+        """Nothing to do: whatever follows a run ends with it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises NotHere for what accelerate does and nothing here."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NotHere(
+            f"{name} is asked of accelerate's Accelerator, which does not train here: there are is_main_process, "
+            f"num_processes, wait_for_everyone and the like. Use torch.distributed for the rest"
+        )
 
     def unwrap_model(self, model: Any, **_: Any) -> Any:
         """The model: nothing is around it."""

@@ -138,6 +138,12 @@ def test_options_can_be_read_from_the_trainer_and_what_is_missing_is_named(rows:
             getattr(trainer, name)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = trainer.nonsense
+    state = trainer.accelerator.state
+    assert (state.num_processes, state.is_main_process, state.deepspeed_plugin) == (1, True, None)
+    trainer.accelerator.end_training()
+    assert not hasattr(trainer.accelerator, "gather_for_metrics")
+    with pytest.raises(ConfigError, match="gather is asked of accelerate's Accelerator"):
+        trainer.accelerator.gather(1)
 
 
 @pytest.mark.parametrize(
