@@ -14,6 +14,7 @@ from served import FAST, Gate, Listener, Puppet, fail
 
 from oncurve.errors import SamplerError
 from oncurve.fleet.servers import client, protocol
+from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.registry import register
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.policy.policy import TrainedPolicy
@@ -423,3 +424,10 @@ def test_a_token_without_a_probability_is_no_answer() -> None:
     sampled[0].logprobs[1] = -80.0  # type: ignore[index]
     [read] = protocol.read_response(protocol.response_body("mine", sampled), request_id="mine", count=1)
     assert read.logprobs == (-1.0, -80.0)
+
+
+def test_a_completion_of_two_versions_is_of_other_weights() -> None:
+    job = PendingGroup("run:1", (5,), [0, 1], PARAMS, ())
+    of = [protocol.GeneratedCompletion([6], [-1.0], "stop", versions) for versions in (("run:1",), ("run:0", "run:1"))]
+    assert job.fill([0, 1], of) == (0, 1)
+    assert job.missing == [1]
