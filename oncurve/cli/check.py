@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from oncurve.cli.arguments import Overrides, RecipeArgument
 from oncurve.observe.terminal import console, quiet_libraries
 
+Groups = Annotated[
+    int,
+    typer.Option("--sample", min=0, help="Also sample this many groups from the model: how many carry a signal?"),
+]
 
-def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+
+def check(recipe: RecipeArgument, overrides: Overrides = None, sample: Groups = 0) -> None:
     """Validate data and rewards before training.
 
-    Reference answers must earn full reward, made-up completions must not, and prompts must not leak the solution.
+    Reference answers must earn full reward, made-up completions must not, and prompts must not leak the solution. With
+    --sample, the untrained model answers some training prompts, which shows whether GRPO can learn from them.
 
-    Example: `oncurve check word_problems data.limit=200`
+    Example: `oncurve check word_problems data.limit=200 --sample 16`
     """
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import load_config  # lazy
@@ -26,3 +34,8 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
     if not check_recipe(config, console=console()):
         raise typer.Exit(1)
+    if sample:
+        from oncurve.run.first_groups import sample_groups  # lazy
+
+        if not sample_groups(config, sample, console=console()):
+            raise typer.Exit(1)

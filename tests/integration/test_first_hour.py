@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def steps_too(completion, answer, steps):
 
 def constant(completion, answer):
     return 1.0
+
+def letters(completion):
+    return len(completion)
 
 def unread(completion):
     return 0.3
@@ -125,6 +129,16 @@ def test_a_reference_answer_below_what_counts_as_correct_is_a_warning(here: Path
     assert "less than" not in command("check", "recipe.yaml", "rewards.0.function=mine.py:half")
     said = command("check", "recipe.yaml", "rewards.0.function=mine.py:half", "rewards.0.correct_at=0.8")
     assert "the reference answer earns less than what counts as correct" in said
+
+
+def test_some_groups_of_the_model_show_whether_there_is_anything_to_learn_from(here: Path) -> None:
+    easy = ("rewards=[{type: custom, function: mine.py:letters}]", "--sample", "6")
+    said = command("check", "recipe.yaml", *easy)
+    assert re.search(r"6 groups of \d+ from the untrained model, in \d+ s: [1-6] have a signal", said)
+    assert "would be learned from" in said
+    said = command("check", "recipe.yaml", "rollouts.max_completion_tokens=1", "--sample", "3", code=1)
+    assert "No group has a signal, so GRPO would learn nothing from them" in said
+    assert "raise rollouts.max_completion_tokens" in said
 
 
 def test_a_function_of_any_name_decides_what_is_correct(here: Path) -> None:

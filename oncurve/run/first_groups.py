@@ -1,0 +1,105 @@
+"""Groups of the model before any training: is there something that GRPO can take hold of?"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from itertools import islice
+
+from rich.console import Console
+from rich.progress import track
+
+from oncurve.data.curriculum import Curriculum
+from oncurve.observe.measure import rollout_metrics
+from oncurve.recipe.schema import Config
+from oncurve.records import Group, Prompt, Reward
+from oncurve.run.parts import make_parts
+from oncurve.run.scoring import has_signal, score
+from oncurve.stats import wilson_interval
+
+AT_ONCE = 4
+"""Groups that are sampled between two signs of progress."""
+FEW = 0.2
+"""Share of groups with a signal below which most of a run's sampling is wasted."""
+
+
+def sample_groups(config: Config, count: int, *, console: Console) -> bool:
+    """Draw ``count`` groups of training prompts as the first steps would, and say how many carry a signal.
+
+    The model samples in this process, whatever the recipe's servers are. False if no group has a signal.
+
+    Raises ConfigError, DataError, SamplerError.
+    """
+    alone = {"type": "engine", "own_servers": 0, "vllm_servers": 0, "staleness": 0, "servers": ()}
+    if config.rollouts.type == "servers":
+        config = config.model_copy(update={"rollouts": config.rollouts.model_copy(update=alone)})
+    parts = make_parts(config)
+    with ExitStack() as stack:
+        for part in parts.closing:
+            stack.enter_context(closing(part))
+        sampler = parts.examining_sampler or parts.sampler
+        rewards_of = parts.examining_reward or parts.reward_function
+        prompts = _first_prompts(parts.data, count)
+        began = time.perf_counter()
+        sampler.load_weights(parts.policy, version=0)
+        groups: list[Group] = []
+        rewards: list[list[Reward]] = []
+        places = range(0, len(prompts), AT_ONCE)
+        for place in track(places, "sampling groups", console=console, transient=True, disable=not console.is_terminal):
+            drawn = sampler.sample(prompts[place : place + AT_ONCE], config.algorithm.group_size, step=0)
+            groups += drawn
+            rewards += score(drawn, rewards_of)
+        seconds = time.perf_counter() - began
+    for line in describe_groups(config, groups, rewards, seconds):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return any(has_signal(row) for row in rewards)
+
+
+def _first_prompts(data: Curriculum, count: int) -> list[Prompt]:
+    """The prompts of the first steps, each once."""
+    steps = range(1 + count // data.prompts_per_step)
+    return list(islice({prompt.index: prompt for step in steps for prompt in data.at(step)}.values(), count))
+
+
+def describe_groups(config: Config, groups: list[Group], rewards: list[list[Reward]], seconds: float) -> list[str]:
+    """The lines of the answer: how many groups differ inside, how the others fell, and what follows."""
+    size, total = config.algorithm.group_size, len(groups)
+    signals = sum(has_signal(row) for row in rewards)
+    low, high = wilson_interval(signals, total)
+    found = rollout_metrics(groups, rewards)
+    shares = [
+        f"{name} {found[key]:{style}}"
+        for name, key, style in (
+            ("mean reward", "reward/mean", ".3g"),
+            ("correct", "reward/correct", ".0%"),
+            ("not graded", "reward/error_fraction", ".0%"),
+            ("cut off by the limit", "completion/truncated_fraction", ".0%"),
+            ("solved by all", "group/solved_fraction", ".0%"),
+            ("solved by none", "group/unsolved_fraction", ".0%"),
+        )
+        if key in found
+    ]
+    lines = [
+        f"{total} groups of {size} from the untrained model, in {seconds:.0f} s: {signals} have a signal "
+        f"({signals / total:.0%}, 95 % interval {low:.0%} to {high:.0%})",
+        f"  {', '.join(shares)}",
+    ]
+    if signals == 0:
+        return [*lines, f"No group has a signal, so GRPO would learn nothing from them. {_remedy(found)}"]
+    expected = signals / total * config.run.prompts_per_step
+    lines.append(f"  of the {config.run.prompts_per_step} groups of a step, about {expected:.0f} would be learned from")
+    if signals / total < FEW:
+        lines.append(f"warning: most of the sampling would be wasted at first. {_remedy(found)}")
+    return lines
+
+
+def _remedy(found: dict[str, float]) -> str:
+    """What to do where the completions of most groups earn the same."""
+    if found.get("completion/truncated_fraction", 0.0) > 0.5:
+        return "Most completions are cut off before their answer: raise rollouts.max_completion_tokens."
+    if found.get("group/solved_fraction", 0.0) > found.get("group/unsolved_fraction", 0.0):
+        return "The prompts are too easy: take harder ones."
+    return (
+        "The prompts are too hard, or their form is new to the model: begin with a supervised stage (`oncurve sft`), "
+        "take easier prompts, show examples (data.few_shot), or use larger groups (algorithm.group_size)."
+    )
