@@ -1,4 +1,4 @@
-"""Groups of the model before any training: is there something that GRPO can take hold of?"""
+"""Groups of the model before any training, and how many of them GRPO could learn from."""
 
 from __future__ import annotations
 
