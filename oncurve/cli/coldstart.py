@@ -41,7 +41,7 @@ def prepare_base(output: Path, *, task: str, seed: int) -> tuple[str, list[str]]
             f"--task {task}: there is no such task. Use one of {', '.join(BASES)}, or the folder of a recipe with a "
             f"base.yaml"
         )
-    refuse_existing(output)
+    refuse_existing(output, chosen_by="--output")
     recipe = BASES.get(task, f"{task}/base")
     start = write_untrained(output / UNTRAINED, read_tree(find_recipe(recipe))["data"]["task"], seed=seed)
     return recipe, [f"model={start}", f"run.folder={output.parent}", f"run.name={output.name}", f"run.seed={seed}"]
@@ -54,7 +54,7 @@ def prepare_own(
     from oncurve.coldstart.from_data import write_from_data  # lazy
     from oncurve.observe.record import refuse_existing  # lazy
 
-    refuse_existing(output)
+    refuse_existing(output, chosen_by="--output")
     start = output / UNTRAINED
     text = write_from_data(start, data, size=size, like=like, layers=layers, seed=seed, overrides=overrides)
     recipe = output / "coldstart.yaml"

@@ -98,7 +98,9 @@ def _refuse_more(folder: Path, config: Config) -> None:
     config = extension("servers of a machine")(with_epochs(config))[0]  # what the recipe leaves open, as in the run
     if changed := config_differences(recorded(was), config):
         lines = "\n  ".join(changed)
-        raise ConfigError(f"{finished(folder, was.run.steps)}\nNothing was trained; asked for was:\n  {lines}")
+        raise ConfigError(
+            f"{finished(folder, was.run.steps, asked=config.run.steps)}\nNothing was trained; asked for was:\n  {lines}"
+        )
 
 
 def sft(

@@ -28,6 +28,8 @@ ToolsOf = Callable[[Mapping[str, Any]], "list[Mapping[str, Any]] | None"]
 """The schemas of the tools of a row; None or empty for none."""
 
 _PLACEHOLDER = re.compile(r"\{(question|answer|solution|user)\}")
+_UNKNOWN = re.compile(r"(?<![\w}\\^])\{(?!(?:question|answer|solution)\})[^\W\d]\w*\}")
+"""What looks like a placeholder of a text file and is none; not the argument of a LaTeX command."""
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 """What GSM8K writes into its solutions for a calculator: ``<<48/2=24>>``."""
 
@@ -161,6 +163,11 @@ def find_template(name: str) -> Template:
         text = path.read_text(encoding="utf-8").rstrip("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"data.template: {path} is not UTF-8 text. Save it as UTF-8.") from error
+    if unknown := _UNKNOWN.search(text):
+        raise ConfigError(
+            f"data.template: {path} holds {unknown[0]}, and only {{question}} is filled in. Remove it, or, to show "
+            f"the model these very characters, write it with a space: {{ {unknown[0][1:-1]} }}"
+        )
     completion = _BOXED
     if "<answer>" in text:
         completion = _SPACED_THINK_ANSWER

@@ -41,15 +41,15 @@ _OWN_FILES = (
 )
 
 
-def refuse_existing(path: Path) -> None:
-    """Raise ConfigError where a folder holds a run already, or is a file."""
+def refuse_existing(path: Path, *, chosen_by: str = "run.name or run.folder") -> None:
+    """Raise ConfigError where a folder holds a run already, or is a file; ``chosen_by`` is what names the folder."""
     blocking = next((part for part in (path, *path.parents) if part.exists() and not part.is_dir()), None)
     if blocking is not None:
-        raise ConfigError(f"{blocking}: is a file, not a folder. Choose another run.name or run.folder.")
+        raise ConfigError(f"{blocking}: is a file, not a folder. Choose another {chosen_by}.")
     if any((path / name).exists() for name in _OWN_FILES):
         raise ConfigError(
-            f"{path}: already holds a run. Choose another run.name, resume it with `oncurve resume {path}` or, if a "
-            f"Python program made it, with its trainer's resume(), or delete the folder."
+            f"{path}: already holds a run. Choose another {chosen_by}, resume it with `oncurve resume {path}` or, if "
+            f"a Python program made it, with its trainer's resume(), or delete the folder."
         )
 
 

@@ -238,12 +238,16 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
         return step, 2 * make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
 
 
-def finished(path: Path, step: int, *, is_of_program: bool = False) -> str:
-    """What to do with a run that is finished, after so many steps: in a shell, or in the program that made it."""
-    how = f"oncurve resume {path} run.steps={2 * step} --allow-change"
+def finished(path: Path, step: int, *, asked: int = 0, is_of_program: bool = False) -> str:
+    """What to do with a run that is finished, after so many steps: in a shell, or in the program that made it.
+
+    ``asked`` is the number of steps that was asked for, if any: it is proposed where it is more.
+    """
+    more = asked if asked > step else 2 * step
+    how = f"oncurve resume {path} run.steps={more} --allow-change"
     if is_of_program:
         how = (
-            f"run={{'name': {path.name!r}, 'steps': {2 * step}}} and resume(extends=True) in the program that made it, "
+            f"run={{'name': {path.name!r}, 'steps': {more}}} and resume(extends=True) in the program that made it, "
             f"or a larger max_steps and train(resume_from_checkpoint=True) in its script for TRL"
         )
     return f"{path}: this run is finished. To train it further, set more steps: {how}"

@@ -47,7 +47,7 @@ def test_the_command_trains_random_weights_by_the_recipe_of_the_base(
     assert "<answer>" in last
     again = CliRunner().invoke(app, ["sample", "runs/base", "User: How many?\nAssistant:", *SHORT[-1:]])
     assert again.exit_code == 0, again.output
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match=r"already holds a run\. Choose another --output"):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 

@@ -79,6 +79,7 @@ def test_messages_bring_a_chat_template_and_a_model_may_be_like_another(
     [
         (["--data", "none.jsonl"], DataError, "there is no such file"),
         (["--data", "bare.jsonl"], DataError, "shows nothing to learn"),
+        (["--data", "asked.jsonl"], DataError, "a prompt without a completion.*data.columns: {completion: "),
         (["--data", "bare.jsonl", "--size", "huge"], ConfigError, "Use one of nano, tiny, small"),
         (["--data", "bare.jsonl", "--layers", "2"], ConfigError, "--like"),
         (["--data", "bare.jsonl", "--size", "tiny", "--like", "embedded"], ConfigError, "exclude each other"),
@@ -91,6 +92,7 @@ def test_what_cannot_be_begun_is_refused_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(Path("bare.jsonl"), [{"question": "2+3?"}, {"question": "3+4?"}])
+    write_rows(Path("asked.jsonl"), [{"prompt": "2+3?", "reply": "5"}])
     with pytest.raises(error, match=message):
         CliRunner().invoke(app, ["coldstart", "--output", "runs/base", *words], catch_exceptions=False)
     assert not Path("runs").exists()

@@ -106,6 +106,13 @@ def test_a_template_can_come_from_a_text_file(tmp_path: Path) -> None:
     path.write_text("no place")
     with pytest.raises(ConfigError, match=r"no place for the question"):
         find_template(str(path))
+    path.write_text("{question} It is about {subject}.")
+    with pytest.raises(ConfigError, match=r"mine\.txt holds \{subject\}, and only \{question\} is filled in"):
+        find_template(str(path))
+    path.write_text("{question} End with \\boxed{number}, x^{n} or \\frac{a}{b}, not { subject }.")
+    assert only_text(ROW, template=find_template(str(path))).endswith(
+        "\\boxed{number}, x^{n} or \\frac{a}{b}, not { subject }."
+    )
     path.write_bytes(b"\xff{question}")
     with pytest.raises(ConfigError, match="not UTF-8"):
         find_template(str(path))

@@ -17,6 +17,7 @@ import oncurve
 from oncurve.errors import ConfigError
 from oncurve.recipe.load import load_config
 from oncurve.run.parts import code_fingerprints
+from oncurve.run.resume import finished
 from oncurve.run.training import recipe_steps, resume_run
 
 RECIPE = """
@@ -177,6 +178,11 @@ def test_tools_and_environments_count_with_their_files(tmp_path: Path) -> None:
     )
     (tmp_path / "r.yaml").write_text(tree)
     assert f"tool {tmp_path}/tools.py:add: tools.py" in code_fingerprints(load_config(tmp_path / "r.yaml"))
+
+
+def test_a_finished_run_proposes_the_steps_that_were_asked_for() -> None:
+    assert "oncurve resume runs/a run.steps=5 --allow-change" in finished(Path("runs/a"), 2, asked=5)
+    assert "run.steps=4 --allow-change" in finished(Path("runs/a"), 2, asked=2)
 
 
 @pytest.mark.slow
