@@ -26,6 +26,7 @@ from tables.templates import templates_markdown
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"
 DOCTOR = ROOT / "benchmarks" / "results" / "doctor_runs.json"
+HOLES = ROOT / "benchmarks" / "results" / "reward_holes.json"
 
 
 def readme() -> str:
@@ -107,7 +108,8 @@ def evidence() -> str:
 
 def doctor() -> str:
     """The page on the doctor's checks, with the runs made sick on purpose where they were measured."""
-    return doctor_markdown(json.loads(DOCTOR.read_text(encoding="utf-8")) if DOCTOR.is_file() else None)
+    found = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in (DOCTOR, HOLES))
+    return doctor_markdown(*found)
 
 
 def api() -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
+from oncurve.doctor import grading, groups, hacking, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, Check
+from oncurve.doctor.hacking import DETECTORS, follows_length, one_for_all
 from oncurve.doctor.live import MIN_STEPS, QUIET_STEPS
 
 _HEAD = f"""# The doctor
@@ -30,6 +31,7 @@ steps; none fires in the first {MIN_STEPS - 1} steps.
 """
 _SECTIONS = (
     ("Reward and grader", grading),
+    ("Reward hacking", hacking),
     ("Groups", groups),
     ("Lengths", lengths),
     ("Policy", policy_health),
@@ -38,8 +40,8 @@ _SECTIONS = (
 )
 
 
-def doctor_markdown(results: Mapping[str, Any] | None = None) -> str:
-    """The page on the doctor; ``results`` are those of ``benchmarks/results/doctor_runs.json``, if they are there."""
+def doctor_markdown(results: Mapping[str, Any] | None = None, holes: Mapping[str, Any] | None = None) -> str:
+    """The page on the doctor, with the results of ``doctor_runs.json`` and ``reward_holes.json`` where they are there."""
     counts: Mapping[str, Mapping[str, int]] = results["checks"] if results is not None else {}
     lines = [_HEAD]
     if results is not None:
@@ -49,6 +51,8 @@ def doctor_markdown(results: Mapping[str, Any] | None = None) -> str:
         lines += [f"### {title}", "", "| check | looks for | found | false alarms |", "|---|---|---|---|"]
         lines += [_row(check, counts) for check in CHECKS if check.function.__module__ == module.__name__]
         lines.append("")
+    if holes is not None:
+        lines += ["## How well it sees reward hacking", "", *_holes(holes), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -73,3 +77,41 @@ def _results(results: Mapping[str, Any]) -> str:
         "`benchmarks/results/doctor_runs.json`.",
         width=139,
     )
+
+
+def _holes(results: Mapping[str, Any]) -> Iterator[str]:
+    """Every sign that ``reward_exploited`` knows, and what it found in recorded runs."""
+    yield "`reward_exploited` compares the rewarded completions of the last recorded step with all of the first. It looks for:"
+    yield ""
+    yield from (f"- {_first_line(detector.shows)}" for detector in DETECTORS)
+    yield from (f"- {_first_line(function)}" for function in (one_for_all, follows_length))
+    runs: Sequence[Mapping[str, Any]] = results["runs"]
+    yield ""
+    yield (
+        f"Measured on runs of {results['steps']} steps of the demo's recipe: rewards with a hole, and honest ones. Bounds "
+        "were chosen with the runs of seed 0 in view; those of seed 1 were not looked at before "
+        "(`python benchmarks/faults/reward_holes.py`)."
+    )
+    yield ""
+    yield "| runs | seed 0: alarms | seed 1: alarms |"
+    yield "|---|---|---|"
+    for kind, title in (("hole", "a reward with a hole"), ("clean", "an honest reward")):
+        cells = []
+        for seed in (0, 1):
+            kinds = [run for run in runs if (run["kind"], run["seed"]) == (kind, seed)]
+            cells.append(f"{sum(run['signs'] is not None for run in kinds)} of {len(kinds)}")
+        yield f"| {title} | {' | '.join(cells)} |"
+    yield ""
+    yield "| hole | reward, start and end | right answers, start and end | the doctor says that they | first alarm at step |"
+    yield "|---|---|---|---|---|"
+    for run in runs:
+        if (run["kind"], run["seed"]) == ("hole", 1):
+            pairs = [f"{first:.2f}, {last:.2f}" for first, last in (run["reward"], run["right"])]
+            cells = (f"`{run['name']}`", *pairs, run["signs"] or "nothing", str(run["first_alarm"] or "none"))
+            yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield "Where right answers rise, or hardly anything is rewarded, the model has not found the hole."
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (function.__doc__ or "").strip().splitlines()[0]

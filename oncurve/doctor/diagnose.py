@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
+from oncurve.doctor import grading, groups, hacking, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import SEVERITIES, Finding
 
@@ -40,6 +40,7 @@ CHECKS: tuple[Check, ...] = (
     Check(grading.reward_constant),
     Check(grading.grader_inverted),
     Check(grading.reward_blind),
+    Check(hacking.reward_exploited, ("grader_inverted",)),
     Check(policy_health.entropy_bonus),
     Check(policy_health.stale_weights),
     Check(policy_health.mismatch, ("stale_weights",)),
@@ -57,15 +58,15 @@ CHECKS: tuple[Check, ...] = (
     Check(policy_health.learning_rate_low),
     Check(groups.too_easy, (*_GRADER, "sampling_narrow")),
     Check(groups.too_hard, (*_GRADER, *_SAMPLING, *_COLLAPSE)),
-    Check(grading.reward_hacking, ("grader_inverted", "reward_blind", *_COLLAPSE)),
+    Check(grading.reward_hacking, ("grader_inverted", "reward_blind", "reward_exploited", *_COLLAPSE)),
     Check(grading.overfitting, ("grader_inverted", "reward_blind", *_COLLAPSE)),
     Check(policy_health.entropy_collapse, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard")),
     Check(groups.dead_groups, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard", "entropy_collapse")),
     Check(policy_health.kl_growth, (*_GRADER, *_COLLAPSE)),
     Check(policy_health.kl_too_strong),
-    Check(grading.format_only, ("reward_blind", "reward_hacking")),
-    Check(lengths.length_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
-    Check(lengths.length_collapse, (*_GRADER, *_COLLAPSE, "reward_hacking")),
+    Check(grading.format_only, ("reward_blind", "reward_exploited", "reward_hacking")),
+    Check(lengths.length_explosion, (*_GRADER, *_COLLAPSE, "reward_exploited", "reward_hacking")),
+    Check(lengths.length_collapse, (*_GRADER, *_COLLAPSE, "reward_exploited", "reward_hacking")),
     Check(policy_health.entropy_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
     Check(policy_health.oscillation, (*_GRADER, *_COLLAPSE)),
     Check(policy_health.gradient_spikes, (*_GRADER, *_COLLAPSE)),

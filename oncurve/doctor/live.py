@@ -32,6 +32,7 @@ class Alarms:
         """``config`` is the resolved recipe as plain data; without it, checks that need a setting stay silent."""
         self._config = config or {}
         self._rows: dict[int, dict[str, Any]] = {}
+        self._first: list[Mapping[str, Any]] = []
         self._examples: deque[Mapping[str, Any]] = deque(maxlen=KEPT_EXAMPLES)
         self._reported: dict[str, tuple[int, int]] = {}  # check -> (last step seen, how bad)
 
@@ -42,14 +43,18 @@ class Alarms:
 
         With ``examples`` (see ``examples_of``) the grader is judged as well.
         """
-        self._examples.extend(examples)
+        dated = [{**example, "step": step} for example in examples]
+        if self._first:
+            self._examples.extend(dated)
+        else:
+            self._first = dated[:KEPT_EXAMPLES]
         self._rows.setdefault(step, {"step": step}).update({**metrics, "step": step})
         if step < MIN_STEPS:
             return []
         self._forget_the_middle()
         new: list[Finding] = []
         rows = [self._rows[known] for known in sorted(self._rows)]
-        for finding in diagnose(Case(rows, config=self._config, examples=tuple(self._examples))):
+        for finding in diagnose(Case(rows, config=self._config, examples=(*self._first, *self._examples))):
             if finding.severity == "note" or finding.follows is not None:
                 continue
             worse = SEVERITIES.index(finding.severity)
@@ -88,7 +93,12 @@ class Watch:
 def examples_of(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]) -> list[dict[str, Any]]:
     """The graded completions of a step as the doctor reads them."""
     return [
-        {"completion": completion.text, "answer": group.prompt.row.get("answer"), "reward": reward.value}
+        {
+            "completion": completion.text,
+            "prompt": group.prompt.text,
+            "answer": group.prompt.row.get("answer"),
+            "reward": reward.value,
+        }
         for group, row in zip(groups, rewards, strict=True)
         for completion, reward in zip(group.completions, row, strict=True)
     ]

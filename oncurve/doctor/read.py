@@ -36,7 +36,7 @@ def read_case(run: str | Path) -> Case:
     kept = [(step, path) for row in metrics if (path := rollouts_path(folder, step := row["step"])).is_file()]
     lags: dict[int, int] = {}
     for step, path in dict([*kept[:1], *kept[-1:]]).items():
-        rolled = list(_completions(path))
+        rolled = [{**row, "step": step} for row in _completions(path)]
         examples += rolled
         versions = [row["policy_version"] for row in rolled if isinstance(row["policy_version"], int)]
         if versions:  # a step, counted as done, trains weights that have seen one step less
@@ -57,7 +57,7 @@ def _completions(path: Path) -> Iterator[dict[str, Any]]:
         for completion in group.get("completions") or ():
             reward, version = completion.get("reward"), completion.get("policy_version")
             example = {"completion": completion.get("text"), "answer": answer, "reward": reward}
-            yield {**example, "policy_version": version}
+            yield {**example, "prompt": group.get("prompt"), "policy_version": version}
 
 
 def read_config(run: Path) -> Mapping[str, Any]:

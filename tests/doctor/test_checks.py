@@ -30,6 +30,18 @@ def swing(size: float) -> Any:
     return lambda x: 0.5 + size * (1 if round(x * 39) % 2 else -1)
 
 
+def hacked(before: float, after: float, *, count: int = 40) -> list[dict[str, Any]]:
+    """A first and a last step in which these shares of the completions list several answers and are paid."""
+    rows = []
+    for step, share in ((1, before), (30, after)):
+        for k in range(count):
+            row = example(k, is_right=True, reward=1.0) | {"step": step, "prompt": f"How much is {k}?"}
+            several = f"so </think> <answer> {k} {k + 1} {k + 2} </answer>"
+            rows.append(row | ({"completion": several} if k < share * count else {}))
+        rows.append({**row, "completion": "no", "reward": 0.0})
+    return rows
+
+
 FLAT = {"evaluation/correct_fraction": 0.25, "evaluation/any_format_fraction": 0.4}
 COIN = [example(k, is_right=k % 2 == 0, reward=float(k % 4 < 2)) for k in range(80)]
 
@@ -41,6 +53,7 @@ SICK: dict[str, list[Case]] = {
     ],
     "grader_inverted": [case(examples=paid(right=0.0, wrong=1.0))],
     "reward_blind": [case(examples=paid(right=1.0, wrong=1.0)), case(examples=COIN)],
+    "reward_exploited": [case(examples=hacked(0.0, 0.8)), case(examples=hacked(0.1, 0.5))],
     "entropy_bonus": [
         case({"policy/entropy": lambda x: 0.3 + 2 * x}, {"algorithm.entropy_coef": 0.5}),
         case({"reward/mean": late(0.6, 0.05), "reward/correct": late(0.6, 0.05)}, {"algorithm.entropy_coef": 0.5}),
@@ -147,6 +160,12 @@ NEARLY: dict[str, list[Case]] = {
     "reward_constant": [case({"reward/min": 0.0, "reward/max": lambda x: 0.0 if x < 0.8 else 1.0})],
     "grader_inverted": [case(examples=paid(right=0.8, wrong=1.0)), case(examples=paid(right=0.0, wrong=1.0, count=8))],
     "reward_blind": [case(examples=paid(right=1.0, wrong=0.6)), case(examples=paid(right=1.0, wrong=1.0, count=8))],
+    "reward_exploited": [
+        case(examples=hacked(0.6, 0.8)),  # a habit that it had before
+        case(examples=hacked(0.0, 0.4)),
+        case(examples=hacked(0.0, 1.0, count=15)),
+        case(examples=[{**row, "reward": 0.0} for row in hacked(0.0, 1.0)]),
+    ],
     "entropy_bonus": [
         case({"policy/entropy": lambda x: 0.3 + 0.5 * x}, {"algorithm.entropy_coef": 0.5}),
         case({"reward/mean": late(0.6, 0.05), "reward/correct": late(0.6, 0.05)}, {"algorithm.entropy_coef": 0.01}),

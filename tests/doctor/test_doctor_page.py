@@ -9,19 +9,19 @@ from pathlib import Path
 
 from tables.doctor import doctor_markdown
 
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput, tool_use
+from oncurve.doctor import grading, groups, hacking, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, check_names
 from oncurve.observe.metrics import GLOSSARY
 from oncurve.recipe.messages import known_keys
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "doctor_runs.json"
+RESULTS = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("doctor_runs", "reward_holes")]
 
 
 def constants() -> set[str]:
     """Every string in the checks, parts of joined strings included."""
     found: set[str] = set()
-    for module in (grading, groups, lengths, policy_health, throughput, tool_use):
+    for module in (grading, groups, hacking, lengths, policy_health, throughput, tool_use):
         tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
         found |= {
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -30,9 +30,9 @@ def constants() -> set[str]:
 
 
 def test_the_page_is_up_to_date() -> None:
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else None
+    results = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in RESULTS)
     page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert page == doctor_markdown(results), "run `make docs`"
+    assert page == doctor_markdown(*results), "run `make docs`"
 
 
 def test_the_page_has_a_row_with_texts_for_every_check() -> None:
@@ -82,5 +82,5 @@ def test_the_results_are_shown_with_their_counts() -> None:
 
 
 def test_all_checks_are_found_in_a_section_of_the_page() -> None:
-    modules = {module.__name__ for module in (grading, groups, lengths, policy_health, throughput, tool_use)}
+    modules = {module.__name__ for module in (grading, groups, hacking, lengths, policy_health, throughput, tool_use)}
     assert {check.function.__module__ for check in CHECKS} == modules

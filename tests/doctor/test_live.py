@@ -91,7 +91,7 @@ def test_examples_are_what_was_sampled_and_paid() -> None:
         index=0,
     )
     [example] = examples_of([Group(prompt, (completion,))], [[Reward(1.0)]])
-    assert example == {"completion": "4", "answer": "4", "reward": 1.0}
+    assert example == {"completion": "4", "prompt": "2+2?", "answer": "4", "reward": 1.0}
 
 
 def test_a_long_run_is_remembered_in_part() -> None:
