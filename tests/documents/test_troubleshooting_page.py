@@ -40,7 +40,7 @@ def says(text: str, message: str) -> bool:
 
 
 def test_there_are_messages_to_look_up() -> None:
-    assert len(MESSAGES) >= 20
+    assert len(MESSAGES) >= 8
 
 
 def test_every_quoted_message_exists_in_the_code() -> None:
