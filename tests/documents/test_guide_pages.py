@@ -1,4 +1,4 @@
-"""Does the guide show what the code does: the lines of the loop, the defaults of every key, its tables?"""
+"""Does the guide show what the code does: the defaults of its keys, its tables?"""
 
 from __future__ import annotations
 
@@ -34,17 +34,6 @@ def test_the_table_of_curves_is_made_of_the_measurements(monkeypatch: pytest.Mon
     assert curves.PAGE.read_text(encoding="utf-8") == curves.page(), "run `python benchmarks/learning/curves.py`"
 
 
-def test_every_quoted_line_of_the_loop_stands_in_it_and_in_this_order() -> None:
-    page = (DOCS / "grpo.md").read_text(encoding="utf-8")
-    table = page[page.index("<!-- loop lines") :].split("\n\n")[1]
-    quoted = re.findall(r"\| `(.+)` \|$", table, re.MULTILINE)
-    loop = (ROOT / "oncurve" / "run" / "loop.py").read_text(encoding="utf-8")
-    places = [loop.find(line) for line in quoted]
-    assert len(places) >= 15
-    assert -1 not in places
-    assert places == sorted(places)
-
-
 def defaults() -> dict[str, Any]:
     """Every key with its default; the keys of an algorithm that are unset with what the row grpo says, in brackets."""
     config = Config.model_validate({"model": "embedded", "data": {"type": "jsonl"}, "policy": {"lora": {}}})
@@ -68,6 +57,6 @@ def test_every_default_is_that_of_the_schema() -> None:
     page = (DOCS / "hyperparameters.md").read_text(encoding="utf-8")
     pattern = r"^\| `((?:algorithm|rollouts|optimizer|run|policy|data|evaluation)\.[\w.]+)` \| `([^`]*)` \|"
     rows = re.findall(pattern, page, re.MULTILINE)
-    assert len(rows) >= 40
+    assert len(rows) >= 30
     known = defaults()
     assert {key: shown for key, shown in rows if known.get(key) != shown} == {}

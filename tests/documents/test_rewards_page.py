@@ -17,7 +17,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def test_the_examples_can_be_named_by_a_recipe(tmp_path: Path) -> None:
     file = tmp_path / "my_rewards.py"
     file.write_text("\n".join(PYTHON), encoding="utf-8")
-    for name in ("exact", "short", "watched"):
+    for name in ("exact", "short", "steps"):
         from_function(load_function(f"{file}:{name}"))
 
 
