@@ -95,10 +95,22 @@ def load_rows(
     else:
         located = read_stored(type, path, split=split, subset=subset, revision=revision)
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]
-    rows = [
-        (adapt and adapt(place, row)) or _adapted(type, place, row, needs_answer=needs_answer) for place, row in located
-    ]
+    rows: list[Row] = []
+    for place, row in located:
+        own = adapt(place, row) if adapt else None
+        if adapt and own is None:
+            _refuse_bare_prompt(place, row)
+        rows.append(own or _adapted(type, place, row, needs_answer=needs_answer))
     return rows[:limit]
+
+
+def _refuse_bare_prompt(place: str, row: Row) -> None:
+    """Raises DataError for a prompt beside which nothing is a completion or an answer."""
+    if "prompt" in row and not any(name in row for name in ("question", "answer", *USUAL_NAMES["answer"])):
+        raise DataError(
+            f"{place}: a prompt without a completion. Columns: {listed(row)}. Write {{prompt, completion}}, or set "
+            f"data.columns: {{completion: <its name>}}"
+        )
 
 
 def adapt_given_rows(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from oncurve.data.chat_template import Chat, Message, chat_texts, turn_end
-from oncurve.data.datasets import USUAL_NAMES
 from oncurve.data.prompts import (
     Excluded,
     Template,
@@ -80,11 +79,6 @@ def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | Non
     if "text" in row and not ("question" in row or "prompt" in row):
         text = _written(place, row["text"], "text")
         return {**row, "text": text, "question": text, "answer": answer}
-    if "prompt" in row and not any(name in row for name in ("question", "answer", *USUAL_NAMES["answer"])):
-        raise DataError(
-            f"{place}: a prompt without a completion. Columns: {listed(row)}. Write {{prompt, completion}}, or set "
-            f"data.columns: {{completion: <its name>}}"
-        )
     return None
 
 
