@@ -43,7 +43,7 @@ class Alarms:
 
         With ``examples`` (see ``examples_of``) the grader is judged as well.
         """
-        dated = [{**example, "step": step} for example in examples]
+        dated: list[Mapping[str, Any]] = [{**example, "step": step} for example in examples]
         if self._first:
             self._examples.extend(dated)
         else:

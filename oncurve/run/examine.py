@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
@@ -219,7 +219,7 @@ def probe(
     pays: Pays,
     *,
     seed: int,
-) -> tuple[str, list[tuple[str, str]]]:
+) -> tuple[str, list[tuple[Literal["error", "warning"], str]]]:
     """What the recipe's reward pays for completions that no honest policy writes, as a table, and what follows."""
     if any(reward.is_paid_for for reward in rewards):
         return "no probes: each of them would be a paid request to the judge", []

@@ -102,9 +102,15 @@ def context_of(config: Any) -> int | None:
     return min((limit for limit in limits if limit), default=None)
 
 
+def _vocabulary(model: PreTrainedModel) -> int:
+    """Rows of the model's embedding."""
+    embedding: Any = model.get_input_embeddings()
+    return int(embedding.weight.shape[0])
+
+
 def check_ids(model: PreTrainedModel, ids: Collection[int]) -> None:
     """Raises SamplerError for a token that the model's embedding has no row for."""
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = _vocabulary(model)
     if ids and max(ids) >= rows:
         raise SamplerError(
             f"token {max(ids)} is beyond the model's embedding, which has {rows} rows: tokens were added to its "
@@ -118,7 +124,7 @@ def padding_id(policy: PolicyView, end_ids: tuple[int, ...]) -> int:
 
     A padding token that was added to the tokenizer alone has no row in the model's embedding, and is not taken.
     """
-    rows = policy.model.get_input_embeddings().weight.shape[0]
+    rows = _vocabulary(policy.model)
     declared = policy.tokenizer.pad_token_id
     known = [token for token in (declared, *end_ids) if isinstance(token, int) and token < rows]
     return known[0] if known else 0
