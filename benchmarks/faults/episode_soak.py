@@ -26,7 +26,7 @@ KINDS = {
     "reset_crashes": "environment_crashed",
     "step_crashes": "environment_crashed",
     "step_lies": "environment_crashed",
-    "reward_is_none": "environment_crashed",
+    "reward_is_none": "not_applicable",
     "dies": "environment_died",
     "hangs": "environment_timeout",
 }
