@@ -66,8 +66,8 @@ def test_a_reward_is_one_of_the_commands_or_one_of_the_users() -> None:
 
 
 def test_what_a_users_module_fails_of_is_said() -> None:
-    Path("mine.py").write_text("import not_there_at_all\n")
-    Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": ["mine.exact"]}))
+    Path("lacking.py").write_text("import not_there_at_all\n")
+    Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": ["lacking.exact"]}))
     assert "needs the package not_there_at_all" in str(oncurve("convert", "a.yaml").exception)
 
 
