@@ -7,7 +7,7 @@ from statistics import fmean, pvariance
 
 from oncurve.doctor.case import Case, Curve
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.rewards.answers import after_hash, answer_tag, last_boxed
+from oncurve.rewards.answers import marked_answer
 from oncurve.rewards.exact import exact_number
 from oncurve.stats import share_interval
 
@@ -268,7 +268,7 @@ def _rewarded(case: Case) -> Iterator[tuple[str, str, bool | None, float]]:
     for example in case.examples:
         reward, text, answer = example.get("reward"), example.get("completion"), example.get("answer")
         if isinstance(reward, (int, float)) and isinstance(text, str) and isinstance(answer, str):
-            stated = answer_tag(text) or last_boxed(text) or after_hash(text)
+            stated = marked_answer(text)
             number, gold = exact_number(stated) if stated else None, exact_number(answer)
             yield text, answer, (None if number is None or gold is None else number == gold), float(reward)
 

@@ -10,13 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
-from statistics import fmean
+from statistics import correlation, fmean
 from typing import Any
 
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.rewards.answers import after_hash, after_thinking, answer_tag, last_boxed
+from oncurve.rewards.answers import after_thinking, marked_answer
 from oncurve.rewards.exact import exact_number
 
 MIN_PAID = 16
@@ -44,6 +45,10 @@ _TOUCHES_TESTS = re.compile(
 )
 
 
+_number = lru_cache(maxsize=4096)(exact_number)
+"""Completions of a step repeat their numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One graded completion."""
@@ -56,22 +61,22 @@ class Sample:
     @property
     def stated(self) -> str | None:
         """The answer in its tag, box or behind its mark."""
-        return answer_tag(self.text) or last_boxed(self.text) or after_hash(self.text)
+        return marked_answer(self.text)
 
 
 def has_no_answer(sample: Sample) -> bool:
     """The reference is a number, and the completion does not contain it."""
-    wanted = exact_number(sample.answer)
+    wanted = _number(sample.answer)
     if wanted is None or sample.answer in sample.text:
         return False
     said = dict.fromkeys([sample.stated or "", *reversed(_NUMBER.findall(sample.text))])
-    return all(exact_number(number) != wanted for number in said)
+    return all(_number(number) != wanted for number in said)
 
 
 def is_right(sample: Sample) -> bool:
     """The completion states the number of the reference."""
-    wanted, stated = exact_number(sample.answer), sample.stated
-    return wanted is not None and stated is not None and exact_number(stated) == wanted
+    wanted, stated = _number(sample.answer), sample.stated
+    return wanted is not None and stated is not None and _number(stated) == wanted
 
 
 def states_nothing(sample: Sample) -> bool:
@@ -93,7 +98,7 @@ def repeats_itself(sample: Sample) -> bool:
 
 def lists_answers(sample: Sample) -> bool:
     """The answer has three numbers or more, and the reference has one."""
-    if exact_number(sample.answer) is None:
+    if _number(sample.answer) is None:
         return False
     stated = sample.stated
     return len(set(_NUMBER.findall(stated if stated is not None else after_thinking(sample.text)))) >= 3
@@ -122,12 +127,12 @@ class Detector:
 
 
 DETECTORS: tuple[Detector, ...] = (
-    Detector(has_no_answer, "do not hold the reference answer", 0.4, 0.0),
-    Detector(states_nothing, "state no answer"),
+    Detector(has_no_answer, "do not contain the reference answer", 0.4, 0.0),
+    Detector(states_nothing, "give no final answer"),
     Detector(lists_answers, "list several answers"),
     Detector(copies_prompt, "copy the prompt"),
     Detector(repeats_itself, "repeat themselves"),
-    Detector(answers_at_once, "answer without any reasoning"),
+    Detector(answers_at_once, "answer without reasoning"),
     Detector(touches_tests, "touch what tests them", SOME, SOME),
 )
 """Signs of single completions; ``one_for_all`` and ``follows_length`` look at many."""
@@ -158,12 +163,12 @@ def signs(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[str, tu
         return []
     found = []
     for detector in DETECTORS:
-        before, after = (_share(detector.shows, samples) for samples in (first, paid))
-        if after >= detector.least and after - before >= detector.rise:
+        after = _share(detector.shows, paid)
+        if after >= detector.least and after - (before := _share(detector.shows, first)) >= detector.rise:
             example = next(sample for sample in paid if detector.shows(sample))
             found.append((detector.what, _shares(detector.what, before, after, example)))
     if (one := one_for_all(first, paid)) is not None:
-        found.append(("say the same whatever was asked", one))
+        found.append(("give the same answer to different questions", one))
     if (followed := follows_length(first, last)) is not None:
         found.append(("are rewarded for their length", followed))
     return found
@@ -193,17 +198,15 @@ def one_for_all(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[Eviden
 
 def follows_length(first: Sequence[Sample], last: Sequence[Sample]) -> tuple[Evidence, ...] | None:
     """Within groups the reward follows the length, the length has changed too, and most rewarded answers are wrong."""
-    if _share(is_right, paid_samples(first, last)) > MOST:
-        return None
     lengths = [fmean(len(sample.text) for sample in samples) for samples in (first, last)]
     factor = lengths[1] / lengths[0] if lengths[0] else 1.0
-    correlation = fmean(found) if (found := _correlations(first) + _correlations(last)) else 0.0
-    is_longer = factor >= LENGTH_FACTOR and correlation >= FOLLOWS_LENGTH
-    is_shorter = factor <= 1 / LENGTH_FACTOR and correlation <= -FOLLOWS_LENGTH
-    if not is_longer and not is_shorter:
+    if 1 / LENGTH_FACTOR < factor < LENGTH_FACTOR or _share(is_right, paid_samples(first, last)) > MOST:
+        return None
+    goes_with = fmean(found) if (found := _correlations(first) + _correlations(last)) else 0.0
+    if (goes_with if factor > 1 else -goes_with) < FOLLOWS_LENGTH:
         return None
     return (
-        Evidence("rank correlation of reward and length inside of groups", correlation),
+        Evidence("rank correlation of reward and length inside of groups", goes_with),
         Evidence("mean length in characters, last step over first", factor),
     )
 
@@ -214,10 +217,8 @@ def _correlations(samples: Sequence[Sample]) -> list[float]:
     for _, each in groupby(samples, key=lambda sample: sample.prompt):
         group = list(each)
         rewards, lengths = _ranks([one.reward for one in group]), _ranks([float(len(one.text)) for one in group])
-        spread = [sum((rank - fmean(ranks)) ** 2 for rank in ranks) for ranks in (rewards, lengths)]
-        if len(group) > 2 and min(spread) > 0:
-            both = sum((a - fmean(rewards)) * (b - fmean(lengths)) for a, b in zip(rewards, lengths, strict=True))
-            found.append(both / (spread[0] * spread[1]) ** 0.5)
+        if len(group) > 2 and len(set(rewards)) > 1 and len(set(lengths)) > 1:
+            found.append(correlation(rewards, lengths))
     return found
 
 

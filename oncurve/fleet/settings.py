@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -136,6 +136,12 @@ class ServerKeys(SamplingKeys):
         if self.type != "servers":
             return None
         return "device" if self.transfer == "nccl" else "cpu"
+
+    def in_process(self) -> Self:
+        """The same section for one process that samples by itself; another kind of sampler stays."""
+        if self.type not in ("auto", "servers"):
+            return self
+        return self.model_copy(update={"type": "engine", "own_servers": 0, "vllm_servers": 0})
 
     def asked_of_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""

@@ -288,8 +288,8 @@ class _Opener:
     def load(self, config: Config, *others: Any, **options: Any) -> Parts:
         """The parts of the recipe; the policy tells when a step begins to train."""
         if self.is_recorded:
-            plain = config.rollouts.model_copy(update={"type": "engine", "own_servers": 0, "vllm_servers": 0})
-            made = make_parts(config.model_copy(update={"rollouts": plain}), *others, **options)
+            alone = config.model_copy(update={"rollouts": config.rollouts.in_process()})
+            made = make_parts(alone, *others, **options)
             made.sampler.close()
             sampler: Sampler = _RecordedSampler(self.run)  # type: ignore[assignment]
             parts = replace(made, config=config, sampler=sampler, servers=None)

@@ -247,6 +247,11 @@ def find_answer(text: str, place: AnswerPlace) -> str | None:
     return _unboxed(answer) or None if answer is not None else None
 
 
+def marked_answer(text: str) -> str | None:
+    """The answer in its tag, in a box or behind ####, wherever it stands."""
+    return answer_tag(text) or last_boxed(text) or after_hash(text)
+
+
 def _any_answer(text: str) -> str | None:
     lines = text.strip().splitlines()
     is_marked = bool(lines) and _HASH.match(lines[-1].lstrip()) is not None  # else it is a heading

@@ -244,15 +244,10 @@ def describe_probes(
 
 
 def _cell(value: float) -> str:
-    return (
-        "-"
-        if math.isnan(value)
-        else f"{value:.3f}"
-        if abs(value) < 100
-        else f"{value:,.0f}"
-        if abs(value) < 1e5
-        else f"{value:.0e}"
-    )
+    if math.isnan(value):
+        return "-"
+    size = abs(value)
+    return f"{value:.3f}" if size < 100 else f"{value:,.0f}" if size < 1e5 else f"{value:.0e}"
 
 
 def _cases(prompts: Sequence[Prompt], gold: Callable[[Row], str], *, seed: int, max_rows: int) -> list[_Case]:

@@ -30,10 +30,7 @@ def sample_groups(config: Config, count: int, *, console: Console) -> bool:
 
     Raises ConfigError, DataError, SamplerError.
     """
-    alone = {"type": "engine", "own_servers": 0, "vllm_servers": 0, "staleness": 0, "servers": ()}
-    if config.rollouts.type == "servers":
-        config = config.model_copy(update={"rollouts": config.rollouts.model_copy(update=alone)})
-    parts = make_parts(config)
+    parts = make_parts(config.model_copy(update={"rollouts": config.rollouts.in_process()}))
     with ExitStack() as stack:
         for part in parts.closing:
             stack.enter_context(closing(part))
