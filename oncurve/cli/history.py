@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from oncurve.cli.launch import supervise
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.observe.terminal import console, counting, quiet_libraries
 
@@ -24,6 +26,9 @@ def replay(
     step: Annotated[int, typer.Option(help="The step to do again; the first is 1.")] = 0,
     reward: Annotated[str | None, typer.Option(help="Another reward: file.py:name, a type, or a recipe.")] = None,
     recorded: Annotated[bool, typer.Option("--recorded", help="Take the recorded completions; train only.")] = False,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes on this machine; as many as the run had, if not said.")
+    ] = None,
     output: PageOutput = None,
     json_output: JsonOutput = None,
 ) -> None:
@@ -37,6 +42,13 @@ def replay(
     if not step:
         raise ConfigError("which step? Name it: --step 12")
     quiet_libraries()
+    from oncurve.history.past import PastRun  # lazy
+
+    if "WORLD_SIZE" not in os.environ and (count := processes or PastRun(run).num_processes) > 1:
+        words = ["replay", str(run), *(overrides or ()), "--step", str(step), *(["--recorded"] if recorded else ())]
+        for name, value in (("reward", reward), ("output", output), ("json", json_output)):
+            words += [] if value is None else [f"--{name}", str(value)]
+        raise typer.Exit(supervise(words, [], count, 0))
     from oncurve.history.describe import replay_text  # lazy
     from oncurve.history.pages import replay_page  # lazy
     from oncurve.history.replay import replay as do_again  # lazy
@@ -44,8 +56,9 @@ def replay(
     out = console()
     with counting(out, "doing steps again") as tell:
         found = do_again(run, step, changes=overrides or (), reward=reward, recorded=recorded, on_progress=tell)
-    out.print(replay_text(found))
-    _write(output, replay_page(found) if output else "", json_output, found.summary())
+    if found.is_main:
+        out.print(replay_text(found))
+        _write(output, replay_page(found) if output else "", json_output, found.summary())
     if not found.is_same:
         raise typer.Exit(1)
 

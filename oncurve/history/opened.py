@@ -229,6 +229,7 @@ def _gradient(policy: TrainedPolicy, algorithm: Algorithm, updates: Sequence[Bat
             logprobs, entropy = policy.logprobs(microbatch)
             loss, _ = algorithm.loss(logprobs, entropy, microbatch.to(logprobs.device))
             policy.backend.backward(loss)
+    policy.processes.add_gradients(list(named.values()))
     count = len(updates)
     return {
         name: torch.zeros(weight.shape) if weight.grad is None else weight.grad.detach().float().cpu() / count

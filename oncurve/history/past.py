@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,21 @@ class PastRun:
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``, one per step."""
         return read_metrics(self.path)
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes of this machine do a step of the run again as it was done.
+
+        1 for weights held in parts, whose gradient is shown whole, and where the run had more GPUs than are here.
+        """
+        try:
+            facts = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 1
+        count = int(facts.get("processes") or 1)
+        is_cut = self.config.policy.parallel in ("fsdp", "deepspeed")
+        lacks = bool((facts.get("hardware") or {}).get("gpus")) and count > torch.cuda.device_count()
+        return 1 if is_cut or lacks else count
 
     @property
     def steps(self) -> list[int]:

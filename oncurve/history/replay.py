@@ -26,7 +26,7 @@ from oncurve.history.past import PastRun, advantages_under
 from oncurve.history.regrade import FLAT, rewards_of
 from oncurve.observe.record import METRICS, read_metrics, write_lines
 from oncurve.observe.step_record import read_step, recorded_steps
-from oncurve.policy.distributed import ALONE
+from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Group, Reward
@@ -36,7 +36,7 @@ from oncurve.run.assemble import make_algorithm
 from oncurve.run.checkpoint_manifest import checkpoints_in, read_manifest, verify
 from oncurve.run.parts import Parts, make_parts
 from oncurve.run.resume import ResumeRequest, resume
-from oncurve.run.training import recipe_steps
+from oncurve.run.training import joined, recipe_steps
 from oncurve.sample.base import Sampler
 
 CHANGEABLE = ("algorithm", "rewards", "optimizer", "run.completions_per_update")
@@ -79,6 +79,8 @@ class Replay:
     is_sampled: bool = True
     """The completions were sampled again, and not taken from the record."""
     change: Change | None = None
+    is_main: bool = True
+    """Of several processes, this one says what was found."""
 
     @property
     def is_same(self) -> bool:
@@ -135,23 +137,24 @@ def replay(
         raise ConfigError(f"{run.path}: step {step} was not done; the run has the steps 1 to {last}")
     changed = _changed_config(run, changes)
     is_recorded = recorded or not _samples_again(run.config)
-    with tempfile.TemporaryDirectory(prefix="oncurve-replay-") as place, _same_threads():
-        folder = Path(place) / run.path.resolve().name
+    with joined(run.config.policy) as processes, _shared_folder(processes) as place, _same_threads():
+        folder = place / run.path.resolve().name
         said = io.StringIO()
         console = Console(file=said, width=1000)
         opener = _Opener(run, folder, step, changed, changes, reward, is_recorded, is_change or reward is not None)
-        start = _copy_beginning(run, folder, step)
+        start = processes.broadcast_from_main(lambda: _copy_beginning(run, folder, step))
         if start is None:
-            start, steps = 0, _from_the_start(run, folder, opener, console)
+            start, steps = 0, _from_the_start(run, folder, opener, console, processes)
         else:
             request = ResumeRequest(folder, (), False, True, console, None, owns_process=False, load=opener.load)
-            steps = resume(request, ALONE)
-        _advance(steps, start, step, opener, on_progress)
+            steps = resume(request, processes)
+        _advance(steps, start, step, opener, on_progress if processes.is_main else None)
         assert opener.opened is not None
-        compared, differences = _compare(run, folder, start, step)
+        compared, differences = processes.broadcast_from_main(lambda: _compare(run, folder, start, step))
         causes = [line.removeprefix("WARNING ") for line in said.getvalue().splitlines() if _is_cause(line)]
     return Replay(
-        run.path, step, start, opener.opened, compared, differences, causes, not is_recorded, opener.change
+        run.path, step, start, opener.opened, compared, differences, causes, not is_recorded, opener.change,
+        processes.is_main,
     )  # fmt: skip
 
 
@@ -181,11 +184,24 @@ def _same_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _from_the_start(run: PastRun, folder: Path, opener: _Opener, console: Console) -> Any:
+@contextmanager
+def _shared_folder(processes: Processes) -> Iterator[Path]:
+    """A temporary folder that all processes of this machine use."""
+    place = processes.broadcast_from_main(lambda: Path(tempfile.mkdtemp(prefix="oncurve-replay-")))
+    try:
+        yield place
+    finally:
+        if processes.is_main:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _from_the_start(run: PastRun, folder: Path, opener: _Opener, console: Console, processes: Processes) -> Any:
     """The steps of the run, begun anew in another folder."""
     section = run.config.run.model_copy(update={"folder": str(folder.parent), "name": folder.name, "record": "all"})
     config = run.config.model_copy(update={"run": section})
-    return recipe_steps(config, "", console=console, given=NOTHING, owns_process=False, load=opener.load)
+    return recipe_steps(
+        config, "", console=console, given=NOTHING, owns_process=False, load=opener.load, processes=processes
+    )
 
 
 def _copy_beginning(run: PastRun, folder: Path, step: int) -> int | None:
@@ -308,7 +324,7 @@ class _Opener:
         return parts
 
     def _look(self, parts: Parts, plain: Batch, batch: Batch) -> None:
-        record = read_step(self.folder, self.step)
+        record = parts.policy.processes.broadcast_from_main(lambda: read_step(self.folder, self.step))
         weights = torch.tensor(record.advantages)
         rows = self.run.config.run.completions_per_update or parts.config.completions_per_step
         self.opened = open_step(
@@ -330,7 +346,8 @@ class _Opener:
             else:
                 function = make_reward_function(config.rewards, seed=config.run.seed)
             prompts = [group.prompt for group in groups for _ in group.completions]
-            flat = iter(grade(function, prompts, [one for group in groups for one in group.completions]))
+            completions = [one for group in groups for one in group.completions]
+            flat = iter(parts.policy.processes.broadcast_from_main(lambda: grade(function, prompts, completions)))
             function.close()
             rewards = [[next(flat) for _ in group.completions] for group in groups]
         algorithm = make_algorithm(config)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oncurve.plan.constants import GPU_MARGIN
+from oncurve.plan.constants import GPU_MARGIN, RECORD_BYTES
 from oncurve.plan.hardware import Device
-from oncurve.plan.memory import Memory, plan_memory
+from oncurve.plan.memory import Memory, moment_bytes, plan_memory, trained_parameters
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import StepTime, step_time
@@ -192,4 +193,28 @@ def cost_of_failure(work: Work, time: StepTime, setup: Setup, device: Device) ->
         seconds=seconds,
         usd=price(setup, device, hours=seconds / 3600),
         sampler_tokens=time.sampled_tokens / max(setup.sampler_devices, 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """What a run leaves in its folder, without reports and logs."""
+
+    checkpoint_bytes: float
+    """Of one checkpoint: trained weights in float32 and the optimizer's moments."""
+    checkpoints: int
+    """Left at the end: the newest, and those kept for good."""
+    record_bytes: float
+    """Of tokens and log-probabilities of all steps, where ``run.record`` is ``all``; else 0."""
+
+
+def disk_use(shape: ModelShape, work: Work, setup: Setup) -> DiskUse:
+    """Bytes on the disk; of the record  steps x completions x mean length x RECORD_BYTES."""
+    saved = 1 if not work.save_every_steps else math.ceil(work.steps / work.save_every_steps)
+    kept = work.steps // work.keep_every_steps if work.keep_every_steps else 0
+    tokens = work.steps * work.completions * work.mean_tokens if work.records_all else 0
+    return DiskUse(
+        checkpoint_bytes=4.0 * trained_parameters(shape, setup) + moment_bytes(shape, setup),
+        checkpoints=min(saved, work.keep_checkpoints + kept),
+        record_bytes=RECORD_BYTES * tokens,
     )

@@ -8,7 +8,17 @@ from typing import Any
 
 from oncurve.errors import counted
 from oncurve.plan.constants import GPU_MARGIN, MEMORY_ERROR
-from oncurve.plan.cost import FailureCost, Price, TrainerCost, compare_trainers, cost_of_failure, fits, price
+from oncurve.plan.cost import (
+    DiskUse,
+    FailureCost,
+    Price,
+    TrainerCost,
+    compare_trainers,
+    cost_of_failure,
+    disk_use,
+    fits,
+    price,
+)
 from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, concrete, fit_devices
 from oncurve.plan.from_recipe import longest_row
 from oncurve.plan.hardware import GIB, Device
@@ -49,6 +59,11 @@ class Plan:
     def failure(self) -> FailureCost:
         """What a machine that is taken away costs."""
         return cost_of_failure(self.work, self.time, self.setup, self.device)
+
+    @property
+    def disk(self) -> DiskUse:
+        """What the run leaves on the disk."""
+        return disk_use(self.shape, self.work, self.setup)
 
     @property
     def fits(self) -> bool:
@@ -131,6 +146,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         ],
         "seconds": {**asdict(plan.time), "step": plan.time.total},
         "hours": plan.hours,
+        "disk": asdict(plan.disk),
         "failure": asdict(plan.failure),
         "usd": asdict(price(plan.setup, plan.device, hours=plan.hours)),
         "trainers": [
@@ -300,6 +316,10 @@ def _turns(plan: Plan) -> Iterator[str]:
 def _cost(plan: Plan) -> Iterator[str]:
     yield ""
     yield f"the run: {counted(plan.work.steps, 'step')}, about {_hours(plan.hours)} without evaluation and checkpoints"
+    disk = plan.disk
+    record = f" and {_gib(disk.record_bytes)} GiB of recorded steps (run.record)" if disk.record_bytes else ""
+    kept = f"{counted(disk.checkpoints, 'checkpoint')} of {_gib(disk.checkpoint_bytes)} GiB"
+    yield f"  on the disk at the end: {kept}{record}"
     if plan.work.epochs is not None:
         yield f"  steps of run.steps; sft.epochs={plan.work.epochs:g} sets other ones once the rows have been counted"
     if plan.device.on_demand is None and plan.device.spot is None:

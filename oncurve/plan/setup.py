@@ -67,6 +67,10 @@ class Work:
     steps: int = RUN.steps
     save_every_steps: int = RUN.save_every_steps
     """Steps between two checkpoints; 0 saves none before the end."""
+    keep_checkpoints: int = RUN.keep_checkpoints
+    keep_every_steps: int = RUN.keep_every_steps
+    records_all: bool = False
+    """Tokens and log-probabilities of every step are written, to replay them."""
     turns: TurnPlan = TurnPlan()
     """The limits above are on what the policy writes, in all turns together; answers come on top."""
     context_tokens: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,13 +56,15 @@ def recipe_steps(
     given: Given = NOTHING,
     owns_process: bool = True,
     load: Load = make_parts,
+    processes: Processes | None = None,
 ) -> Steps:
     """The same, step by step; closed early, it saves and leaves a run that can be resumed.
 
-    Without ``owns_process`` a signal never ends the process. ``load`` is what loads the parts.
+    Without ``owns_process`` a signal never ends the process. ``load`` is what loads the parts. Without ``processes``
+    it joins those that a launcher started.
     """
     config = with_epochs(config, given)
-    with joined(config.policy) as processes:
+    with joined(config.policy) if processes is None else nullcontext(processes) as processes:
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.name})})

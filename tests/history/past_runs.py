@@ -42,13 +42,20 @@ def many_calls(completion, answer):
 '''
 
 
-def recorded_run(
-    folder: Path, *, steps: int = 4, calls: bool = False, reward: str = "mine.py:reward", **changes: Any
-) -> Path:
-    """A run of a few steps with everything kept; ``changes`` are sections of its recipe."""
+def recorded_run(folder: Path, **asked: Any) -> Path:
+    """A run of a few steps with everything kept."""
     from oncurve.recipe.schema import Config
     from oncurve.run.training import run_recipe
 
+    config = Config.model_validate(recorded_recipe(folder, **asked))
+    run_recipe(config, "", console=Console(file=io.StringIO()))
+    return folder / "run"
+
+
+def recorded_recipe(
+    folder: Path, *, steps: int = 4, calls: bool = False, reward: str = "mine.py:reward", **changes: Any
+) -> dict[str, Any]:
+    """The recipe of such a run, with its model and data written; ``changes`` are sections of it."""
     write_rows(folder)
     (folder / "mine.py").write_text(REWARD, encoding="utf-8")
     (folder / "game.py").write_text(ENVIRONMENT, encoding="utf-8")
@@ -78,6 +85,4 @@ def recorded_run(
         tree[name] = {**tree.get(name, {}), **keys} if isinstance(keys, dict) else keys
     if "environments" in (tree["rollouts"] or ()):
         tree["rollouts"]["environments"] = {"echo": f"{folder}/game.py:Echo"}
-    tree = {name: keys for name, keys in tree.items() if keys is not None}
-    run_recipe(Config.model_validate(tree), "", console=Console(file=io.StringIO()))
-    return folder / "run"
+    return {name: keys for name, keys in tree.items() if keys is not None}

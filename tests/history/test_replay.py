@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import transformers
-from past_runs import recorded_run
+import yaml
+from past_runs import recorded_recipe, recorded_run
 
 import oncurve
 from oncurve.cli.app import app
@@ -21,6 +23,9 @@ from oncurve.history.opened import cosine
 from oncurve.history.replay import replay
 from oncurve.observe.step_record import read_step, step_path, write_step
 from oncurve.run.checkpoint_manifest import write_checkpoint_manifest
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 KINDS: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -59,14 +64,32 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_step_has_the_same_bits_when_it_is_done_again(tmp_path: Path, kind: str) -> None:
-    run = recorded_run(tmp_path, steps=3, **KINDS[kind])
-    for step in (1, 3):
+    run = recorded_run(tmp_path, steps=5, **KINDS[kind])
+    for step in random.Random(kind).sample(range(1, 6), 3):
         found = replay(run, step)
         assert found.is_same, found.differences
         assert found.is_sampled == ("server" not in kind)
         assert f"the weights after step {step}" in found.compared
         assert not found.causes
         assert sum(found.step.group_shares) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_run_of_two_processes_is_done_again_by_two(nursery: Nursery, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recorded_recipe(tmp_path, steps=3)), encoding="utf-8")
+    done = nursery.run_python("-m", "oncurve", "train", tmp_path / "recipe.yaml", "--processes", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = tmp_path / "found.json"
+    again = ["-m", "oncurve", "replay", tmp_path / "run", "--step", 3, "--json", data]
+    done = nursery.run_python(*again, "algorithm.type=dr_grpo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(data.read_text(encoding="utf-8"))
+    assert found["compared"][-1] == "the weights after step 3"
+    assert found["gradient_norm"] == pytest.approx(norms(tmp_path / "run")[3], rel=1e-6)
+    assert sum(group["share"] for group in found["groups"]) == pytest.approx(1.0, abs=1e-4)
+    assert 0.3 < found["change"]["cosine"] < 1.0
+    alone = replay(tmp_path / "run", 3)
+    assert any("the number of processes: 2 -> 1" in cause for cause in alone.causes)
+    assert alone.step.norm == pytest.approx(found["gradient_norm"], rel=1e-5)
 
 
 def norms(run: Path) -> dict[int, float]:

@@ -40,3 +40,18 @@ def test_the_text_says_it() -> None:
     result = CliRunner().invoke(app, ["plan", "gsm8k", "--placement", "disaggregated"], catch_exceptions=False)
     assert "if the trainer is preempted, you lose at most 50 steps" in result.output
     assert "if a rollout server is preempted, you lose at most" in result.output
+
+
+def test_checkpoints_and_recorded_steps_are_planned_on_the_disk() -> None:
+    found = plan("run.prompts_per_step=16", "run.steps=100", "run.save_every_steps=10")
+    assert found["disk"]["checkpoint_bytes"] == 12 * found["trained_parameters"]
+    assert (found["disk"]["checkpoints"], found["disk"]["record_bytes"]) == (2, 0)
+    kept = plan(
+        "run.prompts_per_step=16",
+        "run.steps=100",
+        "run.save_every_steps=10",
+        "run.keep_every_steps=50",
+        "run.record=all",
+    )["disk"]
+    assert kept["checkpoints"] == 4
+    assert kept["record_bytes"] == 5 * 100 * 16 * 8 * 100
