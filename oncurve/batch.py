@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rewards:
-    """What the groups of one step earned, P prompts by G completions."""
+    """Rewards of the groups of one step, P prompts by G completions."""
 
     values: Float[Tensor, "P G"]
     """The reward; 0 where ``graded`` is False, which no formula may read."""

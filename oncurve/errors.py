@@ -112,7 +112,7 @@ class Stopped(OncurveError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why somebody else's code gave no value."""
+    """The reason why somebody else's code gave no value."""
 
     error: str
     """The kind of failure: "timeout" or "crashed"."""

@@ -22,6 +22,6 @@ TABLE = {
 
 
 def extension(name: str) -> Any:
-    """What stands under a name of the table, imported now."""
+    """The object under a name of the table, imported now."""
     module, _, attribute = TABLE[name].partition(":")
     return getattr(import_module(module), attribute)

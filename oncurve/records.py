@@ -218,17 +218,17 @@ class Completion:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the policy wrote, in branches too: the length that rewards and statistics mean."""
+        """Number of tokens that the policy wrote, in branches too: the length that rewards and statistics mean."""
         return len(self.written_ids) + sum(branch.num_tokens for branch in self.branches)
 
     @property
     def num_turns(self) -> int:
-        """How often the policy wrote, in branches too."""
+        """Number of turns that the policy wrote, in branches too."""
         own = sum(part.is_policy for part in self.segments) if self.segments else 1
         return own + sum(branch.num_turns for branch in self.branches)
 
     def as_graded(self) -> Completion:
-        """What a reward function may read as the policy's answer: its own words, turn by turn, and nobody else's."""
+        """The policy's answer as a reward function may read it: its own words, turn by turn, and nobody else's."""
         if not self.segments:
             return self
         return replace(self, text="\n".join(part.text for part in self.segments if part.is_policy))
@@ -263,7 +263,7 @@ NOT_APPLICABLE = "not_applicable"
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a reward function says of one completion: a value, or the reason why there is none."""
+    """A reward function's verdict on one completion: a value, or the reason why there is none."""
 
     value: float | None
     """The number that enters the advantage; None when the grader failed."""
@@ -342,14 +342,14 @@ CALL_MARKS = ("<tool_call>", "<function=", "<tool>", "<|python_tag|>")
 
 
 def words_before_calls(text: str, *, num_calls: int) -> str:
-    """What stands in a turn before its calls. A single call is the last one that is written: others were thoughts."""
+    """The words of a turn before its calls. A single call is the last one that is written: others were thoughts."""
     find = text.rfind if num_calls == 1 else text.find
     starts = [start for mark in CALL_MARKS if (start := find(mark)) >= 0]
     return text[: min(starts, default=_bare_call(text) or 0)].rstrip()
 
 
 def words_before_any_call(text: str) -> str:
-    """What of the beginning of a turn is among its words, however it goes on.
+    """The words at the beginning of a turn that stay words, however it goes on.
 
     >>> words_before_any_call("I add. <to"), words_before_any_call("1 < 2 and"), words_before_any_call(' {"name": ')
     ('I add.', '1 < 2 and', '')
@@ -361,7 +361,7 @@ def words_before_any_call(text: str) -> str:
 
 
 def _bare_call(text: str) -> int | None:
-    """Where a turn, or what follows its thoughts, is an object: the form of a call without a mark."""
+    """The place where a turn, or what follows its thoughts, is an object: the form of a call without a mark."""
     before = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
     start = len(text) - len(text[before:].lstrip())
     return start if text.startswith("{", start) else None

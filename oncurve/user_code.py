@@ -14,7 +14,7 @@ from oncurve.errors import ConfigError, Failure, attempt
 
 
 def load_function(location: str, *, where: str = "rewards: function") -> Any:
-    """What ``module:name`` or ``path/to/file.py:name`` names; a class is called without arguments.
+    """The object that ``module:name`` or ``path/to/file.py:name`` names; a class is called without arguments.
 
     Raises ConfigError, saying what is missing where.
     """
@@ -30,7 +30,7 @@ def load_function(location: str, *, where: str = "rewards: function") -> Any:
 
 
 def load_object(location: str, *, where: str) -> Any:
-    """What ``module:name`` or ``path/to/file.py:name`` names, as it is; ``where`` begins messages.
+    """The object that ``module:name`` or ``path/to/file.py:name`` names, as it is; ``where`` begins messages.
 
     Raises ConfigError, saying what is missing where.
     """

@@ -124,13 +124,13 @@ async def send(
 
 
 def stream_headers(asked: ChatRequest) -> dict[str, str]:
-    """What is said of a request before its stream."""
+    """The response headers of a request, sent before its stream."""
     return {"Content-Type": "text/event-stream", **headers(asked)}
 
 
 @web.middleware
 async def in_openai_form(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What goes wrong gets an answer in OpenAI's form."""
+    """Answer errors in OpenAI's form."""
     try:
         return await handler(request)
     except ChatError as error:

@@ -27,7 +27,7 @@ GIVEN = ("row", "client", "base_url", "api_key", "seed")
 
 @dataclass(frozen=True)
 class AgentTask:
-    """What an agent gets for one episode."""
+    """An episode as an agent gets it."""
 
     row: Mapping[str, Any]
     base_url: str
@@ -178,7 +178,7 @@ class ProgramAgent:
 
 
 def _whole(process: subprocess.Popen[bytes], said: bytes) -> Any:
-    """What a program gives for a reward. Raises RuntimeError if it fails or says something else."""
+    """The reward that a program returns. Raises RuntimeError if it fails or returns anything else."""
     try:
         out, wrong = process.communicate(said)
     finally:

@@ -137,7 +137,7 @@ class _Episode:
         return self.session.decode(ids)
 
     def seconds(self, now: float) -> float:
-        """How long the agent took so far."""
+        """Seconds that the agent has taken so far."""
         return self.outside + (now - self.since if self.since is not None else 0.0)
 
     def waits(self, change: int) -> None:
@@ -203,7 +203,7 @@ class _Run:
         return self.loop.run(is_ready=self._may_ask, collect=self._collect)
 
     def _may_ask(self, is_busy: bool) -> bool:
-        """Where the agent is deterministic, when all agents wait: the same run then has the same batches."""
+        """For a deterministic agent, wait until all agents wait: the same run then has the same batches."""
         is_ready = not self.setup.agent.is_deterministic or all(one.num_waiting for one in self._running)
         return is_ready and self._events.empty()
 

@@ -25,7 +25,7 @@ from oncurve.sample.turns import Sampled
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """How far the conversations of a session may go."""
+    """Limits on the conversations of a session."""
 
     max_completion_tokens: int
     """Of the policy, in all turns of one conversation."""
@@ -108,7 +108,7 @@ class PendingTurn:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """What the policy wrote, for whoever asked."""
+    """The policy's turn, as the agent receives it."""
 
     message: Message
     finish_reason: str
@@ -122,7 +122,7 @@ class ChatAnswer:
 
 
 class AgentSession:
-    """What one agent and the policy said to each other. Used from one thread."""
+    """The messages between one agent and the policy. Used from one thread."""
 
     def __init__(
         self, frames: Frames, decode: Callable[[Sequence[int]], str], end_ids: Sequence[int], limits: SessionLimits
@@ -135,7 +135,7 @@ class AgentSession:
         self._asked: Counter[bytes] = Counter()
 
     def ask(self, request: ChatRequest) -> PendingTurn:
-        """Where a request goes on, as tokens. Raises ChatError for one that is refused."""
+        """The row that continues a conversation with a request, as tokens. Raises ChatError for one that is refused."""
         if self.limits.max_turns is not None and self.num_turns + self._num_busy >= self.limits.max_turns:
             self.limit = "turns"
             raise ChatError(
@@ -253,7 +253,7 @@ class AgentSession:
         return Message("assistant", words_before_calls(text, num_calls=len(calls)), calls), found
 
     def _note_answers(self, row: Conversation, new: Sequence[Message]) -> None:
-        """What the agent's tools answered, in the row's record of calls."""
+        """Add the answers of the agent's tools to the row's record of calls."""
         made = {call.call_id: call for message in row.messages[-1:] for call in message.calls}
         turn = len(row.places) - 1
         for message in new:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSetup:
-    """Who plays the episodes, and how far they go."""
+    """The agent that plays the episodes, and its limits."""
 
     agent: Agent
     make_frames: Callable[[PreTrainedTokenizerBase], Frames]

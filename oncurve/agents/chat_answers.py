@@ -47,7 +47,7 @@ def events(request: ChatRequest, answer: ChatAnswer, decode: Decode) -> Iterator
 
 
 def first_event(request: ChatRequest, answer_id: str) -> bytes:
-    """What a stream begins with."""
+    """The first event of a stream."""
     return _delta(request, answer_id, {"role": "assistant", "content": ""})
 
 
@@ -57,7 +57,7 @@ def words_event(request: ChatRequest, answer_id: str, words: str) -> bytes:
 
 
 def last_events(request: ChatRequest, answer: ChatAnswer, decode: Decode, *, num_sent: int = 0) -> Iterator[bytes]:
-    """What a stream ends with, behind so many characters of the content."""
+    """The last events of a stream, behind so many characters of the content."""
     content = answer.message.content
     for start in range(num_sent, len(content), PIECE):
         yield words_event(request, answer.answer_id, content[start : start + PIECE])
@@ -73,12 +73,12 @@ def last_events(request: ChatRequest, answer: ChatAnswer, decode: Decode, *, num
 
 
 def failed_event(error: ChatError) -> bytes:
-    """What a stream ends with that has begun and cannot go on."""
+    """The last event of a stream that has begun and cannot go on."""
     return _event(error.body())
 
 
 def headers(request: ChatRequest) -> dict[str, str]:
-    """What is said of a request beside its answer."""
+    """The headers of an answer."""
     return {IGNORED_HEADER: ", ".join(request.ignored)} if request.ignored else {}
 
 
@@ -88,7 +88,7 @@ def _delta(request: ChatRequest, answer_id: str, delta: dict[str, Any]) -> bytes
 
 
 def _head(request: ChatRequest, answer_id: str, kind: str) -> dict[str, Any]:
-    """What every part of an answer begins with. There is no time in it: the same run gives the same answers."""
+    """The fields that every part of an answer begins with, without a time: the same run gives the same answers."""
     ignored = {"oncurve_ignored": list(request.ignored)} if request.ignored else {}
     return {"id": answer_id, "object": kind, "created": 0, "model": request.model or MODEL, **ignored}
 

@@ -91,7 +91,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What an agent asks for."""
+    """A chat request of an agent."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()

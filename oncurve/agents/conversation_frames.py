@@ -31,7 +31,7 @@ _SPOKEN = "oncurve-spoken"
 
 
 class Frames(Protocol):
-    """How conversations with one kind of model are written down."""
+    """The tokens around the turns of a conversation with one kind of model."""
 
     stop: tuple[str, ...]
     """Strings that end a turn, besides the end token."""
@@ -47,7 +47,7 @@ class Frames(Protocol):
         ...
 
     def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> Told:
-        """What stands between a turn and the next one; ``ended``: the turn has its end token already."""
+        """The tokens between a turn and the next one; ``ended``: the turn has its end token already."""
         ...
 
 
@@ -188,7 +188,7 @@ class TagFrames(TagDialect):
 
     @cached_property
     def _first_ids(self) -> list[int]:
-        """What the tokenizer puts in front of a text."""
+        """The tokens that the tokenizer puts in front of a text."""
         whole, alone = self.tokenizer.encode("x"), self.tokenizer.encode("x", add_special_tokens=False)
         for start in range(len(whole)):
             if whole[start : start + len(alone)] == alone:

@@ -13,7 +13,7 @@ from oncurve.errors import ConfigError
 
 
 def environment_of(found: Any) -> Callable[[], Any]:
-    """What makes an environment for each completion: itself, or an adapter around what another library has.
+    """A factory of environments, one per completion: itself, or an adapter around another library's.
 
     Raises ConfigError where that library or what is named in it is missing.
     """

@@ -66,7 +66,7 @@ class OpenEnvSession:
 
     @staticmethod
     def _asked(ask: Callable[[], Any]) -> Any:
-        """What a server answers. Raises ValueError for an invalid action, ConnectionError where the server is gone."""
+        """A server's reply. Raises ValueError for an invalid action, ConnectionError where the server is gone."""
         lost = importlib.import_module("websockets.exceptions").WebSocketException
         try:
             return ask()

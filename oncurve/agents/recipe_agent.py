@@ -39,7 +39,7 @@ def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
 
 
 def make_agent(config: Config, given: Given) -> Agent:
-    """Who plays the episodes."""
+    """The agent that plays the episodes of a recipe."""
     chosen = config.rollouts.agent
     if isinstance(chosen, AgentProgram):
         return ProgramAgent(chosen.command, is_deterministic=chosen.deterministic)
@@ -56,7 +56,7 @@ def make_agent(config: Config, given: Given) -> Agent:
 
 
 def make_frames(config: Config, tokenizer: PreTrainedTokenizerBase) -> Frames:
-    """How conversations are written down: by the model's chat template, or in the words of ``data.template``.
+    """The form of conversations: the model's chat template, or the words of ``data.template``.
 
     Raises ConfigError for a model that has no chat template where the recipe asks for one.
     """

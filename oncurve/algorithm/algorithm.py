@@ -104,7 +104,7 @@ class Algorithm:
         return updates_per_step > 1 and used and self.old_logprobs == "trainer"
 
     def reference_share(self, step: int) -> float:
-        """How much of the policy goes into the reference after this step, counted from 0; 0 leaves it alone."""
+        """Share of the policy that goes into the reference after this step, counted from 0; 0 leaves it alone."""
         if not self.needs_reference or self.kl.reference not in ("refreshed", "average"):
             return 0.0
         return self.kl.share if (step + 1) % self.kl.every_steps == 0 else 0.0

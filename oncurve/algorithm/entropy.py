@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass
 class EntropyBonus:
-    """How much of the mean entropy is subtracted from the loss; the only thing in an algorithm that changes.
+    """The coefficient of the mean entropy in the loss; the only thing in an algorithm that changes.
 
         L = L_policy - c H,  H the mean entropy over the tokens of the update
         c_{k+1} = c_k + step if H_k <= target else c_k - step, kept in [0, highest]; used only while H_k <= target
@@ -49,7 +49,7 @@ class EntropyBonus:
             self.coefficient = min(max(moved, 0.0), self.highest)
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint must hold."""
+        """The state that a checkpoint must hold."""
         return {"coefficient": self.coefficient, "measured": self.measured}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

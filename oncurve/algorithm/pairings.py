@@ -38,7 +38,7 @@ class Choices:
 
     @property
     def loss(self) -> LossTraits:
-        """What is known of the token loss."""
+        """Traits of the token loss."""
         return LOSSES[self.row.loss]
 
     @property

@@ -100,7 +100,7 @@ class AlgorithmSection(Section):
     """Leave truncated completions out of the loss."""
 
     def choices(self) -> dict[str, Any]:
-        """What it replaces in its row of the table, by the names of the table."""
+        """The columns that it replaces in its row of the table, by name."""
         chosen = self.model_dump(
             exclude={
                 "type",

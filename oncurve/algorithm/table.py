@@ -44,7 +44,7 @@ OldName = Literal["trainer", "sampler"]
 
 @dataclass(frozen=True, slots=True)
 class LossTraits:
-    """What the rest of an algorithm must know of a token loss."""
+    """Traits of a token loss that the rest of an algorithm depends on."""
 
     level: Literal["token", "geometric", "product"] | None = "token"
     """Whose ratio it takes: that of each token, or one for the completion, the geometric mean or the product of its

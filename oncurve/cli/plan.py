@@ -77,7 +77,7 @@ DEFAULT_GPU = "H100"
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What a plan is made from."""
+    """Everything that a plan is made from."""
 
     shape: ModelShape
     work: Work

@@ -177,7 +177,7 @@ def _correction(draft: Draft, kind: str) -> Choices:
 
 
 def _note_averages(draft: Draft, kind: str, step: StepShape) -> None:
-    """Where TRL's average is one of averages, which weighs completions unevenly."""
+    """Note that TRL's average is one of averages, which weighs completions unevenly."""
     if kind == "bnpo":
         draft.note(
             "differs", "loss_type", "TRL averages over the tokens of each microbatch, the recipe over the update's"

@@ -105,7 +105,7 @@ class Note:
 
 @dataclass
 class OptionOutcome:
-    """What a script asks for, beside its rows and its rewards."""
+    """A script's options as keys of a recipe, without its rows and rewards."""
 
     source: str
     model: str

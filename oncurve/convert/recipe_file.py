@@ -39,7 +39,7 @@ def write_recipe(
 
 
 def report(draft: Draft, written: list[str], text: str) -> str:
-    """What was written and what was not taken over, for people."""
+    """A report for people: what was written and what was not taken over."""
     lines = [f"written: {place}" for place in written]
     for kind, title in TITLES:
         notes = [note for note in draft.notes if note.kind == kind]
@@ -55,7 +55,7 @@ def report(draft: Draft, written: list[str], text: str) -> str:
 
 
 def refused(text: str) -> list[str]:
-    """Why the recipe does not load; nothing if it does."""
+    """The reason why the recipe does not load; empty if it does."""
     try:
         parse_config(text)
     except ConfigError as error:

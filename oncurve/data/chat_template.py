@@ -164,7 +164,7 @@ def _without_system(messages: list[Message]) -> list[Message]:
 
 
 def moment_of(tokenizer: Tokenizer) -> datetime | None:
-    """What the tokenizer's chat template is told as the time; None for the clock."""
+    """The time that the tokenizer's chat template gets; None for the clock."""
     return vars(tokenizer).get("template_moment")
 
 

@@ -160,7 +160,7 @@ def save_rows(rows: Iterable[Mapping[str, Any]], path: str | Path, *, overwrite:
 
 
 def question_key(question: str) -> str:
-    """What makes two questions the same: their text without regard to case and white space.
+    """The key under which two questions are the same: their text without regard to case and white space.
 
     >>> question_key("How  many\\nshells?") == question_key("how many shells?")
     True
@@ -208,7 +208,7 @@ def hold_out(
 
 @dataclass(frozen=True, slots=True)
 class RowStatistics:
-    """What a data set looks like at a glance."""
+    """A data set at a glance."""
 
     num_rows: int
     num_repeated: int

@@ -83,7 +83,7 @@ def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def shown_text(row: Mapping[str, Any]) -> str:
-    """What a row of ``demonstrated_row`` shows: its completion, or what the assistant says last."""
+    """The text that a row of ``demonstrated_row`` teaches: its completion, or the assistant's last message."""
     if "messages" in row:
         return next(one["content"] for one in reversed(row["messages"]) if one["role"] == "assistant")
     if "parts" in row and "completion" not in row:
@@ -242,7 +242,7 @@ def _is_verbatim(row: Mapping[str, Any], chat: bool | Mapping[str, Any]) -> bool
 def _chosen(
     rows: Sequence[Mapping[str, Any]], chat: Chat, tokenizer: Tokenizer, template: str
 ) -> bool | Mapping[str, Any]:
-    """What ``chat`` comes to: auto leaves rows of {prompt, completion} as they are written."""
+    """The value of ``chat`` for some rows: auto leaves rows of {prompt, completion} as they are written."""
     if chat == "auto" and any(_is_verbatim(row, False) for row in rows):
         return False
     return chosen_chat(chat, tokenizer, template)
@@ -373,7 +373,7 @@ def _text(place: int, row: Mapping[str, Any], tokenizer: Tokenizer) -> Demonstra
 
 
 def _behind(start: str, whole: str, tokenizer: Tokenizer, place: int) -> str:
-    """What a text says behind its beginning."""
+    """The rest of a text behind its beginning."""
     if not whole.startswith(start):
         raise ConfigError(
             f"row {place}: the chat template of {tokenizer.name_or_path} writes the beginning of a conversation "
@@ -384,7 +384,7 @@ def _behind(start: str, whole: str, tokenizer: Tokenizer, place: int) -> str:
 
 
 def _cut(text: str, end: str) -> tuple[str, str]:
-    """What stands before the first end token, and what comes behind it."""
+    """The parts before and behind the first end token."""
     spoken, mark, behind = text.partition(end)
     return (spoken, behind) if mark else (text, "")
 

@@ -125,7 +125,7 @@ class Fingerprint:
                 )
 
     def _add_surroundings(self, function: FunctionType) -> None:
-        """What a function closes over, its defaults, and what it names of its own module."""
+        """Add what a function closes over, its defaults, and what it names of its own module."""
         self.add([function.__defaults__, function.__kwdefaults__])
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._add(name)

@@ -25,7 +25,7 @@ NAMELESS = "given"
 
 @dataclass(frozen=True)
 class Given:
-    """What a run gets from Python instead of from files. Nothing of it is written into the run's folder."""
+    """Objects that a run gets from Python instead of from files. None of them is written into the run's folder."""
 
     rows: list[Row] | None = None
     """Training rows; None where the recipe's data section names them."""
@@ -188,7 +188,7 @@ def _name_of_callable(function: Any) -> str:
 
 
 def like(section: Mapping[str, Any]) -> dict[str, Any]:
-    """How evaluation rows are written where nothing else is said: as the training rows."""
+    """The form of evaluation rows where nothing else is asked for: that of the training rows."""
     return {key: value for key, value in section.items() if key in ("columns", "template", "chat")}
 
 

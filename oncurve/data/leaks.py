@@ -20,7 +20,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def leaked_excerpt(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> str | None:
-    r"""What a prompt gives away of the row's solution; None if nothing.
+    r"""An excerpt of the row's solution that stands in its prompt; None if there is none.
 
     Looked for, without regard to case and white space: the question among the few-shot examples; the answer in the
     form of an answer (``\boxed{5}``, ``#### 5``, ``<answer> 5 </answer>``) more often than the examples explain; the

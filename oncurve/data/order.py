@@ -53,7 +53,7 @@ class Order:
         return indices + self._permutation(epoch + 1)[:missing] if missing else indices
 
     def epochs_at(self, step: int) -> float:
-        """How many times the data have been seen when a step begins."""
+        """Passes over the data that are complete or begun when a step begins."""
         return step * self.prompts_per_step / self.num_prompts
 
     def _compute_permutation(self, epoch: int) -> tuple[int, ...]:
@@ -107,5 +107,5 @@ class Prompts:
         return [self.prompts[index] for index in self.order.at(step)]
 
     def epochs_at(self, step: int) -> float:
-        """How many times the data have been seen when a step begins."""
+        """Passes over the data that are complete or begun when a step begins."""
         return self.order.epochs_at(step)

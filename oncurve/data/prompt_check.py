@@ -51,7 +51,7 @@ def find_prompt_faults(
     end_ids: Sequence[int] | None,
     chat: Chat = "auto",
 ) -> Iterator[DataFinding]:
-    """What is wrong with how prompts are written for this model.
+    """Faults in how prompts are written for this model.
 
     ``vocabulary`` is how many embeddings the model has, ``end_ids`` are the tokens that end a completion; None where
     nobody knows.
@@ -130,7 +130,7 @@ def _lost_system(prompts: Sequence[Prompt], template: Template) -> Iterator[Data
 
 
 def _systems(prompt: Prompt, template: Template) -> list[str]:
-    """What is to be said to the model before everything else."""
+    """The system messages of a prompt."""
     if MESSAGES not in prompt.row:
         return [template.system]
     return [str(one["content"]) for one in prompt.row[MESSAGES] if one["role"] in ("system", "developer")]

@@ -178,7 +178,7 @@ def find_template(name: str) -> Template:
 
 
 def chosen_chat(chat: Chat, tokenizer: Tokenizer, template: str | Template) -> bool | Mapping[str, Any]:
-    """What ``data.chat`` comes to for a model: "auto" takes its chat template, if it has one.
+    """The value of ``data.chat`` for a model: "auto" takes its chat template, if it has one.
 
     A template made for base models lays out plain text, and with it auto takes none.
     """
@@ -189,7 +189,7 @@ def chosen_chat(chat: Chat, tokenizer: Tokenizer, template: str | Template) -> b
 
 
 def describe_chat(chat: Chat, tokenizer: Tokenizer, template: str, *, model: str) -> str | None:
-    """What "auto" chose, for whoever starts a run; None where nothing was chosen."""
+    """A sentence on what "auto" chose; None where nothing was chosen."""
     if not isinstance(chat, str) or not tokenizer.chat_template:
         return None
     if chosen_chat(chat, tokenizer, template):

@@ -30,7 +30,7 @@ class Curve:
 
     @property
     def window(self) -> int:
-        """How many values the start and the end have."""
+        """Number of values in the start and in the end of a curve."""
         return min(max(MIN_WINDOW_STEPS, len(self) // 5), MAX_WINDOW_STEPS, len(self))
 
     @property

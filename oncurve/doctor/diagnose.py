@@ -25,7 +25,7 @@ class Check:
 
     @property
     def symptom(self) -> str:
-        """What the check looks for, in one line."""
+        """The symptom that the check looks for, in one line."""
         return (self.function.__doc__ or "").strip().splitlines()[0]
 
 

@@ -82,11 +82,11 @@ class Watch:
             self._alarms.observe(int(row["step"]), row)
 
     def see(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
-        """What was sampled and graded in this step."""
+        """Take in the completions and rewards of a step."""
         self._examples = examples_of(groups, graded)
 
     def after_step(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """What a person should be told now that the step is done."""
+        """The warnings that a finished step gives rise to."""
         return [alarm_text(finding) for finding in self._alarms.observe(step, metrics, examples=self._examples)]
 
 

@@ -231,7 +231,7 @@ MARKS = {"python": "<|tool_call_start|>", "mistral": "[TOOL_CALLS]"}
 
 
 def learned_format(turn: str, name: str, arguments: Mapping[str, Any]) -> Read | None:
-    """How a template writes a call of a form that is not known: arguments as JSON somewhere behind the name.
+    """The call format of a template that is not known: arguments as JSON somewhere behind the name.
 
     ``turn`` is its call of ``name`` with ``arguments``. None where it does not write them so.
     """

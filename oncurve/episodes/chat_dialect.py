@@ -111,7 +111,7 @@ class ChatDialect:
         return ids, exact_text(self.tokenizer, ids)
 
     def behind_end(self, text: str, *, ended: bool) -> str:
-        """What stands behind a turn, without the end token that the policy has written already."""
+        """The tokens behind a turn, without the end token that the policy has written already."""
         written = next((end for end in self._ends if text.startswith(end)), "") if ended else ""
         return text.removeprefix(written)
 
@@ -119,7 +119,7 @@ class ChatDialect:
         return self.tokenizer.encode(text, add_special_tokens=False) if text else []
 
     def _after(self, messages: list[dict[str, Any]]) -> str:
-        """What the template writes behind the policy's last word or call, up to where it goes on."""
+        """The template's text between the policy's last word or call and the next turn."""
         is_tool = messages[0]["role"] == "tool"
         if not (is_tool and self._shows_calls):
             said = {"role": "assistant", "content": _WORDS}
@@ -175,7 +175,7 @@ class ChatDialect:
             )
 
     def _rewriting(self, role: str) -> str | None:
-        """What the template does to a turn when a message follows; None if it leaves it."""
+        """The change that the template makes to a turn when a message follows; None if it leaves it."""
         is_call = role == "tool" and self._shows_calls
         told = {"role": role, "content": _MARK} | ({"name": _NAME, "tool_call_id": "oncurve00"} if is_call else {})
         last = {"role": "assistant", "content": _WORDS}

@@ -29,7 +29,7 @@ Told = tuple[list[int], str]
 
 
 class Dialect(Protocol):
-    """How one kind of model is spoken with."""
+    """The format in which one kind of model is spoken with."""
 
     stop: tuple[str, ...]
     """Strings that end a turn, besides the end token."""
@@ -41,7 +41,7 @@ class Dialect(Protocol):
         ...
 
     def told(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> Told:
-        """What stands between a turn and the next one: the answers of tools by name, each cut to ``limit`` tokens.
+        """The tokens between a turn and the next one: the answers of tools by name, each cut to ``limit`` tokens.
 
         ``ended``: the turn has its end token already.
         """

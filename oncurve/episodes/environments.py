@@ -31,13 +31,13 @@ class AdaptedEnvironment:
     tools: Mapping[str, Tool]
 
     async def score(self, messages: Sequence[Mapping[str, Any]]) -> Any:
-        """What the episode is worth, from the policy's words, its calls and their answers as chat messages."""
+        """The episode's reward, from the policy's words, its calls and their answers as chat messages."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of a factory's environments before one is used."""
+    """Traits of a factory's environments, known before one is used."""
 
     name: str
     factory: Factory
@@ -136,7 +136,7 @@ class Environment:
         self.is_done = self.is_done or (not callable(done) and bool(done))
 
     def reward(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> Any:
-        """What the episode, with its ``messages``, is worth as the environment says; may have to be awaited."""
+        """The reward of the episode with its ``messages``, as the environment says; may have to be awaited."""
         if isinstance(self.inner, AdaptedEnvironment):
             return self.inner.score(messages())
         if self.kind.has_steps:
@@ -149,7 +149,7 @@ async def _begun(environment: Environment, text: Any) -> tuple[Environment, str]
 
 
 def first_words(given: Any) -> str:
-    """What reset gave as text: nothing, an observation, or an observation with further facts."""
+    """The text that reset gave: nothing, an observation, or an observation with further facts."""
     said = given[0] if isinstance(given, tuple) and given else given
     return "" if said is None else answer_text(said)
 

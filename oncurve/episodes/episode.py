@@ -52,7 +52,7 @@ class Episode:
     reward: Reward | None = None
 
     def add_turn(self, sampled: Sampled, text: str) -> None:
-        """What the policy wrote."""
+        """Add a turn that the policy wrote."""
         ids, logprobs, _ = sampled
         if ids:
             self.segments.append(Segment(True, len(self.token_ids), len(self.token_ids) + len(ids), text))
@@ -62,7 +62,7 @@ class Episode:
         self.num_written += len(ids)
 
     def add_told(self, ids: list[int], text: str) -> None:
-        """What it was told."""
+        """Add tokens that the policy was given."""
         if ids:
             self.segments.append(Segment(False, len(self.token_ids), len(self.token_ids) + len(ids), text))
         self.token_ids += ids

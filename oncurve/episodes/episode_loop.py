@@ -15,7 +15,7 @@ from oncurve.sample.turns import Ask, Turns
 
 
 class EpisodeLoop:
-    """What episodes have in common, whoever answers the policy in them; all of it in the thread that samples."""
+    """The common loop of episodes, whoever answers the policy in them; it runs in the thread that samples."""
 
     turns: Turns
 

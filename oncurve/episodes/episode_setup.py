@@ -1,4 +1,4 @@
-"""What happens in episodes: tools, environments, the dialect of the model, limits."""
+"""The setup of episodes: tools, environments, the dialect of the model, limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rerender = Callable[["PreTrainedTokenizerBase", Prompt, str], tuple[str, tuple[i
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSetup:
-    """What happens in episodes."""
+    """Tools, environments, dialect and limits of episodes."""
 
     tools: Mapping[str, Tool]
     """Tools of every episode."""
@@ -55,6 +55,6 @@ class EpisodeSetup:
         return self.kinds[str(named)]
 
     def tools_of(self, row: Mapping[str, Any]) -> dict[str, Tool]:
-        """What the policy may call in the episodes of a row."""
+        """The tools that the policy may call in the episodes of a row."""
         kind = self.kind_of(row)
         return {**self.tools, **(kind.tools if kind is not None else {})}

@@ -30,7 +30,7 @@ OWN_TOOLS = ("calculator", "python")
 
 
 def make_setup(rollouts: EpisodeKeys, data: DataSection, given: Given = NOTHING) -> EpisodeSetup:
-    """What happens in the episodes of a recipe. Raises ConfigError for tools or environments that cannot be used."""
+    """The setup of a recipe's episodes. Raises ConfigError for tools or environments that cannot be used."""
     tools, kinds = make_tools(rollouts, given), make_kinds(rollouts, given)
     if kinds and data.few_shot:
         raise ConfigError(
@@ -110,7 +110,7 @@ def make_tools_of(rollouts: EpisodeKeys, data: DataSection, given: Given) -> Too
 def make_dialect(
     data: DataSection, tokenizer: PreTrainedTokenizerBase, tools: Mapping[str, Tool], kinds: Mapping[str, Kind]
 ) -> Dialect:
-    """How the model is spoken with: by its chat template, or in tags. Raises ConfigError for one that cannot be."""
+    """The dialect of a model: its chat template, or tags. Raises ConfigError for one that cannot be used."""
     if chosen_chat(data.chat, tokenizer, data.template):
         has_tools = bool(tools) or any(kind.tools for kind in kinds.values())
         has_words = any(kind.has_steps for kind in kinds.values())

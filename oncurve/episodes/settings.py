@@ -49,7 +49,7 @@ class AgentProgram(Section):
 
 
 class EpisodeKeys(Section):
-    """Who answers in completions with several turns."""
+    """Settings of completions with several turns."""
 
     tools: tuple[str, ...] = ()
     """Tools of the policy: calculator, python, or functions as module:name or file.py:name; with sandbox: before it, a

@@ -67,7 +67,7 @@ class Tool:
         return named[0][0] if len(named) == 1 and named[0][1].get("type") == "string" else None
 
     def objection(self, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with the arguments of a call, for whoever made it; None if nothing is."""
+        """The fault in the arguments of a call, for whoever made it; None if there is none."""
         required = self.schema["function"]["parameters"].get("required", [])
         if unknown := sorted(arguments.keys() - self.parameters.keys()):
             return f"{self.name} has no argument {', '.join(unknown)}; it takes {', '.join(self.parameters) or 'none'}"
@@ -108,7 +108,7 @@ def opened(tools: Mapping[str, Tool]) -> dict[str, Tool]:
 
 
 def answer_text(value: Any) -> str:
-    """What a tool gave as text that can be encoded: as it is, or as JSON; bytes as UTF-8, whatever they are."""
+    """A tool's result as text that can be encoded: as it is, or as JSON; bytes as UTF-8, whatever they are."""
     if isinstance(value, bytes):
         value = value[:MAX_ANSWER_CHARACTERS].decode("utf-8", errors="replace")
     if not isinstance(value, str):

@@ -95,7 +95,7 @@ class Comparison:
         return tuple(change for _, change in found)
 
     def _gain(self, before: Example, after: Example) -> float:
-        """How much better an example became: solved or not where that is known, else by its reward."""
+        """The improvement of an example: solved or not where that is known, else by its reward."""
         if self.judges("correct"):
             return float(after.is_correct) - float(before.is_correct)
         difference = (after.reward or 0.0) - (before.reward or 0.0)
@@ -131,13 +131,13 @@ class Comparison:
         return "\n".join([f"**{self.title()}**", "", *lines, "", self.footnote()]) + "\n"
 
     def title(self) -> str:
-        """What was compared on what."""
+        """A title: the models that were compared, and the data."""
         total, prompts = len(self.before.examples), len(self.before.by_prompt())
         each = "" if total == prompts else f", {self.before.samples_per_prompt} completions each"
         return f"{self.names[0]} and {self.names[1]} on {prompts} {self.problems}{each}"
 
     def footnote(self) -> str:
-        """How it was decoded, how long completions were, which intervals and tests, and what changed sides."""
+        """Decoding, lengths of completions, intervals and tests, and what changed sides."""
         temperature = self.before.params.get("temperature")
         decoding = "greedy" if temperature == 0 else f"sampled at temperature {temperature}"
         single = self.before.samples_per_prompt == 1

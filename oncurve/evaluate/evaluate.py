@@ -16,7 +16,7 @@ from oncurve.sample.base import Sampler, SamplingParams
 
 
 class Kept:
-    """Where the examples of an evaluation are kept as they come: in memory alone."""
+    """Keeps the examples of an evaluation as they come, in memory alone."""
 
     draws_by_part = False
     """Each call of the sampler has random numbers of its own, so that it gives the same whenever it is made."""
@@ -45,7 +45,7 @@ def evaluate(
     correct_means: str = "",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """What the sampler's model does on the prompts, graded by the reward function.
+    """Sample the model on the prompts and grade the completions with the reward function.
 
     ``params`` is a required argument so that no model is ever measured with the decoding of training by accident.
     ``loose_reward_function`` finds the answer wherever it stands; its part "correct" decides. The prompts go to the

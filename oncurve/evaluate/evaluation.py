@@ -100,7 +100,7 @@ class MeanReward:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model did on a set of prompts, with everything needed to compare it with another model."""
+    """A model's completions of a set of prompts, with everything needed to compare it with another model."""
 
     name: str
     """Which evaluation of the run this is, such as "base" or "trained"; also the name of its files."""

@@ -57,7 +57,7 @@ class RewardChange:
 def share_change(
     name: str, pairs: Sequence[Pair], holds: Callable[[Example], bool], shares: tuple[Share, Share], *, seed: int
 ) -> ComparisonRow:
-    """How the share of examples for which something holds changed; ``shares`` are those before and after.
+    """The change in the share of examples for which something holds; ``shares`` are those before and after.
 
     With one completion per prompt the interval is Newcombe's and the test McNemar's; with more, both are over prompts:
     a bootstrap and sign flips.
@@ -77,7 +77,7 @@ def share_change(
 
 
 def reward_change(pairs: Sequence[Pair], means: tuple[MeanReward, MeanReward], *, seed: int) -> RewardChange:
-    """How the mean reward of the pairs changed; ``means`` are those before and after."""
+    """The change in the mean reward of the pairs; ``means`` are those before and after."""
     differences = [fmean(_gain(pair) for pair in row) for row in _by_prompt(pairs)]
     low, high = bootstrap_interval(differences, seed=seed)
     change = fmean(map(_gain, pairs)) if pairs else math.nan

@@ -33,6 +33,6 @@ class EvaluationSection(Section):
     """Completions per problem; more than one needs a temperature above 0."""
 
     def sampling(self, training: SamplingParams) -> SamplingParams:
-        """How completions are drawn when the model is measured: random numbers apart from those of training."""
+        """Sampling parameters of measurements: random numbers apart from those of training."""
         seed = training.seed + 1_000_003
         return replace(training, temperature=self.temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed)

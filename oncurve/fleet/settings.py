@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class DeltaSettings(Section):
-    """How servers get weights as differences from the version before."""
+    """Weights as differences from the version before."""
 
     anchor_every: Harmless[PositiveInt] = 20
     """Versions after which one is written whole as well, for servers that join."""
@@ -132,7 +132,7 @@ class ServerKeys(SamplingKeys):
 
     @property
     def weights_leave_from(self) -> Literal["device", "cpu"] | None:
-        """Where one process has all weights that it sends to servers; None: every process samples from its own."""
+        """The place of all weights in the process that sends them; None: every process samples from its own."""
         if self.type != "servers":
             return None
         return "device" if self.transfer == "nccl" else "cpu"
@@ -148,7 +148,7 @@ class ServerKeys(SamplingKeys):
         return [key for key in ("servers", "registry", "own_servers", "vllm_servers", "staleness") if self._is_set(key)]
 
     def without_servers(self) -> list[str]:
-        """What to type so that nothing is left in this section that asks for servers."""
+        """The settings to type so that nothing in this section asks for servers."""
         keys = [*self.asked_of_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
         keys += ["transfer"] if self.transfer == "nccl" else []
         defaults = {key: type(self).model_fields[key].default for key in keys}

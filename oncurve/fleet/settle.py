@@ -1,4 +1,4 @@
-"""Where a recipe samples on this machine: which sampler, how many servers on which GPUs, and how weights reach them."""
+"""The sampler of a recipe on this machine: which one, how many servers on which GPUs, and how weights reach them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def place(config: Config, machine: Machine) -> Placement:
 
 
 def reckon_beside(config: Config, shape: ModelShape, *, total: float) -> Beside:
-    """What is left for a server on the one GPU that trains."""
+    """The memory that is left for a server on the one GPU that trains."""
     return share_gpu(shape, make_work(config, PlanRequest()), make_setup(config, PlanRequest()), total=total)
 
 

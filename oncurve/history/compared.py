@@ -19,7 +19,7 @@ _CLOCKED = re.compile(r"^(?:time|memory|speed)/|_seconds$|^weights/")
 
 
 def compare(run: PastRun, folder: Path, start: int, last: int) -> tuple[list[str], list[str]]:
-    """What is the same, and the first difference from the record."""
+    """Everything that is the same, and the first difference from the record."""
     mine, compared = {row["step"]: row for row in read_metrics(folder)}, []
     num_metrics, num_completions = 0, 0
     for number in range(start + 1, last + 1):

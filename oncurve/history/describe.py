@@ -18,7 +18,7 @@ MAX_ROWS = 20
 
 
 def replay_text(found: Replay) -> Lines:
-    """What a replay found, and the step."""
+    """A replay as text: how it compares with the record, and the step."""
     lines: list[Text | Table] = [Text(line) for line in _verdict(found)]
     lines += [Text(line) for line in _gradient(found.step)]
     lines += [_groups(found.step), _tokens("tokens that weigh most in the gradient", found.step.by_weight)]
@@ -88,7 +88,7 @@ def _tokens(title: str, tokens: tuple[TokenView, ...]) -> Table:
 
 
 def regrade_text(found: Regrade) -> Lines:
-    """What another reward would have paid."""
+    """A regrading as text."""
     total = found.total("num_completions")
     lines: list[Text | Table] = [
         Text(f"{found.run}: {total:,} completions of {len(found.steps)} steps, graded again by {found.reward}"),

@@ -50,7 +50,7 @@ class TokenView:
 
 @dataclass(frozen=True)
 class OpenedStep:
-    """What one step asks of the weights, before its first update.
+    """The gradient of one step before its first update, by group and by token.
 
     With several updates per step the gradient is their mean, all at the first weights; dropout is left out.
     """

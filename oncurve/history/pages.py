@@ -17,7 +17,7 @@ MAX_TEXT = 4_000
 
 
 def regrade_page(found: Regrade) -> str:
-    """What another reward would have paid, as a page."""
+    """A regrading as a page."""
     total = found.total("num_completions")
     tiles = [
         ("completions", f"{total:,}"),

@@ -43,7 +43,7 @@ class PastStep:
 
     @property
     def batch(self) -> Batch:
-        """What was trained on, as tensors; nothing is masked. Raises DataError without the tokens."""
+        """The batch that was trained on; nothing is masked. Raises DataError without the tokens."""
         if not self.has_tokens:
             raise DataError(f"step {self.number} was recorded without its tokens; run.record=all records them")
         return collate(self.groups, self.advantages)
@@ -54,7 +54,7 @@ class PastStep:
 
 
 class PastRun:
-    """What a run folder holds, read when it is asked for. Nothing in it is changed."""
+    """A run folder, read when it is asked for. Nothing in it is changed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises ConfigError where there is no run."""
@@ -80,7 +80,7 @@ class PastRun:
 
     @property
     def num_processes(self) -> int:
-        """How many processes of this machine do a step of the run again as it was done.
+        """Number of processes of this machine that do a step of the run again as it was done.
 
         1 for weights held in parts, whose gradient is shown whole, and where the run had more GPUs than are here.
         """

@@ -41,13 +41,13 @@ class Disagreement:
 
     @property
     def damage(self) -> float:
-        """How far its advantage moves."""
+        """The distance by which its advantage moves."""
         return abs(self.advantage_now - self.advantage_was)
 
 
 @dataclass
 class StepChange:
-    """What changes in one step; counts are of completions graded under both rewards, unless they say otherwise."""
+    """The changes in one step; counts are of completions graded under both rewards, unless they say otherwise."""
 
     step: int
     num_completions: int = 0

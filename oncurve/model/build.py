@@ -70,7 +70,7 @@ def _run(command: list[str]) -> None:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept between runs."""
+    """The folder in which compiled kernels are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "oncurve"
 

@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RecordingPlan:
-    """What a step of some rows is computed with."""
+    """The sizes with which a step of some rows is recorded."""
 
     shape: Any
     """What ``step`` takes: a tuple that begins with the number of rows that are computed, span."""

@@ -75,7 +75,7 @@ class FlashShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FlashTurn:
-    """What one decode step reads and writes, the same for every layer."""
+    """Inputs and buffers of one decode step, the same for every layer."""
 
     slots: Tensor
     """Of each row [span]."""
@@ -170,7 +170,7 @@ class FlashLayers(RecordedLayers):
         self._newest.index_copy_(0, slots, tokens)
 
     def _gathered(self, qkv: Tensor, layer: Layer, cache: LayerCache, *, turn: FlashTurn) -> Tensor:
-        """What attention gathers for all rows [span, heads D]; ``qkv`` is overwritten.
+        """Attention's output for all rows [span, heads D]; ``qkv`` is overwritten.
 
         Key and value go with the queries as if they were two more: what they gather is not looked at, and a run has
         room for them, so that nothing is copied.

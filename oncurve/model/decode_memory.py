@@ -46,7 +46,7 @@ def prompts_held(rows: int, *, num_prompts: int, group_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """How wide a model is, in numbers and bytes."""
+    """The widths of a model, in numbers and bytes."""
 
     layers: int
     hidden: int
@@ -76,7 +76,7 @@ class Widths:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCall:
-    """What is asked of one call of the engine."""
+    """The rows and lengths that one call of the engine is asked for."""
 
     num_prompts: int
     group_size: int

@@ -81,7 +81,7 @@ class PrefixGroups:
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
-    """What one decode step reads and writes, the same for every layer."""
+    """Inputs and buffers of one decode step, the same for every layer."""
 
     span: int
     """Slots that are computed."""
@@ -202,7 +202,7 @@ class TorchLayers:
         return self._add_norm(residual, added, self.last_norm)[1]
 
     def _mixed(self, qkv: Tensor, layer: Layer, cache: LayerCache, *, turn: StepInputs) -> Tensor:
-        """What attention gathers for all slots [span, heads D]; ``qkv`` is overwritten."""
+        """Attention's output for all slots [span, heads D]; ``qkv`` is overwritten."""
         heads = qkv.view(len(qkv), self.sizes.kv_heads, -1, self.sizes.head_size)
         if layer.head_norms is not None:
             _norm_heads(heads[:, :, :-1], layer.head_norms, self.sizes.epsilon)
@@ -218,7 +218,7 @@ class TorchLayers:
         return total, torch.mul(total, weight).div_(norm)
 
     def _turn(self, angles: Tensor, places: np.ndarray) -> StepInputs:
-        """What this step reads and writes, from exp(i angle) of the rows [R, 1, D / 2]; see ``Decoder.step``."""
+        """The inputs of this step, from exp(i angle) of the rows [R, 1, D / 2]; see ``Decoder.step``."""
         slots, past = places[:, 0], places[:, 1]
         span = self.span(int(slots.max()) + 1)
         is_plain = span == len(slots) and np.array_equal(slots, np.arange(span))
@@ -247,7 +247,7 @@ class TorchLayers:
         return min(-(-used // step) * step, self.slots)
 
     def _read(self, places: np.ndarray, span: int) -> PrefixGroups:
-        """Who reads which prompt; it changes only when rows come, go or move."""
+        """The rows that read each prompt; it changes only when rows come, go or move."""
         key = places[:, [0, 2, 3]]
         if self._groups is None or self._groups[1] != span or not np.array_equal(self._groups[0], key):
             groups = PrefixGroups.of(*(places[:, column] for column in (0, 2, 3)), span=span, dtype=self.wide)
@@ -359,7 +359,7 @@ def _join(
 def _attended(
     q: Tensor, held: Sequence[Tensor], hidden: Tensor | None, compute_type: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """What queries gather from keys and values that are held in some type, and the logarithms of the softmax's sums.
+    """Attention of queries to keys and values that are held in some type, and the logarithms of the softmax's sums.
 
     Products are in that type if the compute type is no wider.
     """

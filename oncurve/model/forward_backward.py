@@ -52,7 +52,7 @@ class Angles:
 
 @dataclass
 class SavedActivations:
-    """What the backward pass of a layer needs."""
+    """The activations that the backward pass of a layer needs."""
 
     first: Tensor
     """The residual before attention [N, H]."""

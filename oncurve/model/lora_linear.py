@@ -55,7 +55,7 @@ class Matrix:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What may be trained, in the order of ``gradients``."""
+        """The parameters that may be trained, in the order of ``gradients``."""
         return [self.weight] if self.adapter is None else [self.weight, self.adapter.a, self.adapter.b]
 
     @torch.no_grad()

@@ -42,7 +42,7 @@ class LoraWeights:
 
     @property
     def num_bytes(self) -> int:
-        """What its matrices take."""
+        """Bytes of its matrices."""
         return sum(part.numel() * part.element_size() for pair in self.pairs.values() for part in pair)
 
     def save(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class LoraWeights:
         save_file(tensors, folder / FILE)
 
     def facts(self) -> dict[str, Any]:
-        """What servers are told beside the file."""
+        """The facts that servers get beside the file."""
         return {"scales": dict(self.scales), "is_transposed": self.is_transposed, "base": self.base}
 
 

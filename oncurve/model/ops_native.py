@@ -227,7 +227,7 @@ class NativeOps:
         return packed
 
     def decode_scratch(self, sizes: Sequence[int]) -> Tensor:
-        """What ``decode`` needs for its own use, in calls of these sizes or of fewer rows."""
+        """The scratch memory that ``decode`` needs in calls of these sizes or of fewer rows."""
         return torch.zeros(self._decode_scratch(_array(sizes)), dtype=self.compute_type)
 
     def decode(
@@ -267,7 +267,7 @@ class NativeOps:
 
 
 def _addresses(dtype: torch.dtype, *tensors: Tensor) -> list[int]:
-    """Where tensors lie. A kernel knows neither strides nor types: one that differs would make it write elsewhere.
+    """Addresses of tensors. A kernel knows neither strides nor types: one that differs would make it write elsewhere.
 
     Raises ValueError for a tensor that is not contiguous or of another type.
     """

@@ -61,7 +61,7 @@ class Heads(Protocol):
 def attend_with_sums(
     q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor | None = None, is_causal: bool = False
 ) -> Sequence[Tensor]:
-    """What queries [B, Q, T, D] gather from keys and values [B, Q, S, D], and the logarithms of the softmax's sums.
+    """Attention of queries [B, Q, T, D] to keys and values [B, Q, S, D], and the logarithms of the softmax's sums.
 
     ``hidden`` is added to the scores and fits [B, Q, T, S] when repeated.
     """
@@ -132,7 +132,7 @@ def logits(hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
 
 
 def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """What every token of a packed sequence gathers [N, heads D], and what ``attention_backward`` takes for ``kept``.
+    """Attention of a packed sequence [N, heads D], and what ``attention_backward`` takes for ``kept``.
 
     Queries and keys in ``qkv`` are replaced by those turned by their positions. Products are in the type of ``qkv``,
     scores and their softmax in the wide type: each row's own tokens among themselves, then all tokens behind a prompt

@@ -49,7 +49,7 @@ class Block:
 
     @cached_property
     def rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(self.spans)
 
     @cached_property
@@ -108,7 +108,7 @@ class Block:
             to[self.run].unflatten(0, (self.rows, self.own)).copy_(x)
 
     def visible(self) -> Tensor:
-        """Who sees whom [R, T, S + T]; padding sees itself, because a softmax over nothing is not a number."""
+        """The mask of attention [R, T, S + T]; padding sees itself, because a softmax over nothing is not a number."""
         steps = torch.arange(self.own)
         causal = (steps[:, None] >= steps)[None] & (steps < self.spans[:, 1, None])[:, None]
         causal = causal | torch.eye(self.own, dtype=torch.bool)
@@ -141,7 +141,7 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where everything stands in the sequence of a microbatch."""
+    """The places of rows and prompts in the sequence of a microbatch."""
 
     ids: Tensor
     """Token ids [1, N]."""

@@ -99,7 +99,7 @@ class Recordings:
         return work(numbers) if done is None else done
 
     def _captured(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """What a function does on the device, and what it gives."""
+        """Record what a function does on the device; the recording, and the function's result."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph, is_whole = torch.cuda.CUDAGraph(), False
         graph.capture_begin(self._pool, capture_error_mode="thread_local")

@@ -114,7 +114,7 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.body.embed_tokens.weight.device
 
     def compute_type(self) -> torch.dtype:
@@ -151,7 +151,7 @@ def body_of(model: PreTrainedModel) -> Any:
 
 @dataclass(frozen=True)
 class Trust:
-    """What of our own was found to compute what a model's own forward pass does."""
+    """The ways of our own that were found to compute what a model's own forward pass does."""
 
     layers: bool = True
     """Our own layers, where they know the family."""
@@ -165,7 +165,7 @@ _TRUST: WeakKeyDictionary[PreTrainedModel, Trust] = WeakKeyDictionary()
 
 
 def trust_of(model: PreTrainedModel) -> Trust:
-    """What was found of a model; everything, before it was looked at."""
+    """The findings on a model; everything, before it was looked at."""
     return _TRUST.get(model, Trust())
 
 

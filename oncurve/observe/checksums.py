@@ -17,7 +17,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileSum:
-    """What a manifest says of a file."""
+    """A file's entry in a manifest."""
 
     size: int
     sha256: str
@@ -40,7 +40,7 @@ class FileSum:
         return asdict(self)
 
     def objection(self, expected: Mapping[str, Any]) -> str | None:
-        """What is otherwise than in a manifest; None if nothing is."""
+        """The first difference from a manifest; None if there is none."""
         if self.size != expected["size"]:
             return f"has {self.size} bytes, {expected['size']} were written"
         if self.sha256 != expected["sha256"]:

@@ -101,7 +101,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def episode_row(completion: Completion) -> dict[str, object]:
-    """What the record of an episode contains besides its text; nothing for a plain completion.
+    """The record of an episode besides its text; empty for a plain completion.
 
     ``segments`` are [whether the policy wrote it, text, tokens]; ``turn`` of a call counts from 0.
     """
@@ -130,5 +130,5 @@ def episode_row(completion: Completion) -> dict[str, object]:
 
 
 def _written(row: Completion) -> list[list[object]]:
-    """Who wrote what, in how many tokens."""
+    """The parts of an episode: writer, and number of tokens."""
     return [[part.is_policy, part.text, part.end - part.start] for part in row.segments]

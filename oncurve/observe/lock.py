@@ -85,7 +85,7 @@ class RunLock:
         raise ConfigError(f"{self.path.parent}: {found}. {do}, or choose another folder.")
 
     def _owner(self) -> dict[str, Any]:
-        """What the file says; empty where it says nothing that can be read."""
+        """The owner that the file names; empty where it says nothing that can be read."""
         try:
             found = json.loads(os.pread(self._descriptor, 4096, 0).decode("utf-8", errors="replace"))
         except ValueError:

@@ -24,7 +24,7 @@ class MachineError(OncurveError, RuntimeError):
 
 
 def unseen_gpu(torch_version: str, cuda: str | None) -> str | None:
-    """What is wrong where the driver has a GPU and a torch of this version and CUDA sees none; None if there is none.
+    """The fault where the driver has a GPU and a torch of this version and CUDA sees none; None if there is none.
 
     GPUs that ``CUDA_VISIBLE_DEVICES`` hides are not meant.
     """

@@ -131,7 +131,7 @@ class Progress:
         self._print(text)
 
     def status(self, text: str) -> None:
-        """What is going on inside the step, such as "evaluating 128/500"; only shown in a panel."""
+        """The work inside the step, such as "evaluating 128/500"; only shown in a panel."""
         self._status = text
         if isinstance(self._live, NotebookDisplay):
             self._live.refresh(at_once=False)
@@ -254,7 +254,7 @@ _FORMAT = '<pre style="line-height: 1.3; white-space: pre; overflow-x: auto">{co
 
 
 class NotebookDisplay:
-    """What ``rich.live.Live`` is in a terminal."""
+    """A display in a notebook, as ``rich.live.Live`` is in a terminal."""
 
     def __init__(self, render: Callable[[], RenderableType], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._render, self._clock = render, clock
@@ -284,7 +284,7 @@ class NotebookDisplay:
 
 
 def as_html(renderable: RenderableType, *, width: int = 110) -> str:
-    """What a console would show, as HTML that brings its colours along."""
+    """A console's output as HTML that brings its colours along."""
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True, force_jupyter=False)
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format=_FORMAT)

@@ -91,11 +91,11 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go; made by whoever writes the first one."""
+        """The folder of checkpoints; made by whoever writes the first one."""
         return self.path / "checkpoints"
 
     def write_start(self, recipe: str, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-        """What the run was asked to do, in its own words and resolved, and where it started."""
+        """Write what the run was asked to do, in its own words and resolved, and where it started."""
         resolved = yaml.safe_dump(redact_tree(dict(config)), sort_keys=False, allow_unicode=True)
         with self._telling():
             write_text(self.path / "recipe.yaml", redact(recipe))
@@ -121,7 +121,7 @@ class RunFolder:
             self._metrics = (self.path / METRICS).open("ab", buffering=0)
 
     def write_status(self, step: int, phase: str) -> None:
-        """Where the run is now, as ``status.json``: steps done, what it is doing, its process."""
+        """Write the run's progress as ``status.json``: steps done, what it is doing, its process."""
         with self._telling():
             replace_text(self.path / "status.json", to_json({"step": step, "phase": phase, "pid": os.getpid()}) + "\n")
 
@@ -380,7 +380,7 @@ def read_rollouts(run: str | Path, step: int) -> list[dict[str, Any]]:
 
 
 def read_manifest(run: str | Path) -> dict[str, Any]:
-    """Where and from which code a run started. Raises DataError if the file is missing or broken."""
+    """The place and code from which a run started. Raises DataError if the file is missing or broken."""
     return read_json(Path(run) / "manifest.json")
 
 

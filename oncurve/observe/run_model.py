@@ -52,7 +52,7 @@ def locate(name: str) -> str:
 
 
 def check_place(name: str) -> tuple[str, bool]:
-    """Where a model is, and whether that must be a folder. Raises CheckpointError if it must and is not there."""
+    """The model's place, and whether it must be a folder. Raises CheckpointError if it must and is not there."""
     place = locate(name)
     path = Path(place)
     is_hub_name = place.count("/") == 1 and not path.is_absolute() and not place.startswith(".")

@@ -122,7 +122,7 @@ def _row(place: int, group: Group, completion: Completion, reward: Reward, advan
 
 
 def _episode(completion: Completion) -> str | None:
-    """What an episode has besides its tokens, as JSON; None for a plain completion."""
+    """An episode's record besides its tokens, as JSON; None for a plain completion."""
     if not (completion.segments or completion.failure or completion.own_prompt is not None or completion.branches):
         return None
     earned = completion.environment_reward

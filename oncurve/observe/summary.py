@@ -184,7 +184,7 @@ def _time(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _trouble(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What did not go as it should, counted; nothing when all went well."""
+    """Counts of what did not go as it should; empty when all went well."""
     lines: list[str] = []
     if errors := [value for value in _values(metrics, "reward/error_fraction") if value > 0]:
         steps = counted(len(errors), "step")

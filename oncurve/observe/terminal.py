@@ -25,7 +25,7 @@ EVERY_SECONDS = 5.0
 
 
 def console() -> Console:
-    """Where people read."""
+    """The console that people read."""
     from rich.console import Console
 
     return Console(soft_wrap=not sys.stdout.isatty())

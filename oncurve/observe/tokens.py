@@ -22,7 +22,7 @@ class TokenRecord:
         self._tokenizer, self._num_groups = tokenizer, num_groups
 
     def entries(self, place: int, completion: Completion) -> dict[str, Any]:
-        """What the record of a completion gets besides its text; nothing for the groups after the first few."""
+        """The record of a completion's tokens besides its text; empty for the groups after the first few."""
         if place >= self._num_groups:
             return {}
         found: dict[str, Any] = {"logprobs": [round(value, _DECIMALS) for value in completion.sampler_logprobs]}
@@ -34,7 +34,7 @@ class TokenRecord:
 
 
 def token_lengths(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[int] | None:
-    """How many characters of the text each token stands for; their sum is the length of the text.
+    """Characters of the text that each token stands for; their sum is the length of the text.
 
     A token that ends inside a character has 0 and the token that completes it has the whole; an end token, which the
     text leaves out, has 0. None if the tokens do not spell the text, so that nobody is shown the wrong boundaries.

@@ -29,7 +29,7 @@ class Microbatch:
 
 
 def largest_microbatch(work: Work, setup: Setup) -> Microbatch:
-    """What ``tokens_per_microbatch`` holds of rows of full length, one row at least.
+    """Rows of full length that ``tokens_per_microbatch`` holds, one at least.
 
         packed:  rows = completions of whole prompts that fit, N = prompts S + rows (T - 1), rounded up a little
         padded:  rows = budget / (S + T),                      N = rows (S + T)
@@ -64,7 +64,7 @@ def largest_microbatch(work: Work, setup: Setup) -> Microbatch:
 
 
 def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """What one decoder layer keeps for its backward pass.
+    """Bytes that one decoder layer keeps for its backward pass.
 
     Through the modules of transformers, where autograd keeps what it likes:
 
@@ -98,7 +98,7 @@ def layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
 
 
 def _own_layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """What a layer of ``model/forward_backward.py`` keeps: ``Kept``."""
+    """Bytes that a layer of ``model/forward_backward.py`` keeps: ``Kept``."""
     attention = 2 * shape.query_size + 2 * shape.kv_size
     if setup.width == 4:
         values = constants.OWN_MLP * shape.mlp + attention + constants.OWN_WIDE_HIDDEN * shape.hidden
@@ -108,7 +108,7 @@ def _own_layer_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> floa
 
 
 def kept_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """What autograd keeps at the end of the forward pass.
+    """Bytes that autograd keeps at the end of the forward pass.
 
         without checkpointing:  layers x layer_bytes
         with checkpointing:     layers x 4 N H, the inputs of the layers; + c N H in our own layers, whose residual
@@ -134,7 +134,7 @@ def kept_bytes(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
 
 
 def layer_buffers(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """What comes and goes while a layer runs backward: gradients of activations; with checkpointing the layer again.
+    """Buffers while a layer runs backward: gradients of activations; with checkpointing the layer again.
 
     In the modules of transformers the product that the MLP's last matrix reads, c N MLP, is gone when the three
     gradients are there.

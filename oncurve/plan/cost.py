@@ -163,7 +163,7 @@ def _fewest_samplers(shape: ModelShape, work: Work, setup: Setup, device: Device
 
 @dataclass(frozen=True, slots=True)
 class FailureCost:
-    """What one preemption of the trainer costs, at most; half of it on average."""
+    """The cost of one preemption of the trainer, at most; half of it on average."""
 
     steps: int
     """Done again: those since the last checkpoint."""
@@ -198,7 +198,7 @@ def cost_of_failure(work: Work, time: StepTime, setup: Setup, device: Device) ->
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What a run leaves in its folder, without reports and logs."""
+    """Bytes in the run's folder at the end, without reports and logs."""
 
     checkpoint_bytes: float
     """Of one checkpoint: trained weights in float32 and the optimizer's moments."""

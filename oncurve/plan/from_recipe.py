@@ -26,7 +26,7 @@ PROMPT_TOKENS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What the command line says about a plan beyond the recipe."""
+    """The options of a plan on the command line, beyond the recipe."""
 
     gpus: int = 1
     """Devices that train."""
@@ -122,7 +122,7 @@ def make_turns(config: Config, request: PlanRequest) -> TurnPlan:
 
 
 def placement_of(config: Config, *, is_gpu: bool) -> tuple[Placement, int]:
-    """Where a recipe samples, and the devices that its servers take.
+    """The placement of a recipe's sampler, and the devices that its servers take.
 
     On a CPU one machine does everything. Of servers that come and go one is planned.
     """
@@ -141,7 +141,7 @@ def _has_vllm(config: Config, request: PlanRequest) -> bool:
 
 
 def make_setup(config: Config, request: PlanRequest) -> Setup:
-    """How a recipe trains, on the devices that the command line asks for."""
+    """The training setup of a recipe, on the devices that the command line asks for."""
     policy = config.policy
     compute = policy.compute_type
     if compute == "auto":

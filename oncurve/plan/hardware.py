@@ -109,6 +109,6 @@ def _first(error: Exception) -> str:
 
 
 def read_table(path: Path) -> Any:
-    """What a YAML file holds. Raises OSError, UnicodeDecodeError and yaml.YAMLError."""
+    """The content of a YAML file. Raises OSError, UnicodeDecodeError and yaml.YAMLError."""
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)

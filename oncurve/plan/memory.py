@@ -46,7 +46,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one kind of device must hold."""
+    """The memory of one kind of device, by component."""
 
     role: Literal["trainer", "sampler"]
     devices: int
@@ -57,7 +57,7 @@ class Need:
         return sum(component.bytes for component in self.components if phase in component.phases)
 
     def live_bytes(self, phase: Phase) -> float:
-        """What is in tensors in a phase, without what allocators and libraries take on top."""
+        """Bytes of tensors in a phase, without what allocators and libraries take on top."""
         found = (part for part in self.components if phase in part.phases and not part.is_allowance)
         return sum(part.bytes for part in found)
 
@@ -74,7 +74,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What all devices need, and what the machine's own memory must hold for them."""
+    """The memory of all devices, and of the machine that holds them."""
 
     needs: tuple[Need, ...]
     host_bytes: float = 0.0
@@ -105,7 +105,7 @@ def plan_memory(shape: ModelShape, work: Work, setup: Setup) -> Memory:
 
 
 def sync_buffer_bytes(shape: ModelShape, setup: Setup) -> float:
-    """What a trainer's device holds while weights leave it, beside them.
+    """Bytes of the buffers on a trainer's device while weights leave it.
 
     nccl   two buffers of 256 MiB: ``fleet/weights/endpoints.py``
     fetch  half-width copies of the matrices that are on their way: the head, and an MLP's for each other thread;
@@ -152,7 +152,7 @@ def half_width_bytes(shape: ModelShape) -> float:
 
 
 def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
-    """What exists for every trained or frozen weight, cut over n ranks as ZeRO does (arXiv:1910.02054, section 5).
+    """Components for every trained or frozen weight, cut over n ranks as ZeRO does (arXiv:1910.02054, section 5).
 
         master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3), see ``moment_bytes``
         frozen weights 4 B, 2 B on a GPU with bfloat16 arithmetic (for a checkpoint of that type), or 0.52 B in NF4;
@@ -209,7 +209,7 @@ def copy_bytes(shape: ModelShape, setup: Setup) -> float:
 
 
 def load_bytes(shape: ModelShape, setup: Setup) -> float:
-    """What is not read in parts is whole on every device before it is cut: 4 B each, the reference too, the copy."""
+    """Bytes while a model is loaded; not read by parts, each device holds all: 4 B a weight, reference and copy too."""
     if not is_cut(setup) or setup.loads_by_parts:
         return 0.0
     whole = 4.0 * shape.num_parameters * (2 if has_reference(setup) else 1)
@@ -225,7 +225,7 @@ _STAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
-    """What the passes over one microbatch need.
+    """Components of the passes over one microbatch.
 
         backward begins:  what is kept + max(head, buffers of a layer) + gradients of earlier microbatches
         backward ends:    buffers of a layer + all gradients
@@ -251,7 +251,7 @@ def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
 
 
 def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
-    """What the C library's allocator holds on top: a share of what all layers allocate and free. Measured.
+    """Overhead of the C library's allocator: a share of what all layers allocate and free. Measured.
 
     Tensors [N, MLP] of 32 MiB and more are given back at once and leave no gaps.
     """
@@ -268,7 +268,7 @@ def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> flo
 
 
 def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
-    """What the engine in this process needs: it samples from the policy's own weights.
+    """Components of the engine in this process: it samples from the policy's own weights.
 
     KV cache, logits of the next token, what reading prompts takes:
         on a GPU the rule by which the engine chooses its rows, ``model/decode_memory.py``
@@ -332,7 +332,7 @@ def gpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]
 
 
 def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[decode_memory.Widths, decode_memory.DecodeCall, bool]:
-    """What the engine's rule for memory asks for, and whether it samples through the model's own module."""
+    """Memory that the engine's own rule asks for, and whether it samples through the model's own module."""
     widths = decode_memory.Widths(
         layers=shape.layers,
         hidden=shape.hidden,
@@ -363,7 +363,7 @@ def rows_that_fit(shape: ModelShape, work: Work, setup: Setup, *, memory_bytes: 
 
 
 def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
-    """What a device of a separate engine needs: half-width weights cut over its devices, and a cache for its rows.
+    """Components on a device of a separate engine: half-width weights cut over its devices, and a cache for its rows.
 
     A server takes as much more cache as its settings allow; here stands what the step's rows can fill.
     """

@@ -57,12 +57,12 @@ class Plan:
 
     @property
     def failure(self) -> FailureCost:
-        """What a machine that is taken away costs."""
+        """The cost of a machine that is taken away."""
         return cost_of_failure(self.work, self.time, self.setup, self.device)
 
     @property
     def disk(self) -> DiskUse:
-        """What the run leaves on the disk."""
+        """The run's folder at its end."""
         return disk_use(self.shape, self.work, self.setup)
 
     @property
@@ -289,7 +289,7 @@ def _time(plan: Plan) -> Iterator[str]:
 
 
 def _speeds(device: Device) -> str:
-    """Where the seconds come from."""
+    """The source of the seconds."""
     if device.train_utilization is not None:
         return f"  from measured speeds of {device.name}"
     share = "utilization is estimated, not measured: expect up to a factor of two either way"
@@ -297,7 +297,7 @@ def _speeds(device: Device) -> str:
 
 
 def _turns(plan: Plan) -> Iterator[str]:
-    """What tools cost, and what that assumes."""
+    """The cost of tools, and its assumptions."""
     time, turns = plan.time, plan.work.turns
     what = (
         "read in answers (what came before is kept)"

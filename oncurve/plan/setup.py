@@ -24,7 +24,7 @@ POLICY, RUN = PolicySection(), RunSection()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlan:
-    """How completions go on with tools or an environment. By default there is one turn and no answer."""
+    """Turns of completions with tools or an environment. By default there is one turn and no answer."""
 
     limit: int = 1
     """Turns of the policy, at most."""
@@ -139,7 +139,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How the policy is trained, and on what."""
+    """The method and the devices of training."""
 
     method: Method = "full"
     rank: int = LoraSettings().rank

@@ -15,7 +15,7 @@ from oncurve.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets the layers of a family apart, beyond the sizes in its config.json."""
+    """Traits of a family's layers, beyond the sizes in its config.json."""
 
     has_qkv_bias: bool = False
     """The query, key and value projections always have a bias; otherwise ``attention_bias`` says so for all four."""

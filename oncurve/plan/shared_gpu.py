@@ -35,7 +35,7 @@ class Beside:
 
     @property
     def share(self) -> float:
-        """What vLLM is told as ``--gpu-memory-utilization``: hundredths of the whole GPU, rounded down."""
+        """The value of vLLM's ``--gpu-memory-utilization``: hundredths of the whole GPU, rounded down."""
         return math.floor(100 * self.left / self.total) / 100
 
     @property
@@ -48,7 +48,7 @@ class Beside:
 
 
 def share_gpu(shape: ModelShape, work: Work, setup: Setup, *, total: float) -> Beside:
-    """What is left beside the policy.
+    """The share of a GPU that is left beside the policy.
 
         policy = 12 B x trained weights (4 master, 8 moments) + frozen weights + reference + 4 GiB
 

@@ -93,7 +93,7 @@ def train_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -
 
 
 def exchange_bytes(shape: ModelShape, work: Work, setup: Setup) -> float:
-    """What passes each connection between devices in the training of a step, in rings.
+    """Bytes over each connection between devices in the training of a step, in rings.
 
     zero3, each microbatch: weights for the forward pass, again for the backward pass, and their gradients in 4 B;
     each pass without a gradient: weights once

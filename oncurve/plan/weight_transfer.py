@@ -23,7 +23,7 @@ class Part:
 
 
 def sync_bytes(shape: ModelShape, setup: Setup) -> float:
-    """What must travel to the sampler after each step: all weights in the servers' type, or an adapter's.
+    """Bytes that travel to the sampler after each step: all weights in the servers' type, or an adapter's.
 
         matrices 2 B each (4 with float32 arithmetic), vectors 4 B; an adapter 4 B x its weights
 

@@ -24,7 +24,7 @@ Scorers = Mapping[int, nn.Module]
 
 
 class Backend(Protocol):
-    """Where the weights in training are, and how they are read, written and moved.
+    """The weights in training: where they are, and how they are read, written and moved.
 
     There are three: ``OneDevice`` here, ``Fsdp`` in fsdp.py, ``Zero`` (DeepSpeed) in deepspeed.py.
     """
@@ -38,7 +38,7 @@ class Backend(Protocol):
     """All processes take every pass together, so that all must make as many, and none can begin one anew."""
 
     def scorer(self, model: PreTrainedModel) -> nn.Module:
-        """What a batch goes through to be scored by a model: the one in training, or its reference."""
+        """The module through which a batch is scored by a model: the one in training, or its reference."""
         ...
 
     def after_scoring(self, model: PreTrainedModel) -> None:
@@ -74,7 +74,7 @@ class Backend(Protocol):
         ...
 
     def moments(self, room: Room) -> dict[str, Piece]:
-        """What the optimizer remembers, as ``<parameter>:<moment>``."""
+        """The optimizer's moments, as ``<parameter>:<moment>``."""
         ...
 
     def load_moments(self, tensors: TensorFiles) -> None:
@@ -185,7 +185,7 @@ class OneDevice:
         }
 
     def moments(self, room: Room) -> dict[str, Piece]:
-        """What the optimizer remembers."""
+        """The optimizer's moments."""
         return {name: piece_of(self, tensor, room) for name, tensor in self.optimizer_tensors().items()}
 
     def load_moments(self, tensors: TensorFiles) -> None:

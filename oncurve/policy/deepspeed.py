@@ -200,7 +200,7 @@ class Zero:
         return value.detach().view(self.full_shape(parameter))
 
     def moments(self, room: Room) -> dict[str, Piece]:
-        """What the optimizer remembers, once there was an update."""
+        """The optimizer's moments, once there was an update."""
         pieces: dict[str, Piece] = {}
         if (count := self.count()) == 0:
             return pieces

@@ -25,7 +25,7 @@ _OURS = ("scheduler", "train_batch_size", "comms_logger", "flops_profiler", "aut
 
 @dataclass(frozen=True, slots=True)
 class ZeroSettings:
-    """What the file of DeepSpeed says, and the recipe beside it."""
+    """The settings in DeepSpeed's file, and those of the recipe beside it."""
 
     config: Mapping[str, Any]
     source: str = "the default"

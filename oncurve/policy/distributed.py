@@ -50,7 +50,7 @@ class Processes:
         return self.rank == 0
 
     def all_gather(self, value: T) -> list[T]:
-        """What every process gave, in the order of their ranks. All must call it."""
+        """The values of all processes, in the order of their ranks. All must call it."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -66,7 +66,7 @@ class Processes:
         return values
 
     def on_main(self, call: Callable[[], T]) -> T | None:
-        """What process 0 does alone; the others wait and get None. All must call it.
+        """Call it in process 0 alone; the others wait and get None. All must call it.
 
         An error of it for the user is raised in process 0, which says it; the others end with the same exit code.
         """
@@ -84,7 +84,7 @@ class Processes:
         return result
 
     def broadcast_from_main(self, call: Callable[[], T]) -> T:
-        """What a call gives in process 0, for all of them, which must all call it. Errors as in ``on_main``."""
+        """The result of a call in process 0, for all of them, which must all call it. Errors as in ``on_main``."""
         return self.all_gather(self.on_main(call))[0]  # type: ignore[return-value]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Flash:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor]:
-        """What every query gathers [M, heads, D], and the logarithms of its sums of exp(score) [heads, M].
+        """Attention of every query [M, heads, D], and the logarithms of its sums of exp(score) [heads, M].
 
         Raises NotImplementedError where torch gives the logarithms in another shape.
         """
@@ -73,7 +73,7 @@ def fits(query: Tensor, value: Tensor) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernel: Flash, *, scale: float | None) -> Tensor:
-    """What every token of a packed sequence gathers [N, heads, D]."""
+    """Attention of every token of a packed sequence [N, heads, D]."""
     return _Attention.apply(q, k, v, layout.own_runs, layout.prompt_runs, kernel, scale)  # type: ignore[return-value]
 
 
@@ -121,7 +121,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _take(x: Tensor, places: slice | Tensor, dim: int = 0) -> Tensor:
-    """What stands at some places; without a copy where they are a slice."""
+    """The values at some places; without a copy where they are a slice."""
     if isinstance(places, slice):
         return x.narrow(dim, places.start, places.stop - places.start)
     return x.index_select(dim, places)

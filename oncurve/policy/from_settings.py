@@ -113,7 +113,7 @@ def make_processes(section: PolicySection) -> Processes:
 def make_sharding(
     section: PolicySection, optimizer: OptimizerSettings, processes: Processes
 ) -> Sharding | ZeroSettings | None:
-    """How weights, gradients and moments are kept in parts; None where each process has all of them.
+    """The way in which weights, gradients and moments are cut; None where each process has all of them.
 
     DeepSpeed is asked also by one process alone, whose moments it can leave to the CPU.
 
@@ -142,7 +142,7 @@ def make_sharding(
 def where_whole(
     processes: Processes, sharding: Sharding | ZeroSettings | None, *, sent_from: ReplicaPlace | None
 ) -> ReplicaPlace:
-    """Where this process has all weights when they are cut: to sample, or to send them to servers.
+    """The place in which this process has all weights when they are cut: to sample, or to send them to servers.
 
     ``sent_from``: the place from which the one process that sends does it; None if each samples. Under DeepSpeed each
     has them on its device.

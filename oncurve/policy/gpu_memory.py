@@ -29,7 +29,7 @@ def gpu_memory(point: str, *, rank: int | None = None) -> dict[str, float]:
 
 
 def together(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """What each of several processes found, as one."""
+    """The findings of several processes, as one."""
     return {key: value for part in parts for key, value in part.items()}
 
 

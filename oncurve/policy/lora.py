@@ -318,7 +318,7 @@ def around(model: nn.Module) -> Adapter | None:
 
 
 def lora_section(model: nn.Module) -> dict[str, object] | None:
-    """What a recipe says of the adapter in a model that a program made with peft; None for an ordinary model."""
+    """The recipe's section for an adapter that a program made with peft; None for an ordinary model."""
     if around(model) is None:
         return None
     config = _lora_config(model)  # type: ignore[arg-type]
@@ -374,7 +374,7 @@ def is_adapter(place: str | Path) -> bool:
 
 
 def read_adapter(folder: str | Path) -> dict[str, object]:
-    """What peft wrote about an adapter: its base model, rank, layers. Raises CheckpointError if it cannot be read."""
+    """An adapter as peft wrote it: its base model, rank, layers. Raises CheckpointError if it cannot be read."""
     path = Path(folder) / ADAPTER_CONFIG
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
@@ -397,7 +397,7 @@ def base_of(folder: str | Path) -> tuple[str, str | None]:
 
 
 def quantized(kind: Quantization, device: torch.device | str) -> dict[str, Any]:
-    """What transformers wants to hear to load linear layers in few bits: QLoRA's nf4, arXiv:2305.14314, or int8.
+    """Arguments with which transformers loads linear layers in few bits: QLoRA's nf4, arXiv:2305.14314, or int8.
 
     Raises ConfigError if bitsandbytes is not installed.
     """

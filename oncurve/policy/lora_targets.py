@@ -105,7 +105,7 @@ def lost_by_files(peft_model: PeftModel) -> set[str]:
 
 
 def describe(model: PreTrainedModel) -> str:
-    """Where a model's adapter is, and which matrices of its layers have none."""
+    """The layers that have an adapter, and the matrices that have none, in words."""
     from peft.tuners.lora import LoraLayer, ParamWrapper
 
     adapted = [(name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer)]

@@ -149,7 +149,7 @@ class TrainedPolicy:
 
     @contextmanager
     def _training_pass(self) -> Iterator[None]:
-        """What a pass with gradients does besides: recompute, drop, move activations away."""
+        """The surroundings of a pass with gradients: recompute, drop, move activations away."""
         with ExitStack() as stack:
             if self.adapter is not None:
                 stack.enter_context(self.adapter.dropping_out())
@@ -190,7 +190,7 @@ class TrainedPolicy:
     def _make_backend(
         self, sharding: Sharding | ZeroSettings | None, replica_place: ReplicaPlace, unread: Unread | None
     ) -> Backend:
-        """Where the weights are from here on. What is to be cut is cut here."""
+        """The backend that holds the weights from here on; weights that are to be cut are cut here."""
         model, compute = self._model, torch_type(self.compute_type)
         scorers = {id(part): Scorer(part) for part in (model, self.reference) if part is not None}
         if isinstance(sharding, ZeroSettings):

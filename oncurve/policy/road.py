@@ -42,7 +42,7 @@ PLAIN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 
 @dataclass(frozen=True)
 class Road:
-    """How a model is trained."""
+    """The way in which a model is trained."""
 
     way: str
     """In words."""
@@ -118,7 +118,7 @@ def _find(model: PreTrainedModel, packing: bool, in_parts: bool) -> Road:
 
 
 def packing_objection(model: PreTrainedModel) -> str | None:
-    """What of a model's configuration forbids to lay rows end to end, whatever a few rows would show; or None."""
+    """A reason in the model's configuration not to lay rows end to end, whatever a few rows would show; or None."""
     config = model.config.get_text_config()
     kinds = [kind for kind in getattr(config, "layer_types", None) or () if kind not in PLAIN_LAYERS]
     if kinds:
@@ -129,7 +129,7 @@ def packing_objection(model: PreTrainedModel) -> str | None:
 
 
 def _subjects(model: PreTrainedModel) -> Iterator[_Subject]:
-    """What is looked at: the model, and one of its kind in which everything begins after a few tokens."""
+    """The models to look at: itself, and one of its kind in which everything begins after a few tokens."""
     yield _Subject(model, has_gradient=False)
     made = find_stand_in(model)
     if made is not None:
@@ -162,7 +162,7 @@ class _Subject:
         return bool(self.exact.isfinite().all())
 
     def objection(self, way: _Way) -> str | None:
-        """What speaks against a way; None if nothing does. The model's attention is the ordinary one afterwards."""
+        """The reason against a way; None if there is none. The model's attention is the ordinary one afterwards."""
         set_trust(self.model, Trust(way.layers, way.head, way.padding))
         model, batch = self.model, self.batch
         try:

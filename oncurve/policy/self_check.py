@@ -55,7 +55,7 @@ def choose_kernel(model: PreTrainedModel, batch: Batch, compute_type: torch.dtyp
 
 
 def _objection(model: PreTrainedModel, batch: Batch, compute_type: torch.dtype) -> str | None:
-    """What speaks against packed attention as it is now; None if it differs from the exact result as rounding does.
+    """The reason against packed attention as it is now; None if it differs from the exact result as rounding does.
 
     How much rounding does, padded rows say themselves: in the compute type and in the type of the weights.
     """

@@ -28,7 +28,7 @@ Room = Callable[[torch.Size, torch.dtype], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How weights are kept in parts: FSDP2, one unit per block."""
+    """Weights cut over processes: FSDP2, one unit per block."""
 
     reshard_after_forward: bool = True
     """Free the weights of a block until its backward pass (as ZeRO-3); otherwise they stay until then (as ZeRO-2)."""

@@ -27,7 +27,7 @@ class SmallerParts(Protocol):
 
     @property
     def backend(self) -> Lockstep:
-        """Where its weights are."""
+        """The backend that holds its weights."""
         ...
 
 

@@ -32,7 +32,7 @@ class OutsideTeacher(Protocol):
 def taught_logprobs(
     teacher: OutsideTeacher, batch: Batch, processes: Processes, *, share_prompts: bool
 ) -> Float[Tensor, "B T"]:
-    """What a teacher outside says of the completion tokens, 0 outside the mask. Each process asks for its own rows."""
+    """A teacher's log-probabilities of the completion tokens, 0 outside the mask. Each process asks for its rows."""
     found = torch.zeros_like(batch.sampler_logprobs)
     mine = own_rows(batch, processes, share_prompts=share_prompts).tolist()
     sizes = [(int(batch.prompt_lengths[row]), int(batch.completion_lengths[row])) for row in mine]

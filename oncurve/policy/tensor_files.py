@@ -45,7 +45,7 @@ class TensorFiles(Mapping[str, Tensor]):
         return self._places[name].get_slice(name)[wanted]
 
     def reader(self, name: str) -> Callable[[slice], Tensor]:
-        """What reads the rows of one tensor."""
+        """A function that reads the rows of one tensor."""
         return lambda wanted: self.rows(name, wanted)
 
 

@@ -36,12 +36,12 @@ ReplicaPlace = Literal["device", "cpu", "none"]
 
 
 class NotByParts(Exception):
-    """Why a model has to be loaded whole."""
+    """The reason why a model has to be loaded whole."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """Where the weights of a model are."""
+    """A model whose weights are still in their files."""
 
     files: TensorFiles
     names: Mapping[str, str]

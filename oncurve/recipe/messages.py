@@ -42,7 +42,7 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def explain_yaml(error: Exception) -> str:
-    """What is wrong with a text that is not YAML, and in which line."""
+    """The fault in a text that is not YAML, and its line."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
         return f"not valid YAML: {' '.join(str(error).split())}"
@@ -233,7 +233,7 @@ _TYPE_NAMES = frozenset(_type_names(Config))
 
 
 def _instead(key: str, chosen: str | None) -> str:
-    """What is to be done about an unknown key in a section whose type is ``chosen``: other types may have it."""
+    """Advice for an unknown key in a section whose type is ``chosen``: other types may have it."""
     generic = ".".join(part for part in key.split(".") if not part.isdigit())
     typed = list(_typed_keys(Config, "", None))
     owners = [str(owner) for name, owner in typed if name == generic and owner is not None]

@@ -39,7 +39,7 @@ def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:
 
 
 def _functions(config: Config) -> Iterator[tuple[str, str]]:
-    """What the recipe names as module:name or file.py:name, each with its key."""
+    """The objects that the recipe names as module:name or file.py:name, each with its key."""
     for reward in config.rewards:
         if (named := reward.code_file()) is not None:
             yield "rewards", named

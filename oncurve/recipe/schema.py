@@ -69,11 +69,11 @@ class Config(Section):
         return self.sft is None and "rewards" not in self.model_fields_set
 
     def sampling(self) -> SamplingParams:
-        """How completions are drawn in training."""
+        """Sampling parameters of training."""
         return self.rollouts.sampling(self.run.seed)
 
     def evaluation_sampling(self) -> SamplingParams:
-        """How completions are drawn when the model is measured."""
+        """Sampling parameters of measurements."""
         return self.evaluation.sampling(self.sampling())
 
     def prompt_limit(self, context_tokens: int | None) -> int | None:
@@ -94,7 +94,7 @@ class Config(Section):
 
     @property
     def evaluation_data(self) -> Data:
-        """How test prompts are written: as the evaluation's data say, or as in training."""
+        """The settings of test prompts: those of the evaluation's data, or of training."""
         return self.evaluation.data or self.data
 
     @property

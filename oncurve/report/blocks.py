@@ -160,7 +160,7 @@ def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Who wrote what in a completion with tools, as far as a page shows it; nothing for a plain one."""
+    """The turns of a completion with tools, as far as a page shows them; empty for a plain one."""
     segments = row.get("segments")
     if not isinstance(segments, list):
         return {}

@@ -68,7 +68,7 @@ class Side:
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """Where it ran; empty if the folder does not say."""
+        """The machine it ran on; empty if the folder does not say."""
         return read_manifest(self.path) if (self.path / "manifest.json").is_file() else {}
 
 

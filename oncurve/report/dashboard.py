@@ -72,7 +72,7 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was made of a run's folder, from which state of it, when, and in how many seconds."""
+    """A page made of a run's folder: from which state of it, when, and in how many seconds."""
 
     value: Any
     stamp: str
@@ -137,7 +137,7 @@ class Site:
         return "".join(comparison_page(compared, home="/", recipes=recipes_block(compared)))
 
     def _keep(self, kind: str, run: Path, make: Callable[[str], Any]) -> Made:
-        """What ``make`` gives; the last one while nothing has changed, or only a moment ago."""
+        """The result of ``make``; the last one while nothing has changed, or only a moment ago."""
         with self._lock:
             kept, stamp, started = self._kept.get((kind, run)), _stamp(run), time.monotonic()
             if kept and (kept.stamp == stamp or started - kept.made < kept.seconds / MAX_SHARE):

@@ -50,7 +50,7 @@ def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
 
 
 def state(run: Path) -> dict[str, Any]:
-    """What the run is doing: "running", "finished", "stopped" or "died", its phase, when it last wrote, why it ended.
+    """The run's state: "running", "finished", "stopped" or "died", its phase, when it last wrote, why it ended.
 
     A writer that died left the folder locked; `oncurve resume` takes it over.
     """
@@ -73,7 +73,7 @@ def state(run: Path) -> dict[str, Any]:
 
 
 def _why(run: Path, name: str) -> str:
-    """Why a run ended before its last step; empty for one that did not, or where its log does not say."""
+    """The reason why a run ended before its last step; empty for one that did not, or where its log does not say."""
     if name == "died":
         return f"its process is gone without a word; continue with `oncurve resume {run}`"
     if name != "stopped":
@@ -116,7 +116,7 @@ def _measured(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> list[list[str]]:
-    """What ran, from which code, on what, started when."""
+    """Facts of the run: program, code, machine, start."""
     code, hardware = manifest.get("code") or {}, manifest.get("hardware") or {}
     sections = {name: config.get(name) or {} for name in ("data", "algorithm", "rollouts")}
     commit = str(code.get("commit") or "")[:12]
@@ -139,7 +139,7 @@ def _facts(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> list[list[
 
 
 def _weights(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """How weights went to rollout servers, where what changed of them was sent."""
+    """How weights went to rollout servers, where differences were sent."""
     sent = [row for row in rows if "weights/sent_mb" in row and row["weights/changed_fraction"] < 1]
     if not sent:
         return []

@@ -84,7 +84,7 @@ class SeedComparison:
     """Scores are shares of correct problems, shown in percent; else mean rewards."""
 
     def sentences(self) -> list[str]:
-        """What the differences say."""
+        """The differences in sentences."""
         return [self._sentence(one) for one in self.differences]
 
     def _sentence(self, one: SeedDifference) -> str:
@@ -152,7 +152,7 @@ def _score(evaluation: Evaluation, is_share: bool) -> float:
 
 
 def _names(groups: Sequence[Sequence[Side]]) -> list[str]:
-    """What the names of a recipe's runs begin with; the first one's name where that is nothing."""
+    """The common beginning of the names of a recipe's runs; the first one's name where that is empty."""
     found = []
     for group in groups:
         names = [side.name for side in group]

@@ -16,7 +16,7 @@ PHASES = ("sample", "grade", "refill", "train", "evaluate", "save")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What one phase of the steps took in all."""
+    """The total of one phase of the steps."""
 
     name: str
     seconds: float

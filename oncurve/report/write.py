@@ -22,7 +22,7 @@ REPORT = "report.html"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a report."""
+    """The outcome of writing a report."""
 
     path: Path
     num_bytes: int
@@ -96,7 +96,7 @@ def report_page(
 
 
 def _left_out(blocks: Blocks) -> list[str]:
-    """What a reader might miss, in words."""
+    """Parts that a reader might miss, in words."""
     left_out: list[str] = []
     if missing := len(blocks.recorded) - len(blocks.texts):
         left_out.append(f"completions of {missing:,} of {len(blocks.recorded):,} recorded steps (evenly chosen)")

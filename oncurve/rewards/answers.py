@@ -76,7 +76,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_hash(text: str) -> str | None:
-    """What follows the last ``####`` on its line; None if there is no such mark or nothing follows it.
+    """The text behind the last ``####`` on its line; None if there is no such mark or nothing follows it.
 
     >>> after_hash("9 + 9 = 18\\n#### 18")
     '18'
@@ -87,7 +87,7 @@ def after_hash(text: str) -> str | None:
 
 
 def answer_tag(text: str) -> str | None:
-    """What stands between the last ``<answer>`` and the first ``</answer>`` after it; None if either is missing.
+    """The text between the last ``<answer>`` and the first ``</answer>`` after it; None if either is missing.
 
     >>> answer_tag("... </think> <answer> 42 </answer>\\nUser: thanks")
     '42'
@@ -192,7 +192,7 @@ def _is_mathematics(word: str) -> bool:
 
 
 def after_thinking(text: str, *, is_open: bool = False) -> str:
-    """What a completion says outside of its thinking: behind ``</think>``, before a ``<think>`` that stays open.
+    """The text of a completion outside of its thinking: behind ``</think>``, before a ``<think>`` that stays open.
 
     Marks of other model families count as well: ``<thinking>``, ``<reasoning>``, ``<thought>``, ``[THINK]``,
     ``<seed:think>``, the signs of Kimi, and the analysis channel of harmony. ``is_open`` says that the completion
@@ -211,7 +211,7 @@ def after_thinking(text: str, *, is_open: bool = False) -> str:
 
 
 def said_by(prompt: Prompt, completion: Completion) -> str:
-    """What a completion says outside of its thinking, which the prompt may have begun.
+    """The text of a completion outside of its thinking, which the prompt may have begun.
 
     A completion that ends by itself has ended its thinking, whether it says so or not; one that was cut off has not.
     """

@@ -125,7 +125,7 @@ class _Arithmetic:
         return base ** int(exponent)
 
     def atom(self) -> Fraction:
-        """What has no sign of its own."""
+        """An operand without a sign of its own."""
         if self.next() in ("(", "{"):
             return self.bracket()
         token = self.take()

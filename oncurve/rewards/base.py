@@ -227,7 +227,7 @@ def _merged_parts(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str,
 
 
 def categorize(reward: Reward) -> Category:
-    """Where a completion belongs in an evaluation: form first, since an answer in the wrong form was not given.
+    """The category of a completion in an evaluation: form first, since an answer in the wrong form was not given.
 
     >>> categorize(Reward(value=0.0, parts={"correct": 0.0, "format": 1.0}))
     'wrong'

@@ -30,7 +30,7 @@ _RETRIED = (408, 409, 425, 429)
 
 
 class EndpointFailure(Exception):
-    """Why there is no reply."""
+    """The reason why there is no reply."""
 
     def __init__(self, error: EndpointError, detail: str) -> None:
         super().__init__(detail)
@@ -48,7 +48,7 @@ class _Temporary(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:
-    """What a million tokens cost; both zero for a model of one's own."""
+    """The price of a million tokens; both zero for a model of one's own."""
 
     prompt_usd: float = 0.0
     completion_usd: float = 0.0

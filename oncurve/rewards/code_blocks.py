@@ -65,7 +65,7 @@ def _opening(line: str) -> tuple[str, str, str] | None:
 
 
 def _last_line(line: str, fence: str) -> str | None:
-    """What stands before the fence on a line that closes a block; None if it closes none."""
+    """The text before the fence on a line that closes a block; None if it closes none."""
     match = _CLOSING.match(line)
     if match is None or not match["fence"].startswith(fence) or not _BEHIND.fullmatch(match["after"]):
         return None
@@ -118,7 +118,7 @@ def program_in(text: str, *, require_fence: bool = True, names: Collection[str] 
 
 
 def _answer_tag(text: str) -> str | None:
-    """What stands between the last ``<answer>`` and the first ``</answer>`` after it, however long."""
+    """The text between the last ``<answer>`` and the first ``</answer>`` after it, however long."""
     _, opening, rest = text.rpartition("<answer>")
     content, closing, _ = rest.partition("</answer>")
     return content.strip() if opening and closing else None

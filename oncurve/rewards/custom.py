@@ -89,7 +89,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 class _Adapted:
-    """What both kinds of adapters share: names of arguments, the form of completions, async calls."""
+    """Common parts of both kinds of adapters: names of arguments, the form of completions, async calls."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Adapted:
         raise NotImplementedError
 
     def _reward(self, value: Any) -> Reward:
-        """What the function gave for one completion, as a reward or an error."""
+        """The function's result for one completion, as a reward or an error."""
         if isinstance(value, Failure):
             return ungraded(value)
         reward = attempt(lambda: to_reward(value, nan_is_none=self.nan_is_none))
@@ -211,7 +211,7 @@ class _PerSample(_Adapted):
         return [self._reward(result) for result in results]
 
     def _limited(self, prompt: Prompt, completion: Completion) -> Any:
-        """What the function gives for a completion, or why it gives nothing: one that fails is an error by itself."""
+        """The function's result for a completion, or why there is none: one that fails is an error by itself."""
 
         def call() -> Any:
             with limited(self.timeout_seconds):

@@ -11,7 +11,7 @@ from oncurve.rewards.section import RewardSection, Surroundings
 
 
 class EnvironmentReward:
-    """What the environment says that an episode is worth.
+    """The environment's own reward of an episode.
 
     An episode whose environment says nothing, or had none, is left out of this term.
     """
@@ -42,7 +42,7 @@ class EnvironmentSection(RewardSection):
     has_any_value: ClassVar[bool] = True
 
     def may_say_correct(self) -> bool:
-        """Where the environment does."""
+        """Whether the environment may say it."""
         return True
 
     def make(self, around: Surroundings) -> RewardFunction:

@@ -172,7 +172,7 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
 
 
 def _right_hand_side(answer: str) -> str:
-    """What remains of ``x = 5``, ``A = bh = 15`` or ``2 + 3 = 5`` beside a reference that is no equation.
+    """The right-hand side of ``x = 5``, ``A = bh = 15`` or ``2 + 3 = 5`` beside a reference that is no equation.
 
     An equation such as ``2x + 1 = 5`` states no value and stays whole.
     """

@@ -52,7 +52,7 @@ def _warn_once(name: str, what: str, did: str) -> None:
 
 
 def _state() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
-    """What a function may change for everybody, each with what sets it."""
+    """The process-wide state that a function may change, each part with what sets it."""
     found: dict[str, tuple[Any, Callable[[Any], Any]]] = {"the working folder": (os.getcwd(), os.chdir)}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:

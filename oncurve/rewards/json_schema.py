@@ -37,7 +37,7 @@ KEYS_PAY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What one completion is measured by, and what it says."""
+    """One completion: what it is measured by, and what it says."""
 
     check: SchemaCheck | None
     """None if the completion holds no JSON, or if its row is at fault."""

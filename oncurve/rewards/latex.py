@@ -96,7 +96,7 @@ def _brace_arguments(text: str) -> str:
 
 
 def _argument(text: str, place: int, *, takes_parentheses: bool) -> tuple[str, int]:
-    """What LaTeX reads as the next argument, without its braces, and the place after it."""
+    """The next argument as LaTeX reads it, without its braces, and the place after it."""
     while text[place : place + 1] == " ":
         place += 1
     if text[place : place + 1] == "{" or (takes_parentheses and text[place : place + 1] == "("):

@@ -143,7 +143,7 @@ class Judge:
         self._stop.set()
 
     def cost_warning(self, num_completions: int) -> str:
-        """What a user should know before paying, for so many completions a step."""
+        """A warning of the cost before the run, for so many completions a step."""
         price = self.endpoint.price
         most = price.usd(4 * MAX_CHARACTERS + len(self.rubric), self.endpoint.max_reply_tokens) * num_completions
         cost = f"at most about {most:.2f} USD" if most else "no price is set, so nothing limits the cost in USD"
@@ -358,7 +358,7 @@ class JudgeReward(RewardSection):
     has_any_value: ClassVar[bool] = True
 
     def says_correct(self) -> bool:
-        """Where scores from a number on count as correct."""
+        """Whether scores from a number on count as correct."""
         return self.correct_from is not None
 
     def reads_answer(self, around: Surroundings) -> bool:

@@ -32,7 +32,7 @@ _FILLER = "first we read the question again and think about every part of it wit
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one kind of completion earned on a sample of rows.
+    """The rewards of one kind of completion on a sample of rows.
 
     Example: ``ProbeResult("numbers_listed", mean_reward=0.05, max_reward=1.0, example="3 4 12", num_failed=0)``
     """
@@ -66,7 +66,7 @@ class _Case:
 
     @property
     def question(self) -> str:
-        """What was asked."""
+        """The question of the row."""
         return str(self.prompt.row.get("question", self.prompt.text))
 
     @property
@@ -127,7 +127,7 @@ def run_probes(
     max_rows: int = 20,
     encode: Encode | None = None,
 ) -> list[ProbeResult]:
-    """What every probe earns on a sample of the rows.
+    """The rewards of every probe on a sample of the rows.
 
     ``gold`` writes the perfect completion of a row; given a row whose answer was exchanged, it writes the form around
     another answer. ``encode`` makes tokens of a text, for rewards that count them; without it, words and signs count.
@@ -146,7 +146,7 @@ def probe_gold(
     max_rows: int = 20,
     encode: Encode | None = None,
 ) -> ProbeResult:
-    """What the gold completions earn on the rows that ``run_probes`` takes with the same seed."""
+    """The rewards of the gold completions on the rows that ``run_probes`` takes with the same seed."""
     cases = _cases(prompts, gold, seed=seed, max_rows=max_rows)
     return _measured("gold", grade, cases, lambda case: case.gold(case.prompt.row), encode or _words)
 

@@ -1,4 +1,4 @@
-"""What every reward of a recipe has: its weight in the sum, and what the rest of a run must know of it."""
+"""The common settings of every reward of a recipe: its weight in the sum, and the traits that a run depends on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncurve.section import Section
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What rewards are made in."""
+    """The surroundings in which rewards are made."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
     """Functions of a Python program by the names of their sections."""

@@ -162,7 +162,7 @@ def read_ratio(text: str) -> list[str] | None:
 
 
 def expand_signs(member: str) -> list[str]:
-    r"""What ``1\pm\sqrt2`` stands for; a minus-plus takes the sign against the first plus-minus.
+    r"""The two values of ``1\pm\sqrt2``; a minus-plus takes the sign against the first plus-minus.
 
     >>> expand_signs(r"\pm 3")
     ['3', '-3']
@@ -271,7 +271,7 @@ def _with_word(text: str) -> str:
 
 
 def marks_of(members: list[tuple[str, str]]) -> list[object]:
-    """What tells named members of a list apart besides their values: a name, or the unit and label of an amount."""
+    """The marks that tell named members of a list apart besides their values: a name, or an amount's unit and label."""
     marks: list[object] = []
     for name, value in members:
         quantity: Quantity | None = read_quantity(value)

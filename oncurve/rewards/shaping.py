@@ -32,7 +32,7 @@ class _PerCompletion:
         """Nothing to end."""
 
     def value(self, completion: Completion) -> float:
-        """What one completion earns."""
+        """The reward of one completion."""
         raise NotImplementedError
 
 
@@ -234,7 +234,7 @@ class CosineLengthReward(RewardSection):
     gives_correct: ClassVar[bool] = True
 
     def can_be_negative(self) -> bool:
-        """Where a wrong or a long completion pays less than zero."""
+        """Whether a wrong or a long completion may earn less than zero."""
         return min(*self.wrong, self.exceeded) < 0 or super().can_be_negative()
 
     def make(self, around: Surroundings) -> RewardFunction:

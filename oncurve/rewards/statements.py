@@ -1,4 +1,4 @@
-"""What a sentence states: the last formula, the only number, a choice, words, the answer of a solution."""
+"""The statement of a sentence: the last formula, the only number, a choice, words, the answer of a solution."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def deciding_reward(rewards: Sequence[RewardSection]) -> Deciding | None:
 
 
 def describe_correct(rewards: Sequence[RewardSection]) -> str:
-    """What "correct" means beside these rewards, in a few words."""
+    """The meaning of "correct" beside these rewards, in a few words."""
     deciding = deciding_reward(rewards)
     if deciding is None:
         names = [reward.key for reward in rewards if reward.says_correct()]
@@ -151,7 +151,7 @@ def describe_rewards(rewards: Sequence[RewardSection], *, is_default: bool = Fal
 
 
 def _describe_limit(rewards: Sequence[RewardSection]) -> Iterator[str]:
-    """What the terms that do not know whether an answer is right may pay, where that is less than their weights say."""
+    """The most that terms without a notion of right and wrong may give, where it is less than their weights."""
     paid = [reward for reward in rewards if not reward.held_out]
     knowing = [reward for reward in paid if reward.says_correct()]
     limited = [reward for reward in paid if reward.limited and not reward.may_say_correct()]

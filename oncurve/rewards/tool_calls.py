@@ -39,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What one completion calls, and what its row declares and expects."""
+    """The calls of one completion, and those that its row declares and expects."""
 
     calls: tuple[Call, ...] | None
     """None if the calls cannot be read."""

@@ -110,7 +110,7 @@ _FRACTION = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What stands behind a number."""
+    """The unit behind a number."""
 
     dimensions: tuple[tuple[str, int], ...] = ()
     """Powers of base units, sorted; empty where no word is a known unit."""
@@ -245,7 +245,7 @@ class _Reader:
         return True
 
     def unit(self) -> Unit:
-        """What was read; degrees beside Celsius or Fahrenheit are none of their own."""
+        """The unit that was read; degrees beside Celsius or Fahrenheit are none of their own."""
         if self.powers.keys() & {"°C", "°F"}:
             self.powers.pop("°", None)
         dimensions = tuple(sorted((base, power) for base, power in self.powers.items() if power))

@@ -52,7 +52,7 @@ class SchemaCheck:
 
 @dataclass(frozen=True, slots=True)
 class SchemaVerdict:
-    """What validation says of one value."""
+    """A validator's verdict on one value."""
 
     level: Level
     detail: str = ""
@@ -122,7 +122,7 @@ def judge(payload: dict[str, Any]) -> dict[str, str]:
 
 
 class _Validator(Protocol):
-    """What is used of a validator of jsonschema."""
+    """The part of jsonschema's validators that is used."""
 
     def iter_errors(self, instance: object) -> Iterator[jsonschema.ValidationError]: ...
 

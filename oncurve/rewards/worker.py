@@ -1,4 +1,4 @@
-"""What runs inside a grading process: one handler, one item at a time, under a memory limit.
+"""The code inside a grading process: one handler, one item at a time, under a memory limit.
 
 Started by `oncurve.rewards.worker_pool`; imports neither torch nor the caller's main module. Items and results travel
 as JSON text in a frame, because what comes back from a worker must never be able to run code in the trainer.

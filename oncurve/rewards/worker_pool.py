@@ -46,7 +46,7 @@ OutcomeError = Literal["timeout", "memory", "crashed", "died", "not_run"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one item."""
+    """The outcome of one item."""
 
     result: Any = None
     """The handler's return value, as JSON keeps it; None if there is an error."""
@@ -108,7 +108,7 @@ class _Worker:
         return self.connection
 
     def reply(self, connection: Connection, seconds: float, ends: float) -> Frame:
-        """What the process answers. Raises ChildSilent if that takes longer than ``seconds``.
+        """The process's answer. Raises ChildSilent if that takes longer than ``seconds``.
 
         A process that has not had the time goes on: a busy machine must not flip a verdict.
         """
@@ -241,7 +241,7 @@ class WorkerPool:
             worker.kill()
 
     def _outcome(self, payload: object, seconds: float) -> Outcome:
-        """What becomes of one item; a worker that dies of it is replaced, and the item tried once more."""
+        """The outcome of one item; a worker that dies of it is replaced, and the item tried once more."""
         code = None
         for _ in range(2):
             if self._is_late:

@@ -175,7 +175,7 @@ def _make_reference(
 
 
 def make_sampler(config: Config, given: Given = NOTHING) -> Sampler:
-    """What samples completions; ``given`` holds the tools and environments that a Python program passed."""
+    """The sampler of completions; ``given`` holds the tools and environments that a Python program passed."""
     is_here = config.rollouts.type != "servers"
     turns = make_own_sampler(config.rollouts, seed=config.run.seed) if is_here else extension("servers")(config)
     return with_episodes(turns, config, given)

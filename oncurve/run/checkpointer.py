@@ -1,4 +1,4 @@
-"""When a run is saved, and what happens when saving fails."""
+"""Saving a run: when it is done, and what happens when it fails."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Checkpointer:
             self._write_seconds = time.perf_counter() - started
 
     def _report(self) -> None:
-        """What became of the last write of process 0, for all."""
+        """Tell all processes the outcome of process 0's last write."""
         if not self.processes.broadcast_from_main(lambda: self._has_failed(stops=self.on_error == "stop")):
             return
         error, self._error = self._error, None

@@ -32,7 +32,7 @@ def is_local(path: Path) -> bool:
 
 
 def fingerprints(first: Path) -> dict[str, str]:
-    """What a file and the files that it imports from beside it say, comments and layout apart, by their names."""
+    """Fingerprints of a file and of the files that it imports from beside it, comments and layout apart, by name."""
     root, found, waiting = first.resolve().parent, {}, [first.resolve()]
     while waiting:
         path = waiting.pop()

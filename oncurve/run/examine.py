@@ -79,7 +79,7 @@ def ask(
 
 
 def _prompts_of_run(run: Path, tokenizer: Any) -> tuple[Chat, str]:
-    """How a run wrote its prompts: its chat and its template, or none where the rows held whole prompts."""
+    """The form of a run's prompts: its chat and its template, or none where the rows held whole prompts."""
     text = (run / "config.yaml").read_text(encoding="utf-8")
     data = read_run_config(text, (), source=str(run / "config.yaml")).data
     files = sorted((run / "rollouts").glob("*.jsonl"))
@@ -118,7 +118,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
 
 
 def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays, console: Console) -> bool:
-    """What the rewards pay for the right answers of the rows and for answers that are wrong."""
+    """Show what the rewards give to the right answers of the rows and to wrong ones."""
     rows, few_shot, during, test = parts
     console.print(f"training data: {statistics(rows).describe()}", markup=False, highlight=False)
     model_config, tokenizer = load_tokenizer(
@@ -220,7 +220,7 @@ def probe(
     *,
     seed: int,
 ) -> tuple[str, list[tuple[Literal["error", "warning"], str]]]:
-    """What the recipe's reward pays for completions that no honest policy writes, as a table, and what follows."""
+    """The recipe's reward on completions that no honest policy writes, as a table, and what follows."""
     if any(reward.is_paid_for for reward in rewards):
         return "no probes: each of them would be a paid request to the judge", []
     prompts, _ = render_prompts(

@@ -91,7 +91,7 @@ def describe_groups(config: Config, groups: list[Group], rewards: list[list[Rewa
 
 
 def _remedy(found: dict[str, float]) -> str:
-    """What to do where the completions of most groups earn the same."""
+    """Advice where the completions of most groups earn the same."""
     if found.get("completion/truncated_fraction", 0.0) > 0.5:
         return "Most completions are cut off before their answer: raise rollouts.max_completion_tokens."
     if found.get("group/solved_fraction", 0.0) > found.get("group/unsolved_fraction", 0.0):

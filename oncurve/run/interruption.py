@@ -24,7 +24,7 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """What signals have asked for. The first one is obeyed at the next safe place; the second leaves at once.
+    """The signals that came. The first one is obeyed at the next safe place; the second leaves at once.
 
     Sampling, grading and measuring change nothing that is saved and are left in their middle; training is left
     between two microbatches, as long as the step has not moved the weights.
@@ -174,7 +174,7 @@ class Interruption:
 
     @contextmanager
     def _overheard(self) -> Iterator[None]:
-        """Where a process may wait for others, when no handler of Python's runs, a thread hears of signals at once."""
+        """Hear of signals at once in a thread: while a process waits for others, no handler of Python's runs."""
         if self._is_alone:
             yield
             return

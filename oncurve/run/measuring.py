@@ -194,7 +194,7 @@ def bar(console: Console) -> Progress:
 
 
 def recipe_settings(config: Config, prompts: Sequence[Prompt], params: SamplingParams, samples: int) -> dict[str, Any]:
-    """What of a recipe must be the same for an evaluation that goes on."""
+    """The parts of a recipe that must be the same for an evaluation that goes on."""
     digest = hashlib.sha256("\0".join(f"{prompt.text}\0{prompt.row.get('answer')}" for prompt in prompts).encode())
     return {
         "prompts": digest.hexdigest(),

@@ -38,7 +38,7 @@ from oncurve.sample.base import PolicyView, Sampler, check_ids, context_of
 
 
 class ServerSide(Sampler, Protocol):
-    """What talks to rollout servers, as the run sees it."""
+    """The connection to rollout servers, as the run sees it."""
 
     notify: Callable[[str], None]
     """Hears of servers that come, go and come back."""
@@ -48,13 +48,13 @@ class ServerSide(Sampler, Protocol):
         ...
 
     def weight_metrics(self) -> dict[str, float]:
-        """How the newest weights came to the servers."""
+        """Metrics of how the newest weights came to the servers."""
         ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a recipe stands for, loaded."""
+    """A recipe's parts, loaded."""
 
     config: Config
     policy: TrainedPolicy
@@ -74,7 +74,7 @@ class Parts:
 
     @property
     def closing(self) -> list[Sampler | RewardFunction | OutsideTeacher]:
-        """What must be closed at the end."""
+        """Everything that must be closed at the end."""
         parts = (self.examining_reward, self.examining_sampler, self.reward_function, self.sampler, self.policy.teacher)
         return [part for part in parts if part is not None]
 
@@ -159,7 +159,7 @@ def make_shared_sampler(
     interruption: Interruption | None,
     given: Given = NOTHING,
 ) -> tuple[Sampler, ServerSide | None]:
-    """What the loop samples with, and what talks to rollout servers inside of it: only one process does."""
+    """The sampler of the loop, and the connection to rollout servers inside of it: only one process has it."""
     several = processes.count > 1
     if config.rollouts.type != "servers":
         sampler = make_sampler(config, given)
@@ -173,7 +173,7 @@ def make_shared_sampler(
 
 
 def identity(parts: Parts) -> dict[str, Any]:
-    """What a checkpoint belongs to: the recipe, the data, the base and the machine, for its manifest.
+    """The identity of a checkpoint: the recipe, the data, the base and the machine, for its manifest.
 
     Call it in all processes, while the policy still has the weights of the base.
 
@@ -225,7 +225,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
 
 
 def code_fingerprints(config: Config) -> dict[str, str]:
-    """What the files of everything that the recipe names say, by what they are for and their names."""
+    """Fingerprints of the code files that the recipe names, by their use and name."""
     algorithm, rollouts = config.algorithm, config.rollouts
     named: list[tuple[str, Any]] = []
     for one in config.rewards:
@@ -244,7 +244,7 @@ def code_fingerprints(config: Config) -> dict[str, str]:
 
 
 def column_fingerprints(prompts: Sequence[Prompt]) -> dict[str, str]:
-    """What the columns of the training rows say, which rewards and environments may read."""
+    """Fingerprints of the columns of the training rows, which rewards and environments may read."""
     digests: dict[str, Any] = {}
     for prompt in prompts:
         for name, value in prompt.row.items():
@@ -268,7 +268,7 @@ def recorded(config: Config) -> dict[str, Any]:
 
 
 def count_prompts(prompts: Rendered) -> dict[str, int]:
-    """How many prompts there are for what, for the manifest."""
+    """Numbers of prompts by their use, for the manifest."""
     return {
         "training": len(prompts.train),
         "test": len(prompts.test),
@@ -278,7 +278,7 @@ def count_prompts(prompts: Rendered) -> dict[str, int]:
 
 
 def arithmetic(config: Config, prompts: Rendered) -> str:
-    """How the numbers of the batch follow from each other, in a few lines; a run's page has all of them."""
+    """The arithmetic of the batch in a few lines; a run's page has all of it."""
     run, size, count = config.run, config.algorithm.group_size, config.completions_per_step
     updates = counted(config.updates_per_step, "update")
     lines = [

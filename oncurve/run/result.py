@@ -72,7 +72,7 @@ def finish(steps: Steps) -> Result:
 
 
 def plain_text(renderable: Any, *, width: int = 100) -> str:
-    """What a console would show, as text."""
+    """A console's output, as text."""
     console = Console(file=io.StringIO(), width=width, force_jupyter=False)
     with console.capture() as captured:
         console.print(renderable)

@@ -40,7 +40,7 @@ Load = Callable[..., Parts]
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """How a run is to be resumed, and who hears of it."""
+    """A request to resume a run, and who hears of it."""
 
     path: Path
     overrides: Sequence[str]
@@ -60,7 +60,7 @@ class ResumeRequest:
 
     @property
     def how_to_change(self) -> str:
-        """What allows a change."""
+        """The option that allows a change."""
         return "--allow-change" if self.owns_process else "resume(allow_change=True)"
 
     def warn(self, text: str) -> None:
@@ -82,7 +82,7 @@ class ResumeRequest:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What a run goes on from, and as what."""
+    """The checkpoint and the recipe with which a run goes on."""
 
     checkpoint: Path
     manifest: Mapping[str, Any]
@@ -239,7 +239,7 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
 
 
 def finished(path: Path, step: int, *, asked: int = 0, is_of_program: bool = False) -> str:
-    """What to do with a run that is finished, after so many steps: in a shell, or in the program that made it.
+    """Advice for a run that is finished, after so many steps: in a shell, or in the program that made it.
 
     ``asked`` is the number of steps that was asked for, if any: it is proposed where it is more.
     """
@@ -317,7 +317,7 @@ def _dump(tree: Mapping[str, Any]) -> str:
 
 
 def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
-    """What the recipe says otherwise than that of the checkpoint, as lines ``key: old -> new``."""
+    """Differences of the recipe from that of the checkpoint, as lines ``key: old -> new``."""
     try:
         was = recorded(
             resolved(Config.model_validate(was))
@@ -333,7 +333,7 @@ def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
 
 
 def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """What is otherwise in the data, the base model and the number of processes."""
+    """Differences in the data, the base model and the number of processes."""
     names = {
         "data": "the training prompts",
         "base": "the weights of the base model",

@@ -279,14 +279,14 @@ def make_session(
 
 
 def make_token_record(parts: Parts) -> TokenRecord:
-    """What is written of tokens for reports; their texts only where the tokenizer can say where they are."""
+    """The record of tokens for reports; their texts only where the tokenizer can say where they are."""
     tokenizer = parts.policy.tokenizer
     words = tokenizer.backend_tokenizer if tokenizer.is_fast else None
     return TokenRecord(words, num_groups=parts.config.run.logprobs_of_prompts)
 
 
 def make_evaluator(parts: Parts, progress: Progress) -> Evaluator:
-    """What measures the policy before, during and after training."""
+    """The evaluator of the policy before, during and after training."""
     reward = parts.examining_reward or parts.reward_function
     is_same_text = isinstance(reward, SameTextReward)
     return Evaluator(
@@ -301,7 +301,7 @@ def make_evaluator(parts: Parts, progress: Progress) -> Evaluator:
 
 
 def make_log(parts: Parts, folder: RunFolder, progress: Progress, *, is_resumed: bool) -> StepLog:
-    """What is logged of each step."""
+    """The log of the steps."""
     config, processes = parts.config, parts.policy.processes
     resolved = redact_tree(config.model_dump(mode="json"))
     return StepLog(

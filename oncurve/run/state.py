@@ -77,7 +77,7 @@ def write(snapshot: Snapshot, policy: TrainedPolicy, root: Path) -> Path | None:
 
 
 def _by_all(processes: Processes, call: Callable[[], T]) -> list[T]:
-    """What a call gives in each process. Raises OSError in all of them if it fails in one."""
+    """Call it in every process. Raises OSError in all of them if it fails in one."""
     result: T | None = None
     failed: Exception | None = None
     try:
@@ -132,7 +132,7 @@ def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None:
-    """What process 0 writes beside the shares: the small things, and what makes the folder an ordinary model."""
+    """Write process 0's files beside the shares: small ones, and those that make the folder an ordinary model."""
     text = json.dumps(to_plain(snapshot.state), sort_keys=True, indent=1, allow_nan=False)
     (folder / STATE).write_text(text + "\n", encoding="utf-8")
     if snapshot.weights is None:
@@ -252,7 +252,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """What ``to_plain`` was given, with lists in place of tuples."""
+    """The value that ``to_plain`` was given, with lists in place of tuples."""
     if isinstance(value, Mapping):
         return float(value["number"]) if value.keys() == {"number"} else {k: from_plain(v) for k, v in value.items()}
     return [from_plain(item) for item in value] if isinstance(value, list) else value

@@ -30,7 +30,7 @@ KEPT_WITH_ROWS = (
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """What is to be trained."""
+    """A training that a program asks for."""
 
     config: Config
     recipe: str

@@ -22,7 +22,7 @@ Sampled = tuple[list[int], list[float], FinishReason]
 
 
 class PolicyView(Protocol):
-    """What a sampler may see of the policy: its current weights and how to read its tokens."""
+    """The policy as a sampler may see it: its current weights and how to read its tokens."""
 
     @property
     def model(self) -> PreTrainedModel:

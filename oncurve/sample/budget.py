@@ -74,7 +74,7 @@ def copied_bytes(model: PreTrainedModel, backbone: Backbone | None, compute_type
 
 @dataclass
 class RowBudget:
-    """How many completions run at one time."""
+    """The number of completions that run at one time."""
 
     max_rows: int | None = None
     """At most; None: on a GPU as many as its memory takes, elsewhere the usual number."""

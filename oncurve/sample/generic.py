@@ -58,7 +58,7 @@ def rounded_matrices(model: PreTrainedModel) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a model is sampled from through its own modules."""
+    """A way to sample from a model through its own modules."""
 
     name: str
     make_cache: Callable[[PreTrainedModel, int], Rows]
@@ -110,7 +110,7 @@ def way_of(model: PreTrainedModel) -> Way:
 
 
 def reasons_of(model: PreTrainedModel) -> tuple[str, ...]:
-    """Why a model is not sampled from in a faster way."""
+    """The reasons why a model is not sampled from in a faster way."""
     way_of(model)
     return _WAYS[model][1] if model in _WAYS else ()
 
@@ -129,7 +129,7 @@ PROMPTS, STEPS, DROPPED_AT = (21, 13), 6, 3
 
 
 def _objection(model: PreTrainedModel, way: Way) -> str | None:
-    """What speaks against a way: rows of two prompts are decoded, one is dropped in between; None if nothing does."""
+    """The reason against a way; None if there is none. Rows of two prompts are decoded, one is dropped in between."""
     vocabulary = model.config.get_text_config().vocab_size
     lengths = PROMPTS if way.pads else (PROMPTS[0], PROMPTS[0])
     prompts = [tuple((7 * place + 3) % vocabulary for place in range(length)) for length in lengths]
@@ -172,7 +172,7 @@ def _decoded(
 
 
 def inputs_of(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, filled: Tensor, rows: Rows) -> dict[str, Any]:
-    """What a forward pass over new tokens gets; ``filled`` [B, L] marks the tokens of the rows, new ones included."""
+    """The arguments of a forward pass over new tokens; ``filled`` [B, L] marks the rows' tokens, new ones included."""
     if isinstance(rows, WholeRows):
         return {"input_ids": rows.append(ids), "use_cache": False}
     positions = (filled.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -187,7 +187,7 @@ def inputs_of(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, filled: 
 
 @cache
 def _cache_name(kind: type[PreTrainedModel]) -> str:
-    """What the forward pass of a model calls its cache."""
+    """The name of the cache in a model's forward pass."""
     return "cache_params" if "cache_params" in inspect.signature(kind.forward).parameters else "past_key_values"
 
 

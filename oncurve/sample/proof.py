@@ -36,7 +36,7 @@ def needs_proof(backbone: Backbone) -> bool:
 
 
 def objection(policy: PolicyView, backbone: Backbone, *, tokens: int = GROWTH + 4) -> str | None:
-    """What speaks against decoding by the backbone, in the arithmetic of here and now; None if nothing does.
+    """The reason against decoding by the backbone, in the arithmetic of here and now; None if there is none.
 
     Rows of random ``tokens`` are long enough for the buffers to grow once.
     """

@@ -286,7 +286,7 @@ class RowBatch:
             self._record(step.rows[runs], tokens[runs], logprobs[runs])
 
     def _compact(self) -> None:
-        """Where rows cost by the slots that they span, let them lie next to each other."""
+        """Move rows next to each other, where they cost by the slots that they span."""
         if not self._decoder.reads_anywhere and self.rows.are_sparse:
             moved, to = self.rows.compact()
             tokens = int(self.rows.places[self.rows.running, PAST].max())

@@ -18,7 +18,7 @@ COMPACT_BELOW = 0.75
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """How much a batch holds at one time."""
+    """Sizes of a batch's buffers."""
 
     rows: int
     """Completions, each in a slot of its own."""
@@ -111,7 +111,7 @@ class Rows:
         self.running = self.running[self.serials[self.running] >= 0]
 
     def result(self, row: int, reason: FinishReason) -> Sampled:
-        """What a row has written, and why it ended."""
+        """The tokens of a row, and why it ended."""
         written = slice(self.begins[row], self.lengths[row])
         return self.tokens[row, written].tolist(), self.logprobs[row, written].tolist(), reason
 

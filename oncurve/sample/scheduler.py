@@ -237,7 +237,7 @@ class RowScheduler:
 
 
 def _settings(request: Request) -> tuple[SamplingParams, tuple[int, ...]]:
-    """What rows must have in common to run together; how long they may become is each row's own."""
+    """The settings that rows must have in common to run together; how long they may become is each row's own."""
     return replace(request.params, max_completion_tokens=1), request.end_ids
 
 

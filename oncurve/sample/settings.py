@@ -11,7 +11,7 @@ from oncurve.section import Fraction, NonNegative, Section
 
 
 class SamplingKeys(Section):
-    """How tokens are drawn, and by whom."""
+    """The recipe's settings of sampling."""
 
     type: Literal["auto", "engine", "transformers", "servers"] = "auto"
     """Who samples. engine: this process. transformers: its generate, slow. servers: other processes, here or
@@ -39,7 +39,7 @@ class SamplingKeys(Section):
     weights. false: the model's own modules, slower and without copies."""
 
     def sampling(self, seed: int) -> SamplingParams:
-        """How completions are drawn in training."""
+        """Sampling parameters of training."""
         names = {each.name for each in fields(SamplingParams)} - {"seed"}
         return SamplingParams(seed=seed, **self.model_dump(include=names))
 
@@ -60,7 +60,7 @@ DEFAULTS = SamplingKeys()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
+    """Parameters of sampling. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
 
     temperature: float = DEFAULTS.temperature
     """Divides the logits; 0 takes the most likely token (greedy)."""

@@ -119,7 +119,7 @@ def _make_table(tokenizer: PreTrainedTokenizerBase, count: int) -> Table | None:
 
 
 def _reader(decoder: Any) -> Callable[[str], bytes | None] | None:
-    """How a decoder of the tokenizers library reads a token's name; None for one that is not known here."""
+    """A function that reads token names as a decoder of the tokenizers library does; None for an unknown decoder."""
     described = {} if decoder is None else json.loads(decoder.__getstate__())
     if described.get("type") == "ByteLevel":
         return _from_byte_level

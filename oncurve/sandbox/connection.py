@@ -20,7 +20,7 @@ class ChildGone(Exception):
 
 
 class ChildMisbehaved(Exception):
-    """What came is no message, or a longer one than is allowed."""
+    """Bytes came that are no message, or a longer one than is allowed."""
 
 
 class Connection:

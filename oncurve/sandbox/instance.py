@@ -31,7 +31,7 @@ _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEA
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a graded process ended, as the kernel says."""
+    """The end of a graded process, as the kernel says."""
 
     status: int
     """Exit status, or the signal that ended it as a negative number."""
@@ -255,7 +255,7 @@ def _sealed_file(content: bytes) -> int:
 
 
 def _handle_of_first_process(info_fd: int) -> int | None:
-    """What bubblewrap wrote about the process that it started, as a handle that no other process can inherit."""
+    """A handle of the process that bubblewrap started, which no other process can inherit."""
     poll = select.poll()
     poll.register(info_fd, select.POLLIN)
     if not poll.poll(1000):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use before it is ended.
+    """Limits of a program.
 
     Example: ``Limits(cpu_seconds=2, memory_mib=256)``
     """

@@ -33,7 +33,7 @@ class Workplace:
 
     @property
     def num_starts(self) -> int:
-        """How often its sandboxes were started."""
+        """Number of starts of its sandboxes."""
         return self.program.num_starts + self.judge.num_starts
 
 
@@ -102,7 +102,7 @@ class SandboxPool:
 
     @property
     def num_starts(self) -> int:
-        """How often sandboxes were started, the first time included."""
+        """Number of starts of sandboxes, the first time included."""
         return sum(workplace.num_starts for workplace in self._workplaces)
 
     def __enter__(self) -> SandboxPool:

@@ -51,7 +51,7 @@ _PROBE_SECONDS = 20.0
 
 
 def problem_with(tier: TierName) -> str | None:
-    """Why programs cannot be run in this isolation here; None if they can and nothing gets out."""
+    """The reason why programs cannot be run in this isolation here; None if they can and nothing gets out."""
     sandbox = Sandbox(tier=tier, limits=Limits())
     try:
         achieved = _achieved_in(sandbox)

@@ -13,7 +13,7 @@ from oncurve.sandbox.program_results import TestResult, result_of_end, result_of
 
 
 def call(sandbox: Sandbox, job: dict[str, Any], limits: Limits, *, max_bytes: int) -> Payload | TestResult:
-    """What a function returns in a fresh process, as data; or why it returned none.
+    """The result of a function in a fresh process, as data; or why it returned none.
 
     Raises SandboxDied.
     """

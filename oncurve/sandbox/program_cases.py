@@ -71,7 +71,7 @@ def _results(
 
 
 def _decision(tests: ProgramCases, judge: Sandbox | None, limits: Limits) -> Decide:
-    """How outputs are judged: by equality, or by the checker of the tests."""
+    """The way to judge outputs: by equality, or by the checker of the tests."""
     if tests.checker is None or judge is None:
         return _by_equality if tests.function else _by_text
     checker = Checker(judge, tests.checker, limits)
@@ -151,7 +151,7 @@ def read_output(child: Child, max_bytes: int, deadline: float) -> bytes:
 
 
 def last_words(child: Child, deadline: float) -> dict[str, Any] | None:
-    """What a script raised, if it says so; returns when the script has ended."""
+    """The exception of a script, if it says so; returns when the script has ended."""
     words = None
     try:
         words = child.connection.receive(deadline, 100_000)

@@ -175,7 +175,7 @@ def _clean(reply: Frame) -> Frame:
 
 
 def _printed(reply: Frame) -> str:
-    """What the program printed during a call."""
+    """The program's output during a call."""
     text = reply.get("printed", "")
     return text if isinstance(text, str) else ""
 

@@ -33,7 +33,7 @@ _SYSTEM_CALL_KILLED = -31
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """What came of one test."""
+    """The result of one test."""
 
     __test__ = False
 
@@ -69,7 +69,7 @@ class ProgramVerdict:
 
     @property
     def kind(self) -> Kind:
-        """How the first test ended that did not pass; "passed" if all did."""
+        """The kind of the first test that did not pass; "passed" if all did."""
         for result in self.results:
             if result.kind != "passed":
                 return result.kind
@@ -101,7 +101,7 @@ def known_kind(name: object) -> Kind:
 
 
 def result_of_end(ended: Ended, limits: Limits) -> TestResult:
-    """What an end means that came before any answer."""
+    """The result of a test whose process ended before any answer."""
     was_computing = ended.cpu_seconds >= 0.5 * limits.cpu_seconds  # the kernel's two clocks differ by that much
     if ended.status == _OUT_OF_TIME or (ended.status == _KILLED and was_computing):
         return TestResult("timeout", f"used its {limits.cpu_seconds} s of processor time")
@@ -114,13 +114,13 @@ def result_of_end(ended: Ended, limits: Limits) -> TestResult:
 
 
 def result_of_silence(ended: Ended, limits: Limits) -> TestResult:
-    """What it means that nothing came before the deadline."""
+    """The result of a test in which nothing came before the deadline."""
     was_starved = 0.1 * limits.cpu_seconds < ended.cpu_seconds
     return TestResult("timeout", f"no answer within {limits.wall_seconds:g} s", was_starved)
 
 
 def result_of_failure(frame: dict[str, object]) -> TestResult:
-    """What it means that the program raised or refused, as it told itself."""
+    """The result of a test in which the program raised or refused, as it told itself."""
     text = str(frame.get("text", ""))[:300]
     if frame["k"] == "stop":
         return TestResult("not_data", text)

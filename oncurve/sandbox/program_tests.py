@@ -337,7 +337,7 @@ def _context(row: Mapping[str, Any], entry_point: str | None) -> list[str]:
 
 
 def starts_of(prompt: str, entry_point: str) -> str | None:
-    """What a prompt that is code has before the tested function: imports and helpers; None if it is no such prompt."""
+    """Imports and helpers before the tested function in a prompt that is code; None if it is no such prompt."""
     try:
         tree = ast.parse(prompt)
     except (SyntaxError, ValueError, RecursionError):
@@ -350,7 +350,7 @@ def starts_of(prompt: str, entry_point: str) -> str | None:
 
 
 def sources_of(program: str, row: Mapping[str, Any]) -> list[str]:
-    """What is run for a program: before it the imports and helpers of its task, if the prompt is code.
+    """The source that is run for a program: before it the imports and helpers of its task, if the prompt is code.
 
     A program that does not define the tested function is taken as the continuation of the prompt. A class ``Solution``
     finds the modules and types that its judges import for it.

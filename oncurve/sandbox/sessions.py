@@ -82,7 +82,7 @@ class PythonSessions:
         return json.loads(parts[1])
 
     def output(self, sources: list[str]) -> str:
-        """What source codes print that run one after the other in a fresh process.
+        """The output of source codes that run one after the other in a fresh process.
 
         Raises CodeFailed for what they do wrong, SandboxDied.
         """
@@ -129,7 +129,7 @@ class PythonSession:
     earlier: list[str] = field(default_factory=list)
 
     def run(self, code: str) -> str:
-        """What the code prints, and the value of its last expression.
+        """The code's output, and the value of its last expression.
 
         Raises CodeFailed for what the code does wrong, SandboxDied.
         """

@@ -60,7 +60,7 @@ def _inside_sources() -> tuple[tuple[str, str], ...]:
 
 
 def script(control_fd: int, settings: dict[str, Any]) -> str:
-    """What the interpreter in the sandbox reads from its standard input: all the code that it needs."""
+    """The code that the interpreter in the sandbox reads from its standard input: all that it needs."""
     return f"MODULES = {_inside_sources()!r}\nCONTROL = {control_fd}\nSETTINGS = {settings!r}\n{_LOADER}"
 
 

@@ -36,7 +36,7 @@ _LANDLOCK = "Landlock needs Linux 5.13 or newer with landlock in the list of act
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """What one kind of isolation can do here."""
+    """The abilities of one kind of isolation here."""
 
     name: TierName
     works: bool
@@ -103,7 +103,7 @@ def _report(name: TierName) -> TierReport:
 
 
 def _missing(name: TierName) -> tuple[str, str] | None:
-    """What the isolation lacks before it need be tried, and what to do; None if nothing is known to be missing."""
+    """A requirement that the isolation lacks, and what to do; None if nothing is known to be missing."""
     if not sys.platform.startswith("linux"):
         return f"it needs Linux, this is {sys.platform}", "Run the training in a Linux machine or virtual machine"
     machine = os.uname().machine

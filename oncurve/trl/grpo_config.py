@@ -36,7 +36,7 @@ SIZES = ("steps_per_generation", "generation_batch_size")
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What a configuration has beside its options; `dataclasses.replace` hands it to the new one."""
+    """State of a configuration besides its options; `dataclasses.replace` hands it to the new one."""
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Names that TRL had before."""
@@ -88,7 +88,7 @@ class _Dating(type):
 
 
 class _ConfigMethods(TrainingArguments, metaclass=_Dating):
-    """What scripts ask a configuration of TRL besides its options: as of transformers' TrainingArguments."""
+    """Methods of TRL's configuration besides its options: those of transformers' TrainingArguments."""
 
     dated: Dated | None = None
     """The time of the script, where its options tell."""
@@ -151,7 +151,7 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return torch.device("cpu" if vars(self)["use_cpu"] or not torch.cuda.is_available() else "cuda")
 
     @property

@@ -190,7 +190,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
 
     @property
     def callback_handler(self) -> Any:
-        """What calls the callbacks."""
+        """The object that calls the callbacks."""
         return self._callbacks.handler
 
     @property
@@ -298,7 +298,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         return self.oncurve.resume_steps(after=step, extends=True, allow_change="changed_run" in SETTINGS.accepted)
 
     def _take_changed_options(self) -> None:
-        """What a script changed in ``args`` since the trainer was made. Raises ConfigError for what TRL read then."""
+        """Take options changed in ``args`` since the trainer was made. Raises ConfigError for what TRL read then."""
         if changed := changed_options(self._options, self.args.options()):
             self._ask_again(args=self.args)
             said = ", ".join(changed)

@@ -29,7 +29,7 @@ SAME = {
 
 
 def step_logs(step: Step, names: Sequence[tuple[str, str]], loss_type: str) -> dict[str, Any]:
-    """What TRL would log of a step, and beside it our own metrics. ``names`` are those of rewards, there and here."""
+    """TRL's log of a step, and beside it our own metrics. ``names`` are those of rewards, there and here."""
     logs = {theirs: step.metrics[ours] for ours, theirs in SAME.items() if ours in step.metrics}
     if "policy/clip_fraction" in step.metrics:
         logs |= clip_logs(step.metrics["policy/clip_fraction"], loss_type)
@@ -70,7 +70,7 @@ class LogWindow:
         return self._row() if due or is_asked else None
 
     def rest(self) -> dict[str, float]:
-        """What TRL adds to the last row of all: the steps that no row was due for, without what the optimizer says."""
+        """TRL's additions to the last row: the steps that no row was due for, without what the optimizer says."""
         return {
             name: value for name, value in self._row().items() if name not in ("loss", "grad_norm", "learning_rate")
         }

@@ -83,7 +83,7 @@ class TrlModule(ModuleType):
 
 
 def named(module: str, name: str) -> Any:
-    """What a name of TRL is here. Raises NotInTrl where there is nothing."""
+    """Our counterpart of a name of TRL. Raises NotInTrl where there is none."""
     if name.startswith("__"):
         raise AttributeError(name)
     if module.partition(".")[0] != "trl":

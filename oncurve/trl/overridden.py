@@ -1,4 +1,4 @@
-"""What TRL's trainer has and nothing here calls or reads: refused when a script replaces, sets or asks for it."""
+"""Parts of TRL's trainer that nothing here calls or reads: refused when a script replaces, sets or asks for them."""
 
 from __future__ import annotations
 

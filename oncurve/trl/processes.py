@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ProcessState:
-    """What scripts ask of an Accelerator or a PartialState."""
+    """The process as an Accelerator or a PartialState describes it."""
 
     def __init__(self, device: torch.device) -> None:
         place = read_place()
@@ -50,7 +50,7 @@ class ProcessState:
 
     @property
     def state(self) -> ProcessState:
-        """What accelerate keeps of it: the same."""
+        """Accelerate's state of it: the same."""
         return self
 
     def end_training(self) -> None:

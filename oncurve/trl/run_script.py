@@ -159,7 +159,7 @@ def _put_files(found: Translation, draft: Draft, script: Path, folder: Path, row
 
 
 def _place(thing: Any, kind: str, draft: Draft, script: Path, folder: Path, name: str | None = None) -> str:
-    """Where a recipe loads an object from; for one without a place a name to be filled in, and a note of it."""
+    """The place that a recipe loads an object from; without one a name to be filled in, and a note of it."""
     name = name or reward_name(thing)
     if (place := _reference(thing, script, folder)) is not None:
         return place
@@ -169,7 +169,7 @@ def _place(thing: Any, kind: str, draft: Draft, script: Path, folder: Path, name
 
 
 def _reference(function: Any, script: Path, folder: Path) -> str | None:
-    """Where a recipe can load a function from; None if nowhere."""
+    """The place that a recipe can load a function from; None if there is none."""
     is_named = inspect.isfunction(function) or inspect.isclass(function)
     if not is_named or not function.__qualname__.isidentifier() or function.__name__ == "<lambda>":
         return None
@@ -194,6 +194,6 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _line(script: Path, error: BaseException) -> str:
-    """Where in the script an exception came up."""
+    """The line of the script in which an exception came up."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
     return f", line {lines[-1]}" if lines else ""

@@ -1,4 +1,4 @@
-"""What scripts import beside the trainer: their command line, and the model's and adapter's options."""
+"""Objects that scripts import beside the trainer: their command line, and the model's and adapter's options."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def get_quantization_config(model_args: ModelConfig) -> Any:
 
 
 def get_kbit_device_map() -> None:
-    """Where a quantized model goes: the device is chosen here (policy.device)."""
+    """The device map of a quantized model: none, the device is chosen here (policy.device)."""
     return
 
 

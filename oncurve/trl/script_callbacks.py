@@ -23,7 +23,7 @@ class _Flow(DefaultFlowCallback):
 
 
 class Schedule:
-    """What callbacks may ask the schedule of the learning rate."""
+    """The learning-rate schedule, as far as callbacks may ask it."""
 
     def __init__(self, policy: TrainedPolicy) -> None:
         self.policy = policy

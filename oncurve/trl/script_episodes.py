@@ -67,7 +67,7 @@ def episode_row(
 
 
 def put_episodes(draft: Draft, args: Any) -> None:
-    """How episodes are sampled, as the script's options say."""
+    """Set how episodes are sampled, as the script's options say."""
     options = args.chat_template_kwargs
     draft.put("data.chat", dict(options) if options else True, comment="prompts are messages, and tools are told")
     if args.max_tool_calling_iterations is None:

@@ -46,7 +46,7 @@ class ScriptFiles:
 
     @property
     def accelerator(self) -> ProcessState:
-        """What scripts ask of accelerate: which process this is, and to wait for the others."""
+        """The part of accelerate that scripts use: which process this is, and waiting for the others."""
         return self.args.distributed_state
 
     def is_world_process_zero(self) -> bool:

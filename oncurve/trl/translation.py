@@ -107,7 +107,7 @@ class Translation:
         )
 
     def describe(self) -> list[str]:
-        """What a person should know before the run, a line each."""
+        """Notes for a person before the run, a line each."""
         lines = [f"{note.what}: {note.why}" for note in self.draft.notes if note.kind != "nothing"]
         idle = [note.option for note in self.draft.notes if note.kind == "nothing"]
         if idle:
@@ -116,7 +116,7 @@ class Translation:
 
 
 def translate(asked: TrainerArguments) -> Translation:
-    """What a script asks for as a recipe.
+    """A script's request as a recipe.
 
     Raises ConfigError for numbers that TRL refuses too, DataError for rows that are no prompts.
     """
@@ -280,7 +280,7 @@ def _rows(
 
 
 def _gold(row: Mapping[str, Any]) -> Row:
-    """What a person compares a completion with, as the column "answer"; nothing where a row does not say it."""
+    """The column "answer", with which a person compares a completion; nothing where a row does not say it."""
     for name in ("answer", "ground_truth", "solution", "gold", "target", "label"):
         if isinstance(row.get(name), (str, int, float)) and str(row[name]).strip():
             return {"answer": str(row[name])}
@@ -337,7 +337,7 @@ def _read_bits(asked: TrainerArguments, found: OptionOutcome) -> None:
 
 
 def _lora(asked: TrainerArguments) -> dict[str, Any]:
-    """What a peft configuration says beside peft's defaults; layers are those that peft takes for the model."""
+    """The settings of a peft configuration beside peft's defaults; layers are those that peft takes for the model."""
     from peft import LoraConfig
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
 

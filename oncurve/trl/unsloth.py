@@ -105,7 +105,7 @@ def is_bfloat16_supported(*_: Any, **__: Any) -> bool:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """What patches TRL for speed."""
+    """Do nothing: the original patches TRL for speed."""
 
 
 def get_chat_template(tokenizer: Any, chat_template: Any = None, **_: Any) -> Any:

@@ -39,7 +39,7 @@ BACKEND = "file"
 
 
 class WeightExtension:
-    """What vLLM is told to load into its workers. Importing this module has registered the backend."""
+    """The extension that vLLM loads into its workers. Importing this module has registered the backend."""
 
     weight_transfer_engine: Any
 
@@ -50,7 +50,7 @@ class WeightExtension:
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """How weights come from now on. Nothing has to be set up to read files."""
+    """The way in which weights come from now on. Nothing has to be set up to read files."""
 
     way: str = "file"
     """``nccl`` is vLLM's own engine, which gets ``settings``; ``same_nccl`` only asks."""

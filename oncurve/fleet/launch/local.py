@@ -118,7 +118,7 @@ class ProcessSupervisor:
         return True
 
     def _code(self) -> int:
-        """What the attempt ended with: the first word that is more than the loss of another process."""
+        """The exit code of the attempt: the first that is more than the loss of another process."""
         if not self._failed:
             return 0
         said = [code for _, code in self._failed if code > 0 and code != LostProcess.exit_code]

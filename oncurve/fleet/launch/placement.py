@@ -1,4 +1,4 @@
-"""What samples on a machine: the process that trains, servers on GPUs of their own, or one beside it on its GPU."""
+"""The placement of sampling on a machine: in the process that trains, on GPUs of its own, or beside it on its GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one process sees of a machine."""
+    """A machine as one process sees it."""
 
     kind: Literal["cpu", "mps", "cuda"]
     memory_bytes: tuple[float, ...] = ()
@@ -26,7 +26,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
-    """What of a recipe decides."""
+    """The parts of a recipe that decide the placement."""
 
     trainers: int = 1
     """Processes that train on this machine, each on a GPU."""
@@ -59,7 +59,7 @@ class Placement:
 
     @property
     def sentence(self) -> str:
-        """What was chosen, why, and how to have it otherwise."""
+        """A sentence: what was chosen, why, and how to have it otherwise."""
         if self.sampler == "engine":
             other = " ".join(("rollouts.type=servers", "rollouts.own_servers=1", *self.resets))
             return f"placement: {self.why}: sampling in this process (rollouts.type=engine). For a server: `{other}`"

@@ -24,7 +24,7 @@ SLACK_SECONDS = 30
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a job asks for."""
+    """The resources that a job asks for."""
 
     nodes: int = 1
     """Machines that train."""
@@ -95,7 +95,7 @@ def trainers_per_node(config: Config, allocation: Allocation) -> int:
 
 
 def server_words(config: Config, allocation: Allocation) -> list[str]:
-    """What the recipe is told about machines that only sample, if there are any."""
+    """Settings that name the machines that only sample, if there are any."""
     folder = run_folder_path(config).absolute()
     return ["rollouts.type=servers", f"rollouts.registry={folder}.servers"] if allocation.rollout_nodes else []
 

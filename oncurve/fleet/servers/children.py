@@ -129,7 +129,7 @@ class ChildServers:
 
 
 def own_environment(servers: int) -> dict[str, str]:
-    """What a server inherits: all but the trainer's place among several. Cores are shared out where nobody said."""
+    """The environment of a server: all but the trainer's rank. Cores are shared out where nobody said."""
     place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {key: value for key, value in os.environ.items() if key not in place and not key.startswith("SLURM_")}
     kept.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // max(servers, 1))))
@@ -137,7 +137,7 @@ def own_environment(servers: int) -> dict[str, str]:
 
 
 def serve_command(model: str, *, settings: Sequence[str] = ()) -> Callable[[int], list[str]]:
-    """How ``oncurve serve`` is started on a port; ``settings`` are key=value pairs."""
+    """The command that starts ``oncurve serve`` on a port; ``settings`` are key=value pairs."""
     chosen = [word for setting in settings for word in ("--set", setting)]
     return lambda port: [sys.executable, "-m", "oncurve", "serve", model, "--port", str(port), *chosen]
 

@@ -39,7 +39,7 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a server says of itself."""
+    """A server's report of its state."""
 
     label: str
     """The version of the weights that it samples from; "default" for those that it was started with."""
@@ -191,7 +191,7 @@ class ServerClient:
         return text
 
     def _refusal(self, route: str, status: int, text: str) -> str:
-        """What a status in the four hundreds means to the user."""
+        """A status in the four hundreds, explained to the user."""
         said = f"rollout server {self.url}{route} refuses with {status}: {text[:_SHOWN]}"
         if status in (401, 403):
             return f"{said}. Set {protocol.TOKEN_VARIABLE} to the token that the server was started with"

@@ -67,7 +67,7 @@ class VllmServers(ChildServers):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def command(self, port: int) -> list[str]:
-        """How one server is started. ``vllm serve`` is no way to: the CPU build's name is another."""
+        """The command that starts one server. ``vllm serve`` would not do: the CPU build's name is another."""
         own = ["--host", "127.0.0.1", "--port", str(port), "--model", self.model, "--served-model-name", "policy"]
         own += ["--dtype", self.dtype, "--generation-config", "vllm", "--load-format", "hf", "--enable-scale-out"]
         own += ["--logprobs-mode", "processed_logprobs", "--weight-transfer-config", '{"backend":"file"}']

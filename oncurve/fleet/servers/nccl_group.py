@@ -122,7 +122,7 @@ class GroupPush:
         return _failed(await _each(members, lambda one: one.client.choose_way(SAME_NCCL, told, within=self._seconds)))
 
     async def _decline(self, members: Sequence[RolloutServer], unlike: dict[int, BaseException]) -> None:
-        """Who cannot be a member gets files from now on; the others meet at the next version."""
+        """Send files from now on to a server that cannot be a member; the others meet at the next version."""
         for place, one in enumerate(members):
             error = unlike.get(place)
             if isinstance(error, ServerLost):
@@ -234,11 +234,11 @@ def _failed(results: Sequence[Any]) -> dict[int, BaseException]:
 
 
 def _outcome(part: asyncio.Future[Any]) -> BaseException | None:
-    """What a request ended with; CancelledError where it had no answer."""
+    """The outcome of a request; CancelledError where it had no answer."""
     return asyncio.CancelledError() if part.cancelled() else part.exception()
 
 
 def _why(own: asyncio.Future[Any]) -> str:
-    """What went wrong on the trainer's side, if that is known."""
+    """The error on the trainer's side, if it is known."""
     error = _outcome(own)
     return "" if error is None or isinstance(error, asyncio.CancelledError) else f" (here: {error})"

@@ -36,7 +36,7 @@ class PendingGroup:
 
     @property
     def cost_tokens(self) -> int:
-        """What is left to do, at most."""
+        """Tokens that are left to do, at most."""
         return len(self.prompt_ids) + len(self.missing) * self.params.max_completion_tokens
 
     def fill(self, places: list[int], answers: list[GeneratedCompletion]) -> tuple[int, int]:

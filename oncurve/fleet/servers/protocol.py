@@ -143,7 +143,7 @@ def _tokens(tree: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def response_body(request_id: str, sampled: Sequence[GeneratedCompletion]) -> dict[str, Any]:
-    """What a server answers."""
+    """The body of a server's answer."""
     choices = [
         {
             "index": index,
@@ -164,7 +164,7 @@ def score_body(token_ids: Sequence[int], *, request_id: str) -> dict[str, Any]:
 
 
 def scores_body(request_id: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
-    """What a server answers to that: nothing of the first token, one entry of each other."""
+    """The body of the answer with scores: nothing for the first token, one entry for each other."""
     scored = [None, *({str(token): {"logprob": one}} for token, one in zip(token_ids[1:], logprobs, strict=True))]
     return {"request_id": request_id, "choices": [], "prompt_logprobs": scored}
 

@@ -23,7 +23,7 @@ SLEEP_LEVEL = 2
 
 
 class FleetState(Protocol):
-    """What a server asks of the pool that it belongs to."""
+    """The pool as one of its servers sees it."""
 
     deadlines: Deadlines
 
@@ -32,7 +32,7 @@ class FleetState(Protocol):
         ...
 
     async def message(self, manifest: Manifest) -> dict[str, object]:
-        """What a server is told of a version. Raises ServerFailed while there are no files of it."""
+        """The message that announces a version. Raises ServerFailed while there are no files of it."""
         ...
 
     async def repair(self, manifest: Manifest) -> None:
@@ -269,7 +269,7 @@ class RolloutServer:
         self._move("poisoned", f"its weights may be half old and half new; start it again. {why}")
 
     async def release(self, why: str) -> None:
-        """What was begun is given up before it touched the weights. A failure of this is its watcher's business."""
+        """Give up an exchange before it touches the weights. A failure of this is its watcher's business."""
         self._move("stale", why)
         try:
             if not self.is_asleep:

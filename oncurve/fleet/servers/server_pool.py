@@ -127,7 +127,7 @@ class ServerPool:
         return self._target
 
     async def message(self, manifest: Manifest) -> dict[str, object]:
-        """What a server is told of a version. Raises ServerFailed while there are no files of it."""
+        """The message that announces a version. Raises ServerFailed while there are no files of it."""
         if not manifest.files:
             found = await aside(partial(self._files, manifest.label), name="writes-weights")
             if found is None:
@@ -149,7 +149,7 @@ class ServerPool:
             self._start(server.fetch_ahead(manifest))
 
     def _by_speed(self) -> list[RolloutServer]:
-        """Who had the last version first is first."""
+        """The servers in the order in which they had the last version."""
         return sorted(self.servers, key=lambda server: server.sync_seconds)
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:

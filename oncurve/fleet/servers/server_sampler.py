@@ -278,7 +278,7 @@ class ServerSampler:
         return [groups[place] for place in range(len(prompts))]
 
     def weight_metrics(self) -> dict[str, float]:
-        """How the newest weights came to the servers; nothing where they are not sent as differences."""
+        """Metrics of how the newest weights came to the servers; empty where they are not sent as differences."""
         last = self._deltas.last if self._deltas is not None else None
         if last is None or self._manifest is None:
             return {}

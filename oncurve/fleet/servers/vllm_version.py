@@ -50,7 +50,7 @@ def own_version() -> str | None:
 
 
 def why_not_alike(python: str) -> str | None:
-    """Why this process and the servers of a python cannot send weights to each other over NCCL; None if they can.
+    """The reason why this process and a python's servers cannot exchange weights over NCCL; None if they can.
 
     Their versions of NCCL are compared when they meet.
     """

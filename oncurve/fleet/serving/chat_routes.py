@@ -180,7 +180,7 @@ def _in_form(handler: Handler) -> Handler:
 
 
 def _params(asked: ChatRequest) -> SamplingParams:
-    """How a request wants tokens to be drawn. Raises ChatError for numbers that are none."""
+    """The sampling parameters of a request. Raises ChatError for values that are no numbers."""
     bounds = {"temperature": (0.0, 100.0), "top_p": (1e-6, 1.0), "min_p": (0.0, 1.0), "top_k": (0, 2**31)}
     given: dict[str, Any] = {}
     for name, (least, most) in bounds.items():

@@ -75,7 +75,7 @@ class SamplingServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Who has no token sees only whether the server is well. Mistakes of the caller become answers."""
+        """Show callers without the token only whether the server is well. Their mistakes become answers."""
         given = request.headers.get("Authorization", "").encode()
         is_known = hmac.compare_digest(given, f"Bearer {self.token}".encode())
         if self.token and not is_known and request.path != protocol.HEALTH:

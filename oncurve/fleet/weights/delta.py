@@ -54,7 +54,7 @@ class Coded:
 
 
 def encode(base: Bytes, new: Bytes, regions: Iterable[Region]) -> Coded:
-    """What turns ``base`` into ``new``. The regions lie behind one another; what is between them counts as bytes.
+    """The difference that turns ``base`` into ``new``. Regions lie behind one another; the gaps count as bytes.
 
     Raises ValueError for files of different sizes.
     """

@@ -35,7 +35,7 @@ File = tuple[Bytes, list[Region]]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of one version."""
+    """The outcome of publishing one version."""
 
     bytes: int
     """That a server fetches which has the version before."""

@@ -18,7 +18,7 @@ NUM_BUFFERS = 2
 
 
 def packing() -> dict[str, Any]:
-    """How weights are put together in buffers, which both ends must know."""
+    """The layout of weights in buffers, which both ends must know."""
     return {"packed": True, "packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": NUM_BUFFERS}
 
 

@@ -61,7 +61,7 @@ def fetched(message: Mapping[str, Any]) -> Iterator[list[Path]]:
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """What some work gives for each of several files, in their order."""
+    """The results of some work for each of several files, in their order."""
     with ThreadPoolExecutor(min(SIDE_BY_SIDE, os.cpu_count() or 1), thread_name_prefix="reads-weights") as threads:
         return list(threads.map(work, items))
 

@@ -40,7 +40,7 @@ def write_weights(shipment: Shipment, folder: Path) -> tuple[tuple[WeightFile, .
 
 
 def at_once(work: Callable[[str, list[str]], Result], parts: Iterable[tuple[str, list[str]]]) -> list[Result]:
-    """What some work gives for each file, in several threads."""
+    """The results of some work for each file, done in several threads."""
     with ThreadPoolExecutor(min(SIDE_BY_SIDE, os.cpu_count() or 1), thread_name_prefix="writes-weights") as threads:
         return [task.result() for task in [threads.submit(work, name, part) for name, part in parts]]
 

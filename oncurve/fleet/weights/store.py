@@ -127,7 +127,7 @@ class WeightStore:
 
 
 def own_prefix() -> str:
-    """How the names of this process's folders begin."""
+    """The beginning of the names of this process's folders."""
     return f"weights-{socket.gethostname()}-{os.getpid()}-"
 
 
@@ -172,7 +172,7 @@ def is_memory(folder: Path, *, mounts: Path = _MOUNTS) -> bool:
 
 
 def free_bytes(folder: Path, *, facts: Path = _FACTS, container: Path = _CONTAINER) -> int:
-    """What can still be put into a folder in memory: what its file system has left, the machine, and the container."""
+    """Bytes that a folder in memory can still take: the least of its file system, the machine, and the container."""
     left = os.statvfs(folder)
     rooms = [left.f_bavail * left.f_frsize]
     with contextlib.suppress(OSError, ValueError, StopIteration):

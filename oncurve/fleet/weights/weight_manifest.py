@@ -27,7 +27,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a version can be made of: the files of another one and their differences, its own files, or both."""
+    """Sources of a version: the files of another one and their differences, its own files, or both."""
 
     label: str
     base: str | None
@@ -103,7 +103,7 @@ class Manifest:
         return {*own, *(file.name for file in self.files)}
 
     def message(self, *, address: str | None, token: str | None) -> dict[str, Any]:
-        """What a server is told: read the folder, or fetch the files from an address with a token."""
+        """The message to a server: read the folder, or fetch the files from an address with a token."""
         source = {"folder": self.folder} if address is None else {"address": f"{address}/{self.label}", "token": token}
         chain = {"chain": [asdict(link) for link in self.chain]} if self.chain else {}
         return {

@@ -48,13 +48,13 @@ class Shipment:
         return chosen if weight.numel() * chosen.itemsize % _ALIGNED_BYTES == 0 else weight.dtype
 
     def bytes_of(self, name: str) -> int:
-        """What one weight takes where it is sent."""
+        """Bytes of one weight as it is sent."""
         weight = self.weights[name]
         return weight.numel() * self.type_of(weight).itemsize
 
     @property
     def num_bytes(self) -> int:
-        """What all of them take."""
+        """Bytes of all weights as they are sent."""
         return sum(self.bytes_of(name) for name in self.weights)
 
     def header(self) -> dict[str, list[Any]]:
@@ -98,7 +98,7 @@ def _real(weights: Mapping[str, Tensor]) -> Iterator[Tensor]:
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """How vLLM is told of a type.
+    """A type's name in vLLM.
 
     >>> type_name(torch.bfloat16)
     'bfloat16'

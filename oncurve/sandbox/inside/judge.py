@@ -24,7 +24,7 @@ _KINDS = {AssertionError: "wrong", MemoryError: "memory"}
 
 
 class _Solution(ModuleType):
-    """What test code imports as the program."""
+    """The module that test code imports as the program."""
 
     def __init__(self, name: str, peer: Peer) -> None:
         super().__init__(name)
@@ -65,7 +65,7 @@ class _Judge:
         self.record(*self.outcome(caught.error))
 
     def outcome(self, error: BaseException | None) -> tuple[str, str]:
-        """How a test ended that raised this."""
+        """The outcome of a test that raised this."""
         if error is None:
             return "passed", ""
         if isinstance(error, CallStopped):

@@ -52,7 +52,7 @@ class RemoteFunction:
         self._target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns at its own end."""
+        """Call the function at its own end."""
         return self._peer.ask(self._target, "call", args, kwargs)
 
     def __bool__(self) -> bool:
@@ -63,7 +63,7 @@ class RemoteCoroutineFunction(RemoteFunction):
     """An ``async def`` of the other end: what it returns can be awaited."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns at its own end."""
+        """Call the function at its own end."""
         return self._peer.ask(self._target, "call", args, kwargs)
 
 
@@ -211,7 +211,7 @@ class Peer:
         """How often the other end was asked for something."""
 
     def name(self, name: str) -> Any:
-        """What the program calls by a name: data, or a reference.
+        """The program's object of a name: data, or a reference.
 
         Raises NameError if it has no such name.
         """
@@ -262,7 +262,7 @@ class Peer:
             frames.send(self._fd, self._performed(frame))
 
     def _surroundings(self) -> frames.Frame:
-        """What the test has put in the place of the input, for the program to read from."""
+        """The input that the test has put in place, for the program to read from."""
         given: frames.Frame = {}
         if builtins.input is not _INPUT:
             given["input"] = self._encode(builtins.input)
@@ -353,7 +353,7 @@ class Peer:
         return self._references[number]
 
     def _reference(self, number: int, kind: str, names: list[str]) -> Any:
-        """What stands at this end for something of the other."""
+        """The object at this end for a reference of the other."""
         if kind == "object" and names:
             name = names[0]
             if name not in self._classes:  # so that type(x).__name__ is the program's
