@@ -127,6 +127,7 @@ def _generation_kwargs(draft: Draft) -> None:
                 draft.put("rollouts.min_completion_tokens", value, "generation_kwargs")
             case "temperature" | "top_p" | "top_k" | "min_p":  # in TRL they override the options of that name
                 draft.found.options[name] = value
+                value = OFF[name] if name in OFF and value < 0 else value
                 draft.put(f"rollouts.{name}", value, "generation_kwargs")
             case _ if _changes_nothing(draft, name, value):
                 draft.note("nothing", "generation_kwargs", f"{name} changes nothing here")
@@ -183,6 +184,8 @@ def _length(draft: Draft, batch: TrlBatch, step: StepShape, rows: int) -> int:
         draft.note("unsupported", "gradient_accumulation_steps", why)
     if step.iterations > 1:
         draft.put("run.passes_per_step", step.iterations, "num_iterations")
+    if draft.ask("shuffle_dataset") is False:
+        draft.put("data.shuffle", False, "shuffle_dataset")
     asked, epochs = draft.ask("max_steps"), draft.ask("num_train_epochs")
     if asked > 0:
         steps, names = step.count(asked), ("max_steps",)
@@ -266,8 +269,7 @@ def _save(draft: Draft, step: StepShape, steps: int, rows: int) -> None:
     else:
         draft.put("run.save_every_steps", every, name)
     if limit or every:
-        kept = limit or max(steps // (every or 1), 1)
-        draft.put("run.keep_checkpoints", kept, "save_total_limit")
+        draft.put("run.keep_checkpoints", limit or 0, "save_total_limit")
 
 
 def _evaluation(draft: Draft, step: StepShape, rows: int) -> None:

@@ -12,12 +12,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.trainer_pt_utils import get_parameter_names
 
 from oncurve.errors import ConfigError
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Reader, Room, fill, is_cut, whole
 from oncurve.policy.tensor_files import TensorFiles
+
+NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+"""Names of weights that transformers' Trainer leaves out of weight decay."""
 
 Scorers = Mapping[int, nn.Module]
 """The pass over a batch as a module, by the id of the model that it passes through."""
@@ -224,7 +228,13 @@ def _own_part(parameter: Tensor, tensors: TensorFiles, key: str) -> Tensor:
 class MuonWithAdamW:
     """Muon for the matrices of the layers and AdamW for all other weights, used like one of torch's optimizers."""
 
-    def __init__(self, matrices: list[nn.Parameter], others: list[nn.Parameter], settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        matrices: list[nn.Parameter],
+        others: list[nn.Parameter],
+        settings: OptimizerSettings,
+    ) -> None:
         """Muon's updates are scaled to be as large as AdamW's (arXiv:2502.16982), so that both take one rate."""
         muon = partial(
             torch.optim.Muon,
@@ -232,7 +242,7 @@ class MuonWithAdamW:
             weight_decay=settings.weight_decay,
             adjust_lr_fn="match_rms_adamw",
         )
-        parts = (muon(matrices) if matrices else None, make_adamw([others], settings) if others else None)
+        parts = (muon(matrices) if matrices else None, make_adamw(model, [others], settings) if others else None)
         self.parts: list[torch.optim.Optimizer] = [part for part in parts if part is not None]
 
     @property
@@ -264,24 +274,42 @@ def make_optimizer(
     Raises ConfigError where 8 bits are asked for and bitsandbytes is not installed.
     """
     if settings.type != "muon":
-        return make_adamw(trained, settings)
+        return make_adamw(model, trained, settings)
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     vocabulary = {id(weight) for end in ends if end is not None for weight in end.parameters()}
     kinds: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for weight in (weight for group in trained for weight in group):
         kinds[weight.ndim == 2 and id(weight) not in vocabulary].append(weight)
-    return MuonWithAdamW(kinds[True], kinds[False], settings)
+    return MuonWithAdamW(model, kinds[True], kinds[False], settings)
 
 
-def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+def decayed(
+    model: nn.Module, trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings
+) -> list[tuple[list[nn.Parameter], float]]:
+    """Groups of weights with the decay of each: none for biases and the weights of norms, as in transformers."""
+    if not settings.weight_decay:
+        return [(list(group), 0.0) for group in trained]
+    names = set(get_parameter_names(model, [nn.LayerNorm], NOT_DECAYED))
+    decays = {id(weight) for name, weight in model.named_parameters(remove_duplicate=False) if name in names}
+    kinds = [
+        ([weight for weight in group if (id(weight) in decays) is kind], settings.weight_decay if kind else 0.0)
+        for group in trained
+        for kind in (True, False)
+    ]
+    return [(group, decay) for group, decay in kinds if group]
+
+
+def make_adamw(
+    model: nn.Module, trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSettings
+) -> torch.optim.Optimizer:
     """AdamW over the trained weights, its moments in the weights' type or in 8 bits; groups are computed with apart.
 
     Raises ConfigError where 8 bits are asked for and bitsandbytes is not installed.
     """
-    groups = [{"params": list(group)} for group in trained]
+    groups = [{"params": group, "weight_decay": decay} for group, decay in decayed(model, trained, settings)]
     common = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     if settings.type != "adamw_8bit":
-        return torch.optim.AdamW(groups, **common, weight_decay=settings.weight_decay, fused=True)
+        return torch.optim.AdamW(groups, **common, fused=True)
     try:
         optimizer = importlib.import_module("bitsandbytes.optim").AdamW8bit
     except ImportError:
@@ -289,4 +317,4 @@ def make_adamw(trained: Sequence[Sequence[nn.Parameter]], settings: OptimizerSet
             "optimizer.type is adamw_8bit, which needs bitsandbytes, and it is not installed. "
             "Run `pip install bitsandbytes`, or set optimizer.type to adamw"
         ) from None
-    return optimizer(groups, **common, weight_decay=settings.weight_decay)
+    return optimizer(groups, **common)

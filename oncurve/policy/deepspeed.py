@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.errors import ConfigError
-from oncurve.policy.backend import Piece, Scorers, trained_parameters
+from oncurve.policy.backend import Piece, Scorers, decayed, trained_parameters
 from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import join_alone
 from oncurve.policy.sharding import Reader, Room, fill
@@ -90,7 +90,7 @@ class Zero:
     def _make_optimizer(self, trained: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
         """AdamW that stands still where the whole gradient is zero: momentum alone must not move the weights."""
         common = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
-        common |= {"weight_decay": settings.weight_decay}
+        groups = [{"params": group, "weight_decay": decay} for group, decay in decayed(self.model, [trained], settings)]
         kind: Any = torch.optim.AdamW
         if self.offloads:
             kind = self._library.ops.adam.DeepSpeedCPUAdam
@@ -105,7 +105,7 @@ class Zero:
         builder = importlib.import_module("deepspeed.ops.op_builder.builder")
         unbuildable = (builder.CUDAMismatchException, builder.MissingCUDAException)
         try:
-            return Gated(trained, **common)
+            return Gated(groups, **common)
         except (*unbuildable, RuntimeError, ImportError, OSError, subprocess.CalledProcessError) as error:
             said = " ".join(str(error).split())[:300]
             raise ConfigError(

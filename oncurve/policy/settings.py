@@ -16,8 +16,8 @@ class OptimizerSettings(Section):
     type: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """adamw_8bit keeps the moments in 8 bits, through bitsandbytes. muon: Muon for the matrices of the layers, AdamW
     for the rest; for training from random weights."""
-    learning_rate: PositiveFloat = 1e-6
-    """About how much an update moves each weight."""
+    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
+    """About how much an update moves each weight; 0 moves none."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
@@ -25,7 +25,7 @@ class OptimizerSettings(Section):
     epsilon: PositiveFloat = 1e-8
     """Added to the root of the mean square."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay, of all trained weights but biases and those of norms."""
     max_gradient_norm: Annotated[float, Field(ge=0)] = 1.0
     """Clip the gradient to this norm; 0 is off."""
     warmup_updates: NonNegative = 0

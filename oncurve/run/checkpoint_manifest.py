@@ -101,7 +101,10 @@ def _render(facts: Mapping[str, Any]) -> str:
 
 
 def publish(partial: Path, folder: Path) -> None:
-    """Give a finished folder its name; one of that name that was there is replaced as a whole."""
+    """Give a finished folder its name; one of that name that was there is replaced, but for files beside the run's."""
+    for name in BESIDE:
+        if (folder / name).is_file():
+            shutil.copy2(folder / name, partial / name)
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     if folder.exists():
         folder.rename(old)
@@ -183,7 +186,7 @@ def quarantine(root: Path, *, after: int) -> None:
 def prune(root: Path, *, keep: int, every: int = 0) -> None:
     """Delete all but the newest ``keep`` checkpoints, the best by held-out score, and those of every ``every`` steps.
 
-    With ``every`` 0 none is kept for its step.
+    With ``every`` 0 none is kept for its step; with ``keep`` 0 all are.
     """
     found = checkpoints_in(root)
     scores = {path: score for _, path in found if (score := score_of(path)) is not None}

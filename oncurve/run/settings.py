@@ -30,8 +30,8 @@ class RunSection(Section):
     """Name of that folder; None: from recipe and time."""
     save_every_steps: Harmless[NonNegative] = 10
     """Steps between checkpoints; 0 saves only the final model."""
-    keep_checkpoints: Harmless[PositiveInt] = 2
-    """Checkpoints to keep, besides the best and the final model."""
+    keep_checkpoints: Harmless[NonNegative] = 2
+    """Checkpoints to keep, besides the best and the final model; 0 keeps all."""
     keep_every_steps: Harmless[NonNegative] = 0
     """Also keep the checkpoint of every so many steps for good, to replay from; a multiple of save_every_steps. 0:
     none."""

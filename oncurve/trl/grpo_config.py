@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import sys
 from contextlib import AbstractContextManager
 from enum import Enum
 from functools import wraps
@@ -116,6 +117,8 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
     def _derive(self) -> None:
         """The size of a generation batch both ways, as TRL fills it in."""
         values, before = vars(self), {name: vars(self)[name] for name in SIZES}
+        if "unsloth" in sys.modules and not any(before.values()):
+            self._fill_as_unsloth()
         forward = values["per_device_train_batch_size"] * self.world_size
         if values["generation_batch_size"] is None:
             passes = values["steps_per_generation"] or values["gradient_accumulation_steps"]
@@ -123,6 +126,14 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
         elif values["steps_per_generation"] is None and forward:
             self.steps_per_generation = values["generation_batch_size"] // forward
         self.derived = {name: values[name] for name in SIZES if before[name] is None}  # type: ignore[misc]
+
+    def _fill_as_unsloth(self) -> None:
+        """One group for each device where the batch holds no whole number of groups, as Unsloth's configuration has."""
+        values = vars(self)
+        size, group = values["per_device_train_batch_size"], values["num_generations"]
+        if group and size * values["gradient_accumulation_steps"] * self.world_size % group:
+            sys.stdout.write(f"note: unsloth: per_device_train_batch_size is {group}, not {size}, as with Unsloth\n")
+            self.per_device_train_batch_size = group
 
     def options(self) -> dict[str, Any]:
         """Every option that differs from TRL's default, and names of earlier versions."""

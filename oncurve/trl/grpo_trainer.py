@@ -128,7 +128,13 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         self.state.logging_steps = self._window.every
 
     def _loaded(self, policy: TrainedPolicy) -> None:
+        """What comes before the first step, for which the optimizer is there."""
         self._callbacks.watch(policy)
+        self._callbacks.call("on_train_begin")
+        if self.args.eval_on_start:
+            self.evaluate()
+        self._callbacks.call("on_epoch_begin")
+        self._callbacks.call("on_step_begin")
 
     @property
     def reward_func_names(self) -> list[str]:
@@ -204,6 +210,16 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         return self._callbacks.handler.lr_scheduler
 
     @property
+    def is_deepspeed_enabled(self) -> bool:
+        """DeepSpeed holds the weights."""
+        return self.oncurve.config.policy.parallel == "deepspeed"
+
+    @property
+    def is_fsdp_enabled(self) -> bool:
+        """FSDP holds the weights."""
+        return self.oncurve.config.policy.parallel == "fsdp"
+
+    @property
     def is_in_train(self) -> bool:
         """Training is going on."""
         return self._is_training
@@ -252,9 +268,6 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         SETTINGS.has_trained = True
         steps = self._begin(resume_from_checkpoint)
         first = self.state.global_step
-        self._callbacks.call("on_train_begin")
-        if self.args.eval_on_start:
-            self.evaluate()
         seconds, losses, self._is_training = 0.0, [], True
         try:
             for step in self._watched(steps):
@@ -307,8 +320,6 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
     def _watched(self, steps: Iterator[Step]) -> Iterator[Step]:
         """Every step, with what callbacks, logs and evaluations make of it."""
         config, control = self.oncurve.config, self._callbacks
-        control.call("on_epoch_begin")
-        control.call("on_step_begin")
         control.updates = 0
         for step in steps:
             for _ in range(config.updates_per_step - control.updates):  # without a signal, so that they moved nothing
@@ -381,7 +392,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         function = make_reward_function(
             config.rewards, seed=config.run.seed, given={reward.name: reward for reward, _ in self.translation.rewards}
         )
-        metrics: dict[str, float] = {}
+        measured: dict[str, float] = {}
         self._mode = "eval"
         for prefix, rows in sets.items():
             started = time.perf_counter()
@@ -393,15 +404,17 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             batches = -(-len(rows) * count // (self.args.eval_batch_size * self.args.world_size))
             for _ in range(batches):
                 self._callbacks.call("on_prediction_step")
-            metrics |= {f"{prefix}_{name}": value for name, value in logs.items()}
-            spent = time.perf_counter() - started
-            metrics |= speeds(prefix, spent, samples=len(rows) * count, steps=batches)
-        metrics |= {f"eval_{name}": value for name, value in self._taken("eval").items()}
+            logs |= self._taken("eval")
+            metrics = {
+                f"{name}_{key}": value for name in dict.fromkeys(("eval", prefix)) for key, value in logs.items()
+            }
+            metrics |= speeds(prefix, time.perf_counter() - started, samples=len(rows) * count, steps=batches)
+            self.log(metrics)  # a row for each set, where TRL names all but loss and speed "eval_"
+            self._callbacks.call("on_evaluate", metrics=metrics)
+            measured |= metrics
         self._mode = "train"
         self._extra.clear()
-        self.log(metrics)
-        self._callbacks.call("on_evaluate", metrics=metrics)
-        return metrics
+        return measured
 
     def add_callback(self, callback: Any) -> None:
         """A TrainerCallback, or a class of it."""

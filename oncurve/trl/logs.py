@@ -31,8 +31,7 @@ SAME = {
 def step_logs(step: Step, names: Sequence[tuple[str, str]], loss_type: str) -> dict[str, Any]:
     """TRL's log of a step, and beside it our own metrics. ``names`` are those of rewards, there and here."""
     logs = {theirs: step.metrics[ours] for ours, theirs in SAME.items() if ours in step.metrics}
-    if "policy/clip_fraction" in step.metrics:
-        logs |= clip_logs(step.metrics["policy/clip_fraction"], loss_type)
+    logs |= clip_logs(step.metrics.get("policy/clip_fraction", 0.0), loss_type)
     return {**logs, **rollout_logs(step.groups, step.rewards, names), **step.metrics}
 
 

@@ -51,7 +51,7 @@ class NotHere(ConfigError, AttributeError):
 @cache
 def of_trl() -> frozenset[str]:
     """Every name that TRL's trainer has, but those that any object has."""
-    assigned = re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(TransformersTrainer.__init__))
+    assigned = re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(TransformersTrainer))
     return frozenset({*OF_TRL, *ATTRIBUTES, *dir(TransformersTrainer), *assigned} - set(dir(object)) - {"__init__"})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -27,9 +26,7 @@ def reward_name(function: Any) -> str:
         return str(vars(function.config).get("_name_or_path") or type(function).__name__).split("/")[-1]
     if isinstance(function, partial):
         return reward_name(function.func)
-    if inspect.isroutine(function):
-        return function.__name__
-    return str(vars(function).get("__name__") or type(function).__name__)
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def reward_of(

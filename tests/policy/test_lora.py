@@ -271,7 +271,7 @@ def test_switching_the_adapter_off_does_not_unfreeze_a_part_of_it(tiny_model: Ma
 def test_what_needs_bitsandbytes_says_so(checkpoints: dict[str, Path]) -> None:
     weight = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(ConfigError, match=r"optimizer\.type is adamw_8bit.*pip install bitsandbytes"):
-        make_adamw([[weight]], OptimizerSettings(type="adamw_8bit"))
+        make_adamw(torch.nn.Module(), [[weight]], OptimizerSettings(type="adamw_8bit"))
     with pytest.raises(ConfigError, match=r"policy\.quantization is nf4.*pip install bitsandbytes"):
         load_model(str(checkpoints["qwen2"]), quantization="nf4")
 

@@ -99,5 +99,5 @@ def test_steps_and_updates_keep_their_arithmetic() -> None:
     }  # fmt: skip
     values = convert(OptionOutcome("the script", "embedded", options), processes=2, rows=100).values
     assert (values["run.prompts_per_step"], values["run.completions_per_update"]) == (8, 16)
-    assert (values["run.steps"], values["run.save_every_steps"], values["run.keep_checkpoints"]) == (25, 12, 2)
+    assert (values["run.steps"], values["run.save_every_steps"], values["run.keep_checkpoints"]) == (25, 12, 0)
     assert values["optimizer.warmup_updates"] == 10

@@ -1,0 +1,107 @@
+"""What public scripts do that was once lost on the way: orders, names, checkpoints, batches, sets to evaluate on."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
+
+from oncurve.convert.options import OptionOutcome
+from oncurve.convert.trl import convert
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.backend import make_adamw
+from oncurve.policy.settings import OptimizerSettings
+from oncurve.trl import GRPOConfig, GRPOTrainer
+from oncurve.trl.rewards_of_scripts import reward_name
+
+Rows = list[dict[str, Any]]
+
+
+def options(tmp_path: Path, **more: Any) -> Any:
+    small = {"max_steps": 2, "per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 6}
+    return GRPOConfig(str(tmp_path / "out"), bf16=False, report_to="none", logging_steps=1, **{**small, **more})
+
+
+def lengths(completions: list[str], **_: Any) -> list[float]:
+    return [len(text) + place for place, text in enumerate(completions)]
+
+
+def test_rows_keep_their_order_where_a_script_does_not_shuffle(tmp_path: Path, rows: Rows) -> None:
+    seen: list[str] = []
+
+    def watching(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
+        seen.extend(dict.fromkeys(prompts))
+        return lengths(completions)
+
+    GRPOTrainer("embedded", watching, options(tmp_path, shuffle_dataset=False), rows).train()
+    first = seen.index(rows[0]["prompt"], 8)  # after the measurement before the run
+    assert seen[first : first + 4] == [row["prompt"] for row in rows[:4]]
+
+
+def test_a_learning_rate_of_zero_moves_nothing(tmp_path: Path, rows: Rows) -> None:
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    before = model.get_input_embeddings().weight.clone()
+    GRPOTrainer(model, lengths, options(tmp_path, learning_rate=0.0), rows).train()
+    assert (model.get_input_embeddings().weight == before).all()
+
+
+class Named:
+    __name__ = "named"
+
+    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+        return lengths(completions)
+
+
+def test_a_reward_has_the_name_that_its_class_gives_it() -> None:
+    assert [reward_name(one) for one in (Named(), partial(lengths, word="e"), lengths)] == [
+        "named",
+        "lengths",
+        "lengths",
+    ]
+
+
+def test_every_checkpoint_is_kept_without_a_limit_and_through_an_extension(tmp_path: Path, rows: Rows) -> None:
+    class Places(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            self.asked = more["optimizer"].param_groups[0]["lr"], more["lr_scheduler"].get_last_lr()
+
+    listens = Places()
+    GRPOTrainer("embedded", lengths, options(tmp_path, save_steps=2, max_steps=3), rows, callbacks=[listens]).train()
+    assert listens.asked, "optimizer and schedule are there when training begins"
+    GRPOTrainer("embedded", lengths, options(tmp_path, save_steps=2, max_steps=5), rows).train(True)
+    found = sorted((tmp_path / "out").glob("checkpoint-*"))
+    assert [path.name for path in found] == ["checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-5"]
+    assert all((path / "trainer_state.json").is_file() for path in found)
+
+
+def test_each_set_of_an_evaluation_has_a_row_as_in_trl(tmp_path: Path, rows: Rows) -> None:
+    class Listens(TrainerCallback):
+        heard: ClassVar[list[set[str]]] = []
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+            self.heard.append({key for key in metrics if key.endswith("_runtime")})
+
+    sets = {"a": rows[:1], "b": rows[1:3]}
+    trainer = GRPOTrainer("embedded", lengths, options(tmp_path), rows, eval_dataset=sets, callbacks=[Listens()])
+    found = trainer.evaluate()
+    assert Listens.heard == [{"eval_a_runtime"}, {"eval_b_runtime"}]
+    assert [row["eval_reward"] for row in trainer.state.log_history] == [found["eval_a_reward"], found["eval_b_reward"]]
+
+
+def test_sampling_as_unsloth_writes_it_is_taken() -> None:
+    asked = OptionOutcome("the script", "embedded", {"generation_kwargs": {"top_k": -1, "min_p": 0.1}}, num_rewards=1)
+    values = convert(asked, rows=64).values
+    assert (values["rollouts.top_k"], values["rollouts.min_p"]) == (0, 0.1)
+
+
+def test_weights_decay_that_decay_in_transformers() -> None:
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    trained = [list(model.parameters())]
+    optimizer = make_adamw(model, trained, OptimizerSettings(weight_decay=0.1))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    decays = {names[id(one)] for group in optimizer.param_groups if group["weight_decay"] for one in group["params"]}
+    assert decays == set(Trainer.get_decay_parameter_names(None, model)) & set(names.values())  # type: ignore[arg-type]
+    assert 0 < len(decays) < len(names)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
