@@ -140,7 +140,7 @@ def chat_texts(
     return write_chats(conversations, tokenizer, nothing, template_arguments(chat), opens_answer=opens_answer)[0]
 
 
-def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Message]) -> int:
+def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Mapping[str, Any]]) -> int:
     """The token with which the chat template ends a turn behind some messages; the end token where it writes none."""
     said = [*(dict(message) for message in before), {"role": "assistant", "content": "oncurve-said-this"}]
     [text] = chat_texts([said], tokenizer, chat, opens_answer=False)

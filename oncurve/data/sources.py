@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from glob import escape
 from importlib import import_module
+from inspect import isclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,7 +108,7 @@ def read_generated(
         made = attempt(lambda: list(make(split, count, seed=seed)))
         if isinstance(made, Failure):
             raise DataError(f"data.function: {function} failed: {made.detail}")
-        found = [asdict(one) if is_dataclass(one) else one for one in made]
+        found: list[Any] = [asdict(one) if is_dataclass(one) and not isclass(one) else one for one in made]
         if wrong := [one for one in found if not isinstance(one, Mapping)]:
             raise DataError(f"data.function: {function} gave {wrong[0]!r:.80}, which is no row. Give dictionaries")
         return [(f"row {number} of {function}", dict(one)) for number, one in enumerate(found, 1)]

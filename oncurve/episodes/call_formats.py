@@ -199,8 +199,9 @@ def _python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     if len(text) > _LONGEST_PYTHON:
         raise ValueError("too long")
     parsed: Any = ast.parse(text, mode="eval").body
-    calls = parsed.elts if isinstance(parsed, (ast.List, ast.Tuple)) else [parsed]
-    if any(not isinstance(call, ast.Call) or call.args for call in calls):
+    listed = parsed.elts if isinstance(parsed, (ast.List, ast.Tuple)) else [parsed]
+    calls = [call for call in listed if isinstance(call, ast.Call) and not call.args]
+    if len(calls) < len(listed):
         raise ValueError("not a list of calls with named arguments")
     return [
         (ast.unparse(call.func), {str(one.arg): _python_value(one.value) for one in call.keywords}) for call in calls

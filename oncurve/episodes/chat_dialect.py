@@ -238,7 +238,7 @@ class ChatDialect:
 
         Raises ConfigError where there is none.
         """
-        known = str(self.tokenizer.chat_template) + " ".join(self.tokenizer.get_added_vocab())
+        known = str(self.tokenizer.chat_template) + " ".join(self.tokenizer.get_added_vocab())  # pyright: ignore[reportCallIssue, reportOptionalCall]
         form = next((form for form, mark in MARKS.items() if mark in known), None)
         if form is None or not is_told:
             untold = "" if is_told else ", and does not tell the model what it may call"

@@ -61,7 +61,7 @@ def unreached(model: PreTrainedModel) -> set[str]:
     finally:
         for hook in hooks:
             hook.remove()
-    parts = dict(seen.named_modules())
+    parts: dict[str, nn.Module] = dict(seen.named_modules())
     found = {_kind(name) for name in linear_names(seen) if _is_apart(name, parts, calls)}
     return {name for name in linear_names(model) if _kind(name) in found}
 

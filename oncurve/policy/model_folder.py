@@ -260,7 +260,9 @@ def merge_adapter(adapter: Path, output: Path) -> Path:
     model, _ = load_model(base, revision=revision)
     kind = stored_type(base, revision)
     merged = open_adapter(model, adapter).merge()
-    return save_model(merged if kind is None else merged.to(kind), load_tokenizer(str(adapter))[1], output)
+    if kind is not None:
+        torch.nn.Module.to(merged, kind)
+    return save_model(merged, load_tokenizer(str(adapter))[1], output)
 
 
 def stored_type(name: str, revision: str | None = None) -> torch.dtype | None:

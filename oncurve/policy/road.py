@@ -143,7 +143,8 @@ class _Subject:
 
     def __init__(self, model: PreTrainedModel, *, has_gradient: bool) -> None:
         self.model, self.batch, self.has_gradient = model, example_batch(model), has_gradient
-        self.was_training, self.attention = model.training, model.config.get_text_config()._attn_implementation
+        self.was_training = model.training
+        self.attention = str(model.config.get_text_config()._attn_implementation)
         try:
             self.exact, self.gradient = self._outcome(lambda: own_logprobs(model, self.batch))
             nudge, near = self._outcome(lambda: own_logprobs(model, self.batch, is_nudged=True))

@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 import sys
-from contextlib import AbstractContextManager
 from enum import Enum
 from functools import wraps
 from typing import Any, ClassVar
@@ -200,7 +199,10 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
         """This process speaks."""
         return self.process_index == 0
 
-    should_save = should_log
+    @property
+    def should_save(self) -> bool:
+        """This process writes."""
+        return self.process_index == 0
 
     @property
     def train_batch_size(self) -> int:
@@ -217,7 +219,7 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
         levels = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
         return levels.get(str(vars(self)["log_level"]), logging.WARNING)
 
-    def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager[None]:
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Any:
         """The first process does it before the others do."""
         return self.distributed_state.main_process_first()
 

@@ -145,7 +145,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
 
     def _reward_names(self) -> list[tuple[str, str]]:
         """The same, and the name of each in a completion's reward: two of one name are told apart there."""
-        return list(zip(self.reward_func_names, [one.name for one in self.oncurve.config.rewards], strict=True))
+        return list(zip(self.reward_func_names, [str(one.name) for one in self.oncurve.config.rewards], strict=True))
 
     def _ask_again(self, **changed: Any) -> None:
         """Take what a script set when the trainer was made. Raises ConfigError while it trains."""

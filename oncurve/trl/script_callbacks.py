@@ -57,7 +57,8 @@ class Callbacks:
     def watch(self, policy: TrainedPolicy) -> None:
         """Call what comes around every update of the weights: gradients are there before it, and none after."""
         optimizer = policy.backend.optimizer  # type: ignore[attr-defined]
-        self.handler.optimizer, self.handler.lr_scheduler, self.policy = optimizer, Schedule(policy), policy
+        self.handler.optimizer, self.policy = optimizer, policy
+        self.handler.lr_scheduler = Schedule(policy)  # type: ignore[assignment]
         if isinstance(optimizer, Optimizer):
             optimizer.register_step_pre_hook(lambda *_: self.before_update())
             optimizer.register_step_post_hook(lambda *_: self.after_update())
